@@ -1,0 +1,152 @@
+"""What an attack is: a declared need for knowledge, and a way from uploads to reconstructions.
+
+Attack code receives an `Observation` and nothing else; it never sees data, protocols or truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, final
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.types import (
+    Artifact,
+    Knowledge,
+    Observation,
+    Reconstruction,
+    ThreatModel,
+)
+
+attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
+
+
+class Shelf(Protocol):
+    """Where finished pieces of an attack are kept, so that a killed one can go on."""
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        """Return a piece saved before under the same settings, or None."""
+        ...
+
+    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Keep a finished piece."""
+        ...
+
+
+class EmptyShelf:
+    """Keeps nothing."""
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        return None
+
+    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Context:
+    """How to run: seed, device, who listens, where finished pieces are kept."""
+
+    seed: int = 0
+    device: torch.device = torch.device("cpu")
+    report: Report = silent
+    shelf: Shelf = EmptyShelf()  # noqa: RUF009
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """Base of all attacks. Authors write `run`; calling an attack adds the checks."""
+
+    name: ClassVar[str] = ""
+    consumes: ClassVar[tuple[type[Artifact], ...]] = ()
+    """Kinds of artifacts it reads."""
+    needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.UPLOADS})
+    """Knowledge that it cannot do without."""
+    recovers: ClassVar[str] = ""
+    """What it returns, in words."""
+
+    @classmethod
+    def defaults_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
+        """Settings whose measured best value depends on the image size (C, H, W)."""
+        return {}
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        """Attack all targets of an observation at once."""
+        raise TypeError(f"{type(self).__name__} does not define run")
+
+    @final
+    def __call__(self, observation: Observation, context: Context | None = None) -> Reconstruction:
+        """Check the observation, run, and check what came back.
+
+        Raises:
+            IncompatibleError: missing knowledge, an upload it cannot read, or a result whose
+                shape or range is not as promised.
+            DivergedError: no target came to a finite result.
+        """
+        kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
+        problems = mismatch(type(self), observation.threat, kinds)
+        if problems:
+            raise IncompatibleError(*problems)
+        result = self.run(observation, context or Context())
+        _check_result(self.name, observation, result)
+        return result
+
+
+def mismatch(
+    attack: type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
+) -> list[str]:
+    """Every reason why an attack cannot read these kinds of uploads under a threat model."""
+    problems = []
+    unread = [kind for kind in kinds if not issubclass(kind, attack.consumes)]
+    if unread or not kinds:
+        reads = ", ".join(kind.__name__ for kind in attack.consumes)
+        given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
+        fitting = ", ".join(readers(kinds)) or "none"
+        problems.append(
+            f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
+            f"Attacks for them: {fitting}."
+        )
+    for missing in sorted(attack.needs - threat.grants):
+        problems.append(
+            f"Attack '{attack.name}' needs {missing.upper()}; threat model '{threat.name}' grants "
+            f"{', '.join(sorted(k.upper() for k in threat.grants))}."
+        )
+    return problems
+
+
+def readers(kinds: Collection[type[Artifact]]) -> list[str]:
+    """Names of the attacks that read all of these kinds."""
+    found = []
+    for name in attacks.names():
+        consumes = attacks.get(name).consumes
+        if kinds and all(issubclass(kind, consumes) for kind in kinds):
+            found.append(name)
+    return found
+
+
+def _check_result(name: str, observation: Observation, result: Reconstruction) -> None:
+    count = len(observation.target_rows()[1])
+    wanted = (count, *observation.image_shape)
+    if tuple(result.images.shape) != wanted:
+        raise IncompatibleError(
+            f"Attack '{name}' returned images of shape {tuple(result.images.shape)}; "
+            f"{count} targets need {wanted}."
+        )
+    finite = result.images.isfinite().flatten(1).all(1)
+    if not bool((finite | result.diverged).all()):
+        raise IncompatibleError(f"Attack '{name}' returned NaN without marking it as diverged.")
+    if not bool(finite.any()):
+        raise DivergedError(
+            f"Attack '{name}' diverged on all {count} targets.",
+            next_step="Lower its step size, for example --set attack.lr=0.005.",
+        )
+    low, high = float(result.images[finite].min()), float(result.images[finite].max())
+    if low < 0 or high > 1:
+        raise IncompatibleError(
+            f"Attack '{name}' returned values in [{low:.3g}, {high:.3g}]; images are in [0, 1]."
+        )

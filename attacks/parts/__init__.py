@@ -1,0 +1,1 @@
+"""Parts that attacks are composed of."""

@@ -1,0 +1,123 @@
+"""Many small hour-glass networks run as one: every target has weights of its own.
+
+Weights are stacked on a leading dimension and applied by grouped convolution, one group per
+target, so N networks cost one kernel launch each layer. Instance normalisation over one image is
+what batch normalisation at batch size one computes in the original Deep Image Prior; convolutions
+in front of it have no bias, whose true gradient would be zero.
+
+Reference: Ulyanov, Vedaldi, Lempitsky, Deep Image Prior, CVPR 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SLOPE = 0.2
+
+
+@dataclass(frozen=True)
+class HourGlass:
+    """The shape of one network; it holds no weights.
+
+    Args:
+        channels: width of each scale, coarsest last; the same down and up.
+        skip: channels carried across at each scale.
+        depth: channels of the fixed random input.
+        image_shape: (C, H, W) of the output.
+    """
+
+    channels: tuple[int, ...]
+    skip: int
+    depth: int
+    image_shape: tuple[int, int, int]
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of one network's parameters, in the order `forward` takes them."""
+        out: list[tuple[int, ...]] = []
+
+        def conv(into: int, out_of: int, kernel: int) -> None:
+            out.extend([(into, out_of, kernel, kernel), (into,), (into,)])
+
+        below = self.depth
+        for width in self.channels:
+            conv(self.skip, below, 1)
+            conv(width, below, 3)
+            conv(width, width, 3)
+            below = width
+        for i, width in reversed(list(enumerate(self.channels))):
+            deeper = self.channels[min(i + 1, len(self.channels) - 1)]
+            conv(width, deeper + self.skip, 3)
+            conv(width, width, 1)
+        out.extend([(self.image_shape[0], self.channels[0], 1, 1), (self.image_shape[0],)])
+        return out
+
+    def start(self, generators: Sequence[torch.Generator]) -> tuple[list[Tensor], Tensor]:
+        """Draw weights and the fixed input of each network from its own stream (CPU).
+
+        Returns:
+            Parameters, each (N, ...), and inputs (N, depth, H, W) in U(0, 0.1).
+        """
+        nets = []
+        inputs = []
+        for generator in generators:
+            one = []
+            shapes = self.shapes()
+            for i, shape in enumerate(shapes):
+                if len(shape) == 4:
+                    bound = (shape[1] * shape[2] * shape[3]) ** -0.5
+                    one.append((torch.rand(shape, generator=generator) * 2 - 1) * bound)
+                else:
+                    is_scale = len(shapes[i - 1]) == 4 and i != len(shapes) - 1
+                    one.append(torch.ones(shape) if is_scale else torch.zeros(shape))
+            nets.append(one)
+            inputs.append(torch.rand((self.depth, *self.image_shape[1:]), generator=generator) / 10)
+        return [torch.stack(parts) for parts in zip(*nets, strict=True)], torch.stack(inputs)
+
+    def forward(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """Images in (0, 1), (N, C, H, W), from stacked parameters and inputs."""
+        count = len(inputs)
+        left = iter(parameters)
+
+        def layer(x: Tensor, *, stride: int = 1) -> Tensor:
+            weight, scale, shift = next(left), next(left), next(left)
+            x = _conv(x, weight, stride=stride)
+            x = F.instance_norm(x, weight=scale.reshape(-1), bias=shift.reshape(-1))
+            return F.leaky_relu(x, SLOPE)
+
+        x = inputs.reshape(1, -1, *inputs.shape[2:])
+        carried: list[Tensor] = []
+        for _ in self.channels:
+            carried.append(layer(x))
+            x = layer(layer(x, stride=2))
+        for across in reversed(carried):
+            x = F.interpolate(x, size=across.shape[2:], mode="bilinear", align_corners=False)
+            size = x.shape[2:]
+            x = torch.cat([x.reshape(count, -1, *size), across.reshape(count, -1, *size)], 1)
+            x = layer(layer(x.reshape(1, -1, *size)))
+        weight, bias = next(left), next(left)
+        x = _conv(x, weight) + bias.reshape(1, -1, 1, 1)
+        return torch.sigmoid(x).reshape(count, *self.image_shape)
+
+
+def _conv(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
+    """Convolve N groups of channels (1, N * C_in, H, W) with weights (N, C_out, C_in, k, k)."""
+    pad = weight.shape[-1] // 2
+    if pad:
+        mode = "reflect" if min(x.shape[2:]) > 2 * pad else "constant"
+        x = F.pad(x, (pad, pad, pad, pad), mode=mode)
+    return F.conv2d(x, weight.flatten(0, 1), stride=stride, groups=len(weight))
+
+
+def scales_that_fit(image_shape: tuple[int, int, int], wanted: int) -> int:
+    """Number of halvings after which a map is still at least 2 pixels wide, at most `wanted`."""
+    side = min(image_shape[1:])
+    scales = 0
+    while scales < wanted and (side + 1) // 2 >= 2:
+        side = (side + 1) // 2
+        scales += 1
+    return scales

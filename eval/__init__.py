@@ -1,0 +1,34 @@
+"""Evaluation: metrics, matching, floors and figures. It never sees attacks or protocols.
+
+The registry of metrics is `fedre_privacy.eval.metrics.metrics`; figures are in `.report`.
+"""
+
+if __name__ != "fedre_privacy.eval":
+    raise ImportError("import fedre_privacy.eval, not the top-level directory")
+
+from .floors import FLOORS, floor_answers
+from .identification import Identification, draw_galleries, identify
+from .matching import RULES, Match, matcher, mean_images, support_sizes
+from .metrics.base import DEFAULT_METRICS, Metric
+from .public import PublicImages
+from .score import Scores, evaluate, leakage, leakage_over
+
+__all__ = [
+    "DEFAULT_METRICS",
+    "FLOORS",
+    "RULES",
+    "Identification",
+    "Match",
+    "Metric",
+    "PublicImages",
+    "Scores",
+    "draw_galleries",
+    "evaluate",
+    "floor_answers",
+    "identify",
+    "leakage",
+    "leakage_over",
+    "matcher",
+    "mean_images",
+    "support_sizes",
+]

@@ -1,0 +1,164 @@
+"""Answers that need no upload: what an attack must beat before it counts as leakage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from torch import Tensor
+
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Reconstruction, Truth
+
+from .matching import support_pairs
+from .public import PublicImages
+
+FLOORS = {
+    "grey": "every pixel 0.5",
+    "mean-colour": "the mean colour of the public images",
+    "mean-image": "the pixel mean of the public images",
+    "class-mean-image": "the pixel mean of the public images of the target's class "
+    "(of all of them where the target mixes classes)",
+    "random-image": "a random public image",
+    "random-same-class": "a random public image of the target's class "
+    "(of any where the target mixes classes)",
+    "prior-only": "the attack's output before it saw the target",
+    "mismatched": "the attack's answer to somebody else's upload",
+}
+"""Floors by name, each in words."""
+
+DRAWS = 3
+"""Random floors are drawn this often and their scores averaged."""
+
+_GROUP = 1000
+"""Derangements are made within random groups of at most so many targets."""
+
+
+def floor_answers(
+    rec: Reconstruction, truth: Truth, public: PublicImages, *, seed: int = 0, draws: int = DRAWS
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every floor's answers to the N targets, a random floor once per draw.
+
+    Args:
+        rec: the attack's result; only ``prior-only`` and ``mismatched`` read it.
+        truth: the N targets; only their number, owners, classes and supports are read.
+        public: held-out images.
+        seed: of the random floors.
+        draws: number of draws of each random floor.
+
+    Yields:
+        (name, answers (N, C, H, W) in [0, 1]), in the order of `FLOORS`. Rows without an answer
+        (a prior that is not finite, no other target to borrow from) are NaN; a floor without any
+        answer is left out.
+    """
+    count, images = truth.mixture.num_rows, public.images
+    shape = (count, *images.shape[1:])
+    mean = images.mean(dim=0)
+    yield "grey", images.new_full((1, 1, 1, 1), 0.5).expand(shape)
+    yield "mean-colour", mean.mean(dim=(1, 2), keepdim=True).expand(shape)
+    yield "mean-image", mean.expand(shape)
+    yield "class-mean-image", _class_means(truth, public, mean)
+    for draw in range(draws):
+        rng = stream(seed, "floor-random", index=draw)
+        yield "random-image", images[torch.randint(len(images), (count,), generator=rng)]
+    for draw in range(draws):
+        rng = stream(seed, "floor-same-class", index=draw)
+        yield "random-same-class", images[_same_class(truth, public, rng)]
+    if rec.prior.isfinite().any():
+        yield "prior-only", rec.prior
+    for donors in mismatches(truth, diverged(rec), draws=draws, seed=seed):
+        if (donors >= 0).any():
+            answers = rec.images[donors.clamp_min(0)].clone()
+            answers[donors < 0] = float("nan")
+            yield "mismatched", answers
+
+
+def diverged(rec: Reconstruction) -> Tensor:
+    """Targets that the attack reported as diverged or answered with non-finite values, (N,)."""
+    return rec.diverged.bool().cpu() | ~rec.images.isfinite().flatten(1).all(dim=1).cpu()
+
+
+def _class_means(truth: Truth, public: PublicImages, mean: Tensor) -> Tensor:
+    classes, which = torch.unique(public.labels.long(), return_inverse=True)
+    sums = mean.new_zeros((len(classes), *mean.shape)).index_add_(0, which, public.images)
+    counts = torch.bincount(which, minlength=len(classes))
+    table = torch.cat([sums / counts.reshape(-1, 1, 1, 1), mean.unsqueeze(0)])
+    return table[_class_positions(truth, classes)]
+
+
+def _class_positions(truth: Truth, classes: Tensor) -> Tensor:
+    """Position of each target's class in `classes`; len(classes) where it has none of them."""
+    hits = truth.target_labels.long().cpu().unsqueeze(1) == classes
+    return torch.where(hits.any(dim=1), hits.long().argmax(dim=1), len(classes))
+
+
+def _same_class(truth: Truth, public: PublicImages, rng: torch.Generator) -> Tensor:
+    """A random public image for each target, of its class where there is one: (N,) indices."""
+    labels = public.labels.long().cpu()
+    order = labels.argsort(stable=True)
+    classes, counts = torch.unique(labels, return_counts=True)
+    starts = torch.cat([counts.cumsum(0) - counts, torch.zeros(1, dtype=torch.int64)])
+    counts = torch.cat([counts, torch.tensor([len(labels)])])
+    position = _class_positions(truth, classes)
+    share = torch.rand(len(position), generator=rng, dtype=torch.float64)
+    return order[starts[position] + (share * counts[position]).long()]
+
+
+def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Tensor:
+    """Choose, for each target, other targets whose answers it borrows.
+
+    A draw is a random derangement: no target keeps its own answer and every usable answer goes to
+    one target. Pairs from different clients are preferred. Pairs whose supports share an image
+    are never used, because the other's answer may rightly show it: a target that the derangement
+    leaves with such a pair borrows from any target without overlap instead, and from nobody
+    (-1) if there is none.
+
+    Args:
+        truth: the N targets.
+        unusable: (N,) bool; these neither lend nor borrow.
+        draws: number of derangements.
+        seed: of the draws.
+
+    Returns:
+        (draws, N) int64: the target borrowed from, or -1.
+    """
+    out = torch.full((draws, len(unusable)), -1, dtype=torch.int64)
+    kept = (~unusable).nonzero().squeeze(1).numpy()
+    if len(kept) < 2:
+        return out
+    rows, samples = (part.numpy() for part in support_pairs(truth))
+    entered = csr_matrix(
+        (np.ones(len(rows), dtype=np.int32), (rows, samples)),
+        shape=(len(unusable), len(truth.images)),
+    )
+    clients = truth.target_clients.numpy()
+    for draw in range(draws):
+        rng = stream(seed, "mismatched", index=draw)
+        shuffled = kept[torch.randperm(len(kept), generator=rng).numpy()]
+        for group in np.array_split(shuffled, -(-len(kept) // _GROUP)):
+            donors = _derange(entered[group], clients[group], rng)
+            borrowed = np.where(donors < 0, -1, group[donors])
+            out[draw, torch.from_numpy(group)] = torch.from_numpy(borrowed)
+    return out
+
+
+def _derange(
+    entered: csr_matrix, clients: NDArray[np.int64], rng: torch.Generator
+) -> NDArray[np.int64]:
+    """One derangement of n targets, as positions; -1 where no donor without overlap exists."""
+    count = len(clients)
+    overlap = (entered @ entered.T).toarray() > 0
+    np.fill_diagonal(overlap, True)
+    # Tiers far apart: a forbidden pair costs more than any number of mere same-client pairs.
+    cost = torch.rand(overlap.shape, generator=rng, dtype=torch.float64).numpy()
+    cost += (clients[:, None] == clients[None, :]) * 10.0 * count
+    cost += overlap * 100.0 * count**2
+    np.fill_diagonal(cost, 1000.0 * count**3)
+    donors = np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
+    cost[overlap] = np.inf
+    donors = np.where(overlap[np.arange(count), donors], cost.argmin(axis=1), donors)
+    return np.where(np.isinf(cost).all(axis=1), -1, donors)

@@ -1,0 +1,188 @@
+"""Which original an answer is compared with, when a target may have many.
+
+A target mixes one image or thousands (`Mixture`); the images with positive weight are its
+support. Rules differ in what they reward, so every score names its rule and every floor goes
+through the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown
+from fedre_privacy.core.types import Mixture, Truth
+
+RULES = {
+    "best": "the nearest by MSE of the images that entered the target (the only one if one did)",
+    "mean-image": "the pixel mean of the images that entered the target, weighted as they did",
+    "nearest-rep": "the image whose representation is nearest to the target",
+}
+"""Matching rules by name, each in words."""
+
+_BLOCK = 1 << 23
+"""Numbers held at once by the pieces below."""
+_ROWS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What answers are scored against.
+
+    Shape:
+        originals (N, C, H, W) in [0, 1]; index (N,) into the truth's images, -1 for a mean.
+    """
+
+    originals: Tensor
+    index: Tensor
+
+
+def support_pairs(truth: Truth) -> tuple[Tensor, Tensor]:
+    """Return (target, image) of every image in a target's support, once each, by target.
+
+    Shape:
+        two tensors (p,) int64, ascending by target, then by image.
+    """
+    mixture, count = truth.mixture, max(len(truth.images), 1)
+    positive = mixture.weight > 0
+    keys = torch.unique(mixture.row[positive] * count + mixture.sample[positive])
+    return keys // count, keys % count
+
+
+def support_sizes(truth: Truth) -> Tensor:
+    """Number of distinct images in each target's support, (N,) int64."""
+    return torch.bincount(support_pairs(truth)[0], minlength=truth.mixture.num_rows)
+
+
+def best(answers: Tensor, truth: Truth) -> Tensor:
+    """Find, for each answer, the image of its target's support with the lowest MSE.
+
+    Biased upwards with the size of the support, so a floor must use the same rule on the same
+    supports. Targets of one client are compared as one matrix, in blocks.
+
+    Args:
+        answers: (N, C, H, W); rows with non-finite values get some image of their support.
+        truth: the N targets.
+
+    Returns:
+        (N,) int64 into the truth's images.
+
+    Raises:
+        IncompatibleError: a target has no image in its support.
+    """
+    rows, samples = support_pairs(truth)
+    count = truth.mixture.num_rows
+    sizes = torch.bincount(rows, minlength=count)
+    _require_support(sizes)
+    starts = sizes.cumsum(0) - sizes
+    found = samples[starts]
+    for client in torch.unique(truth.target_clients):
+        several = (truth.target_clients == client) & (sizes > 1)
+        for targets in torch.split(several.nonzero().squeeze(1), _ROWS):
+            local = torch.full((count,), -1, dtype=torch.int64)
+            local[targets] = torch.arange(len(targets))
+            mine = local[rows] >= 0
+            found[targets] = _nearest(
+                answers[targets], truth.images, local[rows[mine]], samples[mine]
+            )
+    return found
+
+
+def _nearest(answers: Tensor, images: Tensor, rows: Tensor, samples: Tensor) -> Tensor:
+    """Nearest allowed image of each answer; (rows, samples) lists the allowed pairs."""
+    flat = _centred(answers).nan_to_num(0.0, 0.0, 0.0)
+    pool, columns = torch.unique(samples, return_inverse=True)
+    lowest = torch.full((len(flat),), float("inf"), dtype=flat.dtype)
+    winner: Tensor = pool.new_zeros(len(flat))
+    step = max(1, _BLOCK // max(flat.shape[1], len(flat)))
+    for start in range(0, len(pool), step):
+        block = _centred(images[pool[start : start + step]])
+        # |b|^2 - 2ab orders images as |a - b|^2 does: |a|^2 is the same along a row.
+        gap = block.square().sum(dim=1) - 2 * flat @ block.T
+        inside = (columns >= start) & (columns < start + step)
+        allowed = torch.zeros(gap.shape, dtype=torch.bool)
+        allowed[rows[inside], columns[inside] - start] = True
+        value, position = gap.masked_fill(~allowed, float("inf")).min(dim=1)
+        better = value < lowest
+        lowest = torch.where(better, value, lowest)
+        winner = torch.where(better, pool[start + position], winner)
+    return winner
+
+
+def _centred(images: Tensor) -> Tensor:
+    return images.flatten(1).double() - 0.5
+
+
+def mean_images(truth: Truth) -> Tensor:
+    """Return the weighted mean image of each target, (N, C, H, W) in [0, 1]."""
+    mixture = truth.mixture
+    step = max(1, _BLOCK // max(truth.images[0].numel(), 1))
+    total = truth.images.new_zeros((mixture.num_rows, *truth.images.shape[1:]))
+    for start in range(0, len(mixture.row), step):
+        part = slice(start, start + step)
+        total += Mixture(
+            mixture.row[part], mixture.sample[part], mixture.weight[part], mixture.num_rows
+        ).mean(truth.images)
+    return total.clamp(0, 1)
+
+
+def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callable[[Tensor], Match]:
+    """Return the function from answers (N, C, H, W) to what they are scored against.
+
+    Args:
+        rule: a name of `RULES`.
+        truth: the N targets.
+        nearest: (N,) int64 into the truth's images, found elsewhere; for ``nearest-rep`` only.
+
+    Raises:
+        ConfigError: unknown rule.
+        IncompatibleError: `nearest` absent or not fitting, or a target without support.
+    """
+    if rule not in RULES:
+        raise ConfigError(unknown("matching rule", rule, list(RULES)))
+    _require_support(support_sizes(truth))
+    if rule == "best":
+
+        def by_best(answers: Tensor) -> Match:
+            index = best(answers, truth)
+            return Match(truth.images[index], index)
+
+        return by_best
+    if rule == "mean-image":
+        fixed = Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
+    else:
+        index = _checked_nearest(nearest, truth)
+        fixed = Match(truth.images[index], index)
+    return lambda answers: fixed
+
+
+def _checked_nearest(nearest: Tensor | None, truth: Truth) -> Tensor:
+    targets, images = truth.mixture.num_rows, len(truth.images)
+    if nearest is None:
+        raise IncompatibleError(
+            "Matching rule 'nearest-rep' needs the index of the image with the nearest "
+            "representation for each target; none was given.",
+            next_step="Pass nearest=..., or use the rule 'best'.",
+        )
+    index = nearest.long().cpu()
+    if index.shape != (targets,) or not ((index >= 0) & (index < images)).all():
+        raise IncompatibleError(
+            f"'nearest' has shape {tuple(index.shape)} and values from "
+            f"{index.min().item() if len(index) else '-'} to "
+            f"{index.max().item() if len(index) else '-'}; needed are {targets} indices "
+            f"from 0 to {images - 1}."
+        )
+    return index
+
+
+def _require_support(sizes: Tensor) -> None:
+    empty = (sizes == 0).nonzero().squeeze(1).tolist()
+    if empty:
+        raise IncompatibleError(
+            f"{len(empty)} of {len(sizes)} targets have no original (targets "
+            f"{', '.join(map(str, empty[:10]))}{', ...' if len(empty) > 10 else ''}); "
+            "each needs at least one image with positive weight."
+        )

@@ -1,0 +1,23 @@
+"""Figures: each function returns a matplotlib Figure, `save_figure` writes it as PNG and PDF."""
+
+from .figures import (
+    Pick,
+    attack_trace,
+    image_sheet,
+    partition_picture,
+    pick_rows,
+    reconstruction_sheet,
+    training_curves,
+)
+from .style import save_figure
+
+__all__ = [
+    "Pick",
+    "attack_trace",
+    "image_sheet",
+    "partition_picture",
+    "pick_rows",
+    "reconstruction_sheet",
+    "save_figure",
+    "training_curves",
+]

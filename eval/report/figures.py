@@ -1,0 +1,428 @@
+"""Figures drawn from scores, traces and training records; each returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.units import plural
+
+from ..score import Scores
+from .style import (
+    BLUE,
+    CYCLE,
+    ORANGE,
+    SMALL,
+    TEXT,
+    VERMILLION,
+    blank,
+    caption_height,
+    panels,
+    tidy,
+    wrap,
+    write_caption,
+    write_title,
+)
+
+_MATCHED = {
+    "best": "truth\n(best match)",
+    "mean-image": "truth\n(mean image)",
+    "nearest-rep": "truth (nearest\nrepresentation)",
+}
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One target to show, and why: ``"best"``, ``"median"``, ``"worst"`` or its rank."""
+
+    target: int
+    label: str
+
+
+def pick_rows(scores: Tensor, count: int = 7, *, higher_is_better: bool = True) -> list[Pick]:
+    """Choose targets at evenly spaced ranks, the best, median and worst among them.
+
+    The choice depends on the scores and the number alone, so nobody picks by eye.
+
+    Args:
+        scores: (N,); NaN rows (diverged) are not shown.
+        count: targets to show, at least 3; fewer if there are fewer.
+        higher_is_better: whether the best has the highest score.
+
+    Raises:
+        ConfigError: `count` is below 3.
+    """
+    if count < 3:
+        raise ConfigError(
+            f"{count} rows cannot show best, median and worst; at least 3 are needed."
+        )
+    values = torch.as_tensor(scores).double()
+    order = values.argsort(descending=higher_is_better, stable=True)
+    order = order[values[order].isfinite()]
+    n = len(order)
+    if n == 0:
+        return []
+    middle = (n - 1) // 2
+    ranks = {round(rank) for rank in np.linspace(0, n - 1, min(count, n)).tolist()}
+    if middle not in ranks:
+        ranks.remove(min(ranks - {0, n - 1}, key=lambda rank: abs(rank - middle)))
+        ranks.add(middle)
+    names = {middle: "median", n - 1: "worst", 0: "best"}
+    return [
+        Pick(int(order[rank]), names.get(rank, f"rank {rank + 1} of {n}")) for rank in sorted(ranks)
+    ]
+
+
+def reconstruction_sheet(
+    scores: Scores,
+    recovered: Tensor,
+    *,
+    title: str,
+    caption: str = "",
+    metric: str = "psnr",
+    count: int = 7,
+    extra: Mapping[str, Tensor] | None = None,
+    counterfactual: str | None = None,
+    oracles: Sequence[str] = (),
+) -> Figure:
+    """Draw what was recovered beside the truth and beside the best answer without any upload.
+
+    Columns: truth under the matching rule, recovered, their absolute difference times 4 (black is
+    equal), the best floor's answer, then `extra`. Targets are chosen by `pick_rows`. Pixels are
+    not smoothed.
+
+    Args:
+        scores: from `evaluate`.
+        recovered: the attack's images (N, C, H, W) in [0, 1], C 1 or 3; NaN rows diverged.
+        title: of the figure.
+        caption: text from the record: who attacks, what was uploaded, what is known.
+        metric: orders the rows.
+        count: rows at most; above 8 they are set in two blocks.
+        extra: heading to images (N, C, H, W), for example the same attack on single
+            representations (the ceiling), and the truth of that.
+        counterfactual: name of the protocol that does not upload what was attacked.
+        oracles: knowledge that no real server has.
+
+    Raises:
+        ConfigError: `metric` was not scored, or `count` is below 3.
+        IncompatibleError: images that do not fit the scores.
+    """
+    if metric not in scores.summary["metrics"]:
+        known = ", ".join(scores.summary["metrics"])
+        raise ConfigError(f"The rows cannot be ordered by '{metric}'; scored were {known}.")
+    extra = dict(extra or {})
+    for what, images in {"recovered": recovered, **extra}.items():
+        if images.shape != scores.originals.shape:
+            raise IncompatibleError(
+                f"'{what}' has shape {tuple(images.shape)}; the scores are for "
+                f"{tuple(scores.originals.shape)}."
+            )
+    entry = scores.summary["metrics"][metric]
+    ordering = torch.tensor(scores.rows[metric].to_list(), dtype=torch.float64)
+    picks = pick_rows(ordering, count, higher_is_better=entry["higher_leaks"])
+    floor = scores.summary["metrics"]["psnr"]["floor"]
+    floor_columns = (
+        {textwrap.fill(f"floor: {floor}", 14): scores.floor_images} if floor is not None else {}
+    )
+    columns = {
+        _MATCHED[scores.summary["rule"]]: scores.originals,
+        "recovered": recovered,
+        "difference x4": (recovered - scores.originals).abs().mul(4),
+        **floor_columns,
+        **extra,
+    }
+    targets = [pick.target for pick in picks]
+    flags = [f"COUNTERFACTUAL: not uploaded by {counterfactual}"] if counterfactual else []
+    flags += [f"ORACLE: the attacker was given {', '.join(oracles)}"] if oracles else []
+    return image_sheet(
+        {heading: images[targets] for heading, images in columns.items()},
+        [_row_text(scores, pick) for pick in picks],
+        title=title,
+        caption="\n".join([*flags, *([caption] if caption else []), _selection(scores, metric)]),
+        gap_before=len(columns) - len(extra) if extra else None,
+    )
+
+
+def _row_text(scores: Scores, pick: Pick) -> str:
+    row = scores.rows.iloc[pick.target]
+    label = int(row["label"])
+    lines = [
+        pick.label,
+        f"client {int(row['client'])}, " + (f"class {label}" if label >= 0 else "classes mixed"),
+        f"made of {int(row['support_size'])} image{'' if row['support_size'] == 1 else 's'}",
+    ]
+    for name, entry in list(scores.summary["metrics"].items())[:3]:
+        digits, floor = entry["digits"], row[f"{name}_floor"]
+        lines.append(f"{entry['title']} {row[name]:.{digits}f} (floor {floor:.{digits}f})")
+    return "\n".join(lines)
+
+
+def _selection(scores: Scores, metric: str) -> str:
+    summary = scores.summary
+    entry = summary["metrics"][metric]
+    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
+    return (
+        f"{summary['n']} of {summary['targets']} targets usable{lost}. "
+        f"Verdict: {summary['verdict']} ({summary['verdict_because']}). "
+        f"Rows: evenly spaced ranks by {entry['title']}, not chosen by eye. "
+        f"Truth: {summary['rule_text']}; floors are scored against their own match."
+    )
+
+
+def image_sheet(
+    columns: Mapping[str, Tensor],
+    notes: Sequence[str],
+    *,
+    title: str,
+    caption: str = "",
+    gap_before: int | None = None,
+    rows_per_block: int = 8,
+    cell: float = 0.86,
+) -> Figure:
+    """Lay out images in labelled columns with a note beside each row.
+
+    Args:
+        columns: heading to images (n, C, H, W), C 1 or 3; values are clamped to [0, 1], rows with
+            non-finite values are drawn as diverged.
+        notes: text beside each row; its first line is set in bold.
+        title, caption: above and below.
+        gap_before: number of the column before which a gap is left.
+        rows_per_block: above this the rows are set in two blocks side by side.
+        cell: side of an image (in).
+
+    Raises:
+        IncompatibleError: lengths differ, or images are neither grey nor colour.
+    """
+    for heading, images in columns.items():
+        if images.dim() != 4 or images.shape[1] not in (1, 3) or len(images) != len(notes):
+            raise IncompatibleError(
+                f"Column '{heading}' has shape {tuple(images.shape)}; needed are "
+                f"{len(notes)} images (n, 1 or 3, H, W)."
+            )
+    blocks = 2 if len(notes) > rows_per_block else 1
+    rows = max(1, -(-len(notes) // blocks))
+    gutter, pad, gap = 1.55, 0.06, 0.16
+    block_width = gutter + len(columns) * (cell + pad) + (gap if gap_before is not None else 0)
+    width = max(0.24 + blocks * block_width + (blocks - 1) * 0.15, 5.2)
+    lines = wrap(caption, width)
+    top, foot = 0.72, caption_height(lines) + 0.1
+    height = top + rows * (cell + pad) + foot
+    figure = blank(width, height)
+    write_title(figure, title)
+    write_caption(figure, lines)
+    for row, note in enumerate(notes):
+        block, line = divmod(row, rows)
+        left = 0.12 + block * (block_width + 0.15)
+        bottom = height - top - line * (cell + pad) - cell
+        head, _, rest = note.partition("\n")
+        figure.text(left / width, (bottom + cell) / height, head, fontsize=TEXT, weight="bold",
+                    va="top")  # fmt: skip
+        figure.text(left / width, (bottom + cell - 0.15) / height, rest, fontsize=6.2, va="top",
+                    color="#333333", linespacing=1.25)  # fmt: skip
+        for number, (heading, images) in enumerate(columns.items()):
+            x = left + gutter + number * (cell + pad)
+            x += gap if gap_before is not None and number >= gap_before else 0
+            axes = figure.add_axes((x / width, bottom / height, cell / width, cell / height))
+            axes.set_xticks([])
+            axes.set_yticks([])
+            for spine in axes.spines.values():
+                spine.set_linewidth(0.4)
+                spine.set_color("#888888")
+            if line == 0:
+                figure.text((x + cell / 2) / width, (height - top + 0.05) / height, heading,
+                            fontsize=SMALL, ha="center", va="bottom")  # fmt: skip
+            if images[row].isfinite().all():
+                axes.imshow(_displayable(images[row]), cmap="gray", vmin=0, vmax=1,
+                            interpolation="nearest")  # fmt: skip
+            else:
+                axes.text(0.5, 0.5, "diverged", fontsize=SMALL, ha="center", va="center",
+                          color=VERMILLION, transform=axes.transAxes)  # fmt: skip
+    return figure
+
+
+def _displayable(image: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = image.detach().float().cpu().clamp(0, 1).numpy()
+    return array[0] if len(array) == 1 else array.transpose(1, 2, 0)
+
+
+def attack_trace(
+    steps: Tensor, fit: Tensor, *, title: str = "Attack trace", caption: str = ""
+) -> Figure:
+    """Draw the attack's own objective over its steps: median over targets and quartile band.
+
+    Both axes are logarithmic; step 0 sits at the left edge of a short linear piece. Values that
+    are zero or below are drawn at the smallest positive one.
+
+    Args:
+        steps: (num_logged,) optimiser steps, ascending.
+        fit: (num_logged, N); lower is better; NaN where a target diverged.
+
+    Raises:
+        IncompatibleError: shapes that do not fit, or nothing finite to draw.
+    """
+    if fit.dim() != 2 or len(steps) != len(fit):
+        raise IncompatibleError(
+            f"The trace has shape {tuple(fit.shape)} for {len(steps)} logged steps; needed is "
+            "(num_logged, N)."
+        )
+    values = fit.detach().double().cpu()
+    values = torch.where(values.isfinite(), values, torch.nan)
+    seen = values.isfinite().any(dim=1)
+    values, x = values[seen], steps.detach().cpu()[seen].double().numpy()
+    positive = values[values > 0]
+    if not len(positive):
+        raise IncompatibleError(
+            "The trace holds no finite positive value; there is nothing to draw."
+        )
+    values = torch.where(values <= 0, positive.min(), values)
+    quantiles = values.nanquantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1).numpy()
+    figure, (axes,) = panels(1, title, caption, left=0.92)
+    axes.fill_between(x, quantiles[0], quantiles[2], color=BLUE, alpha=0.25, linewidth=0,
+                      label="quartiles")  # fmt: skip
+    label = f"median of {values.shape[1]} targets"
+    axes.plot(x, quantiles[1], color=BLUE, linewidth=1.6, marker="o" if len(x) < 3 else None,
+              label=label)  # fmt: skip
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(min(x.min(), 0 if x.min() < 1 else x.min()), max(x.max(), x.min() + 1))
+    axes.set_yscale("log")
+    axes.set_xlabel("optimiser step")
+    axes.set_ylabel("match loss (lower is better)")
+    axes.legend(fontsize=SMALL, frameon=False)
+    tidy(axes)
+    return figure
+
+
+_MOMENTS = {
+    "acc_post_local": "after local training",
+    "acc_post_broadcast": "after the broadcast",
+}
+
+
+def training_curves(
+    frame: pd.DataFrame, *, title: str = "Training", caption: str = "", chance: float | None = None
+) -> Figure:
+    """Draw accuracy per round at both moments of evaluation, and the training loss.
+
+    Args:
+        frame: one row per round with the columns ``round``, ``acc_post_local``,
+            ``acc_post_broadcast`` (0 to 1, mean over clients; absent in rounds not evaluated) and
+            ``loss``. Several rows of a round (seeds) are drawn as mean and range.
+        chance: accuracy of guessing, drawn as a dotted line.
+
+    Raises:
+        IncompatibleError: a column is absent.
+    """
+    absent = [name for name in ("round", "loss") if name not in frame.columns]
+    moments = [name for name in _MOMENTS if name in frame.columns]
+    if absent or not moments:
+        wanted = "round, loss and one of " + ", ".join(_MOMENTS)
+        raise IncompatibleError(
+            f"Training metrics have the columns {', '.join(map(str, frame.columns))}; needed are "
+            f"{wanted}."
+        )
+    figure, (left, right) = panels(2, title, caption)
+    curves = [(left, name, _MOMENTS[name]) for name in moments] + [(right, "loss", "loss")]
+    styles = zip(curves, (*CYCLE[: len(moments)], CYCLE[0]), ("-", "--", "-")[-len(curves) :],
+                 strict=True)  # fmt: skip
+    for (axes, column, label), colour, dash in styles:
+        known = frame[["round", column]].apply(pd.to_numeric).dropna()
+        over = known.groupby("round")[column].agg(["mean", "min", "max"])
+        x = over.index.to_numpy(dtype=float)
+        axes.plot(x, over["mean"].to_numpy(), dash, color=colour, linewidth=1.5, label=label,
+                  marker="o" if len(x) <= 25 else None, markersize=2.5)  # fmt: skip
+        if len(known) > len(over):
+            axes.fill_between(x, over["min"].to_numpy(), over["max"].to_numpy(), color=colour,
+                              alpha=0.2, linewidth=0)  # fmt: skip
+    if chance is not None:
+        left.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
+    left.set_ylim(0, 1)
+    left.set_ylabel("test accuracy (mean over clients)")
+    left.legend(fontsize=SMALL, frameon=False, loc="best")
+    right.set_ylabel("training loss")
+    rounds = frame["round"].astype(float)
+    for axes in (left, right):
+        axes.set_xlabel("round")
+        if rounds.nunique() == 1:
+            axes.set_xlim(rounds.iloc[0] - 1, rounds.iloc[0] + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+        tidy(axes)
+    right.set_ylim(bottom=0)
+    return figure
+
+
+def partition_picture(
+    counts: Tensor, *, class_names: Sequence[str] | None = None,
+    title: str = "Who holds what", caption: str = "",
+) -> Figure:  # fmt: skip
+    """Draw how many training images of each class every client holds.
+
+    Cells with a single image are orange: there a prototype is the image's own representation.
+
+    Args:
+        counts: (K, C) images of each class at each client.
+        class_names: C names for the axis; numbers without.
+
+    Raises:
+        IncompatibleError: not a (K, C) table, or another number of names.
+    """
+    if counts.dim() != 2 or not counts.numel():
+        raise IncompatibleError(f"Counts have shape {tuple(counts.shape)}; needed is (K, C).")
+    clients, classes = counts.shape
+    if class_names is not None and len(class_names) != classes:
+        raise IncompatibleError(f"{len(class_names)} class names were given for {classes} classes.")
+    table = counts.detach().cpu().numpy()
+    side = min(0.34, max(0.05, 5.6 / classes))
+    tall = min(0.30, max(0.05, 6.0 / clients))
+    width = max(0.75 + classes * side + 1.0, 4.4)
+    single = int((table == 1).sum())
+    foot = f"{caption}\n" if caption else ""
+    foot += f"Orange: a single image of the class ({plural(single, 'cell')}). White: none."
+    lines = wrap(foot, width)
+    named = 0.75 if class_names is not None else 0.45
+    bottom, top = caption_height(lines) + named, 0.42
+    height = top + clients * tall + bottom
+    figure = blank(width, height)
+    write_title(figure, title)
+    write_caption(figure, lines)
+    axes = figure.add_axes(
+        (0.75 / width, bottom / height, classes * side / width, clients * tall / height)
+    )
+    top_count = max(int(table.max()), 1)
+    blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
+    picture = axes.imshow(np.ma.masked_equal(table, 0), cmap=blues, aspect="auto",
+                          norm=PowerNorm(0.5, vmin=0, vmax=top_count),
+                          interpolation="nearest")  # fmt: skip
+    axes.imshow(np.ma.masked_not_equal(table, 1), cmap=ListedColormap([ORANGE]), aspect="auto",
+                interpolation="nearest")  # fmt: skip
+    if side >= 0.3 and tall >= 0.2:
+        for k, c in np.argwhere(table > 0):
+            dark = table[k, c] > 0.35 * top_count
+            axes.text(c, k, f"{int(table[k, c])}", fontsize=5.8, ha="center", va="center",
+                      color="white" if dark else "black")  # fmt: skip
+    axes.set_xlabel("class", fontsize=TEXT)
+    axes.set_ylabel("client", fontsize=TEXT)
+    axes.tick_params(labelsize=SMALL, length=2)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
+    if class_names is not None and side >= 0.12:
+        axes.set_xticks(range(classes), class_names, rotation=45, ha="right", fontsize=6.2)
+    bar_axes = figure.add_axes(
+        ((0.75 + classes * side + 0.12) / width, bottom / height, 0.12 / width,
+         clients * tall / height)
+    )  # fmt: skip
+    bar = figure.colorbar(picture, cax=bar_axes)
+    bar.set_label("images", fontsize=TEXT)
+    bar.ax.tick_params(labelsize=SMALL)
+    return figure

@@ -1,0 +1,1 @@
+"""Plain functions that protocols are made of."""

@@ -1,0 +1,77 @@
+"""Local training and passes over a client's data, shared by every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .state import Samples
+
+EVAL_BATCH = 256
+"""Images per forward pass without gradients; a constant, so results do not depend on memory."""
+
+
+def fit(
+    modules: Iterable[nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    samples: Samples,
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    rng: torch.Generator,
+) -> float:
+    """Train modules together by plain SGD on one scalar loss and return its mean.
+
+    Batches are reshuffled every epoch and the last short one is dropped; a client with fewer
+    samples than a batch trains on all of them at once.
+
+    Args:
+        loss: batch images (b, C, H, W) in [0, 1] and labels (b,) to a scalar.
+        rng: CPU stream for the order of samples.
+    """
+    modules = list(modules)
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD(parameters, lr=lr)
+    for module in modules:
+        module.train()
+    count = len(samples)
+    size = min(batch_size, count)
+    total = torch.zeros((), device=samples.labels.device)
+    steps = 0
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=rng).to(samples.labels.device)
+        for start in range(0, count - size + 1, size):
+            images, labels = samples.batch(order[start : start + size])
+            value = loss(images, labels)
+            optimiser.zero_grad(set_to_none=True)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            total += value.detach()
+            steps += 1
+    for module in modules:
+        module.eval()
+    return float(total) / max(steps, 1)
+
+
+@torch.no_grad()
+def represent(extractor: nn.Module, samples: Samples) -> Tensor:
+    """Representations (n, d) of all samples in order, in eval mode, none dropped."""
+    extractor.eval()
+    pieces = []
+    for start in range(0, len(samples), EVAL_BATCH):
+        images, _ = samples.batch(slice(start, start + EVAL_BATCH))
+        pieces.append(extractor(images))
+    return torch.cat(pieces)
+
+
+@torch.no_grad()
+def count_correct(logits: Callable[[Tensor], Tensor], samples: Samples) -> int:
+    """Number of samples whose largest logit is the true class."""
+    correct = torch.zeros((), dtype=torch.int64, device=samples.labels.device)
+    for start in range(0, len(samples), EVAL_BATCH):
+        images, labels = samples.batch(slice(start, start + EVAL_BATCH))
+        correct += (logits(images).argmax(1) == labels).sum()
+    return int(correct)

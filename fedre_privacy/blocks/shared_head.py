@@ -1,0 +1,97 @@
+"""A classifier head that the server trains and every client receives (FedRE, FedGH, FedAllRep).
+
+The functions that take a protocol first are hooks: a protocol assigns them in its class body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import HeadState, Upload
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .state import Client, Message, Server, Setting, Task, only
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTraining:
+    """How the server trains the shared head: plain SGD on (representation, label mix) pairs."""
+
+    lr: float = knob(0.01, help="server step size", gt=0)
+    batch_size: int = knob(10, help="server batch size", ge=1)
+    epochs: int = knob(1, help="server passes over the round's pairs", ge=1)
+    reduction: str = knob("sum", help="loss over the pairs of a batch", choices=("sum", "mean"))
+
+
+class TrainsHead(Protocol):
+    """A protocol with a `server` group of settings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def server(self) -> HeadTraining: ...
+
+
+def check(self: Any, setting: Setting) -> list[str]:
+    """A shared head needs the same representation length everywhere."""
+    if len(set(setting.dims)) == 1:
+        return []
+    lengths = ", ".join(
+        f"client {k} ({name}): {dim}"
+        for k, (name, dim) in enumerate(zip(setting.architectures, setting.dims, strict=True))
+    )
+    return [
+        f"Protocol '{self.name}' shares one head, so every client needs the same representation "
+        f"length; got {lengths}. Set model.dim, for example --set model.dim=512."
+    ]
+
+
+def start_server(self: Any, setting: Setting) -> Server:
+    """A fresh random head Linear(d, C) that no client owns."""
+    head = nn.Linear(setting.dims[0], setting.num_classes).to(setting.device)
+    return Server({"head": head})
+
+
+def broadcast(self: Any, server: Server) -> Message:
+    """The head's parameters."""
+    return (HeadState(parameters_of(server.modules["head"])),)
+
+
+def receive(self: Any, client: Client, message: Message) -> None:
+    """Overwrite the client's head."""
+    load_parameters(client.model.head, only(message, HeadState).params)
+
+
+def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+    """Train the head on every uploaded row and its label encoding.
+
+    The loss is the cross-entropy with soft targets, -sum_c y_c log softmax(head(r))_c, which
+    equals the weighted sum of hard cross-entropies (FedRE, Algorithm 1).
+    """
+    head, settings = server.modules["head"], self.server
+    reps, encodings = [], []
+    for upload in uploads:
+        for artifact in upload.artifacts:
+            rows, labels = artifact.rows(), artifact.encodings(task.setting.num_classes)
+            if rows is not None and labels is not None:
+                reps.append(rows)
+                encodings.append(labels)
+    device = task.setting.device
+    inputs, targets = torch.cat(reps).to(device), torch.cat(encodings).to(device)
+    optimiser = torch.optim.SGD(head.parameters(), lr=settings.lr)
+    rng = task.rng("server")
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(inputs), generator=rng).to(device)
+        for index in order.split(settings.batch_size):
+            loss = nn.functional.cross_entropy(
+                head(inputs[index]), targets[index], reduction=settings.reduction
+            )
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()

@@ -1,0 +1,111 @@
+"""What clients and the server hold, and what a step is told: plain state, passed as arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Artifact
+from fedre_privacy.models.split import SplitModel
+
+A = TypeVar("A", bound=Artifact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the federation trains. Defaults are FedRE's common settings (Section 4)."""
+
+    clients: int = knob(10, help="number of clients", ge=1)
+    rounds: int = knob(20, help="communication rounds", ge=1)
+    join_ratio: float = knob(1.0, help="share of clients selected per round", gt=0, le=1)
+    epochs: int = knob(1, help="local epochs per round", ge=1)
+    batch_size: int = knob(32, help="local batch size, the last short batch is dropped", ge=1)
+    lr: float = knob(0.06, help="local SGD step size", gt=0)
+    train_ratio: float = knob(0.75, help="share of each client's samples to train on", gt=0, lt=1)
+    eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
+    seed: int = knob(0, help="seed of everything random", ge=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Images and labels on one device, pixels kept as uint8 until a batch is used."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Return images in [0, 1] (b, C, H, W) float32 and labels (b,)."""
+        return self.images[index].float().div_(255), self.labels[index]
+
+
+@dataclass
+class Client:
+    """One client: its model, its data, and whatever its protocol keeps across rounds."""
+
+    id: int
+    model: SplitModel
+    train: Samples
+    test: Samples
+    memory: dict[str, torch.nn.Module] = field(default_factory=dict)
+
+
+@dataclass
+class Server:
+    """What the server keeps: modules by name, saved in checkpoints."""
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The facts a protocol may check before training starts."""
+
+    training: Training
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    dims: tuple[int, ...]
+    architectures: tuple[str, ...]
+    class_counts: tuple[tuple[int, ...], ...]
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step's place in the run: who, when, and its random streams."""
+
+    setting: Setting
+    round: int
+    client: int = -1
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Fresh stream of this (seed, client, round)."""
+        seed = self.setting.training.seed
+        return stream(seed, purpose, client=self.client, round=self.round)
+
+    def rng_of_run(self, purpose: str) -> torch.Generator:
+        """The stream of this (seed, client), the same in every round."""
+        return stream(self.setting.training.seed, purpose, client=self.client)
+
+
+Message = tuple[Artifact, ...]
+"""What one side hands the other: artifacts and nothing else."""
+
+
+def only(message: Message, kind: type[A]) -> A:
+    """Return the one artifact of a kind in a message.
+
+    Raises:
+        LookupError: the message does not hold exactly one.
+    """
+    found = [artifact for artifact in message if isinstance(artifact, kind)]
+    if len(found) != 1:
+        raise LookupError(f"expected one {kind.__name__} in {message}")
+    return found[0]

@@ -1,0 +1,1 @@
+"""Command lines: parsing and printing only."""

@@ -1,0 +1,1 @@
+"""Core: types, registry, settings, errors, random streams, files. Imports nothing of ours."""

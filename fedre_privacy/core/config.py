@@ -1,0 +1,362 @@
+"""Settings: frozen dataclasses whose fields carry their own help, unit and bounds.
+
+A plugin *is* such a dataclass: its fields are its hyper-parameters and their defaults. Values
+come from defaults, then a YAML file, then command-line options; anything unknown or out of range
+is reported, all of it at once, before any work starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from .errors import ConfigError, MissingInputError, nearest
+from .registry import Registry, import_plugin
+
+T = TypeVar("T")
+
+
+def knob(
+    default: Any,
+    *,
+    help: str,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Declare one setting of a dataclass with its help text, unit and allowed range."""
+    metadata = {
+        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt,
+        "choices": tuple(choices) if choices is not None else None,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def part(registry: Registry[Any], default: str, *, help: str) -> Any:
+    """Declare a setting that is itself a plugin: given by name, or by name and its settings."""
+    metadata = {
+        "help": help, "unit": "", "ge": None, "gt": None, "le": None, "lt": None,
+        "choices": None, "registry": registry, "default_name": default,
+    }  # fmt: skip
+    return dataclasses.field(default_factory=lambda: registry.get(default)(), metadata=metadata)
+
+
+def section(default: Any, *, help: str) -> Any:
+    """Declare a setting that is a group of settings, with the defaults of an instance."""
+    metadata = {
+        "help": help, "unit": "", "ge": None, "gt": None, "le": None, "lt": None,
+        "choices": None, "section": default,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting, as shown by ``--explain`` and by error messages."""
+
+    name: str
+    default: Any
+    help: str
+    unit: str
+    bounds: str
+
+
+def knobs(cls: type) -> list[Knob]:
+    """List the settings of a dataclass in order of declaration; groups are flattened."""
+    out: list[Knob] = []
+    for f in dataclasses.fields(cls):
+        if "section" in f.metadata:
+            group = f.metadata["section"]
+            out += [
+                dataclasses.replace(k, name=f"{f.name}.{k.name}", default=getattr(group, k.name))
+                for k in knobs(type(group))
+            ]
+        elif "help" in f.metadata:
+            default = f.metadata.get("default_name", f.default)
+            out.append(Knob(f.name, default, f.metadata["help"], f.metadata["unit"], _bounds(f)))
+    return out
+
+
+def _bounds(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    if "registry" in meta:
+        return "one of " + ", ".join(meta["registry"].names())
+    if meta.get("choices"):
+        return "one of " + ", ".join(meta["choices"])
+    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+    parts = [f"{sign} {meta[key]:g}" for key, sign in signs if meta.get(key) is not None]
+    return " and ".join(parts)
+
+
+def build(
+    cls: type[T],
+    values: Mapping[str, Any],
+    *,
+    at: str,
+    problems: list[str],
+    where: Mapping[str, str] | None = None,
+) -> T | None:
+    """Make an instance of a settings dataclass from plain values.
+
+    Args:
+        cls: a dataclass whose fields were declared with `knob`.
+        values: key to value; keys absent here keep their default.
+        at: dotted path of this section (``"attack"``), used in messages.
+        problems: every problem found is appended here; nothing is raised.
+        where: dotted key to ``file:line``, to point into the user's file.
+
+    Returns:
+        The instance, or None when this section had a problem.
+    """
+    where = where or {}
+    fields = {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    accepted: dict[str, Any] = {}
+    before = len(problems)
+    for key, value in values.items():
+        path = f"{at}.{key}" if at else key
+        place = f" ({where[path]})" if path in where else ""
+        if key not in fields:
+            close = nearest(key, fields)
+            hint = f" Did you mean '{at}.{close}'?" if close else ""
+            known = ", ".join(fields) or "none"
+            problems.append(f"Unknown setting '{path}'{place}.{hint} Settings of {at}: {known}.")
+            continue
+        field = fields[key]
+        if "registry" in field.metadata:
+            accepted[key] = build_plugin(
+                field.metadata["registry"], value, at=path, problems=problems, where=where
+            )
+            continue
+        if "section" in field.metadata:
+            group = field.metadata["section"]
+            if not isinstance(value, Mapping):
+                problems.append(f"'{path}'{place} is a group of settings, not {value!r}.")
+                continue
+            accepted[key] = build(
+                type(group), {**plain(group), **value}, at=path, problems=problems, where=where
+            )
+            continue
+        try:
+            accepted[key] = _convert(value, hints[key])
+        except ValueError as error:
+            problems.append(
+                f"'{path}'{place} is {value!r}; {error}. Default: {_shown(field.default)}."
+            )
+            continue
+        if not _in_range(accepted[key], field):
+            unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
+            problems.append(
+                f"'{path}'{place} is {value!r}; it must be {_bounds(field)}{unit}. "
+                f"Default: {_shown(field.default)}."
+            )
+    if len(problems) > before:
+        return None
+    try:
+        return cls(**accepted)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def build_plugin(
+    registry: Registry[T],
+    value: Any,
+    *,
+    at: str,
+    problems: list[str],
+    where: Mapping[str, str] | None = None,
+) -> T | None:
+    """Make a plugin from ``"name"``, ``"module:Class"`` or ``{name: ..., setting: value}``.
+
+    Problems are appended to `problems`; a plugin that is installed but broken raises.
+    """
+    where = where or {}
+    settings = dict(value) if isinstance(value, Mapping) else {"name": value}
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        listed = ", ".join(registry.names())
+        problems.append(f"'{at}' needs the name of a {registry.what}. Available: {listed}.")
+        return None
+    try:
+        cls = import_plugin(name, registry.what) if ":" in name else registry.get(name)
+    except ConfigError as error:
+        place = where.get(f"{at}.name") or where.get(at)
+        problems.extend(f"{text} ({place})" if place else text for text in error.problems)
+        return None
+    if not getattr(cls, "name", ""):
+        cls.name = name  # type: ignore[attr-defined]
+    return build(cls, settings, at=at, problems=problems, where=where)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _in_range(value: Any, field: dataclasses.Field[Any]) -> bool:
+    meta = field.metadata
+    if value is None:
+        return True
+    if meta["choices"] is not None:
+        items = value if isinstance(value, tuple) else (value,)
+        return all(item in meta["choices"] for item in items)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return (
+        (meta["ge"] is None or value >= meta["ge"])
+        and (meta["gt"] is None or value > meta["gt"])
+        and (meta["le"] is None or value <= meta["le"])
+        and (meta["lt"] is None or value < meta["lt"])
+    )
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """Turn a YAML scalar into the declared type, or raise ValueError saying what is needed."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if value is None:
+            if type(None) in options:
+                return None
+            raise ValueError("a value is needed")
+        inner = [option for option in options if option is not type(None)]
+        return _convert(value, inner[0])
+    if origin is tuple:
+        item = typing.get_args(hint)[0]
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, Iterable) or isinstance(parts, Mapping):
+            parts = [parts]
+        return tuple(_convert(part.strip() if isinstance(part, str) else part, item)
+                     for part in parts)  # fmt: skip
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        raise ValueError("it must be true or false")
+    if hint is int:
+        if isinstance(value, bool):
+            raise ValueError("it must be a whole number")
+        try:
+            as_float = float(value)
+        except (TypeError, ValueError):
+            raise ValueError("it must be a whole number") from None
+        if not math.isfinite(as_float) or as_float != int(as_float):
+            raise ValueError("it must be a whole number")
+        return int(as_float)
+    if hint is float:
+        if isinstance(value, bool):
+            raise ValueError("it must be a number")
+        try:
+            number = float(value)  # YAML reads 1e-3 as text
+        except (TypeError, ValueError):
+            raise ValueError("it must be a number") from None
+        if not math.isfinite(number):
+            raise ValueError("it must be a finite number")
+        return number
+    if hint is str:
+        if isinstance(value, Mapping | list | tuple):
+            raise ValueError("it must be text")
+        return str(value)
+    raise TypeError(f"settings of type {hint} are not supported")
+
+
+def plain(instance: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass instance as YAML-ready values."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(instance):
+        if "help" in field.metadata:
+            value = getattr(instance, field.name)
+            if "registry" in field.metadata:
+                value = plain_plugin(value)
+            elif "section" in field.metadata:
+                value = plain(value)
+            out[field.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def plain_plugin(instance: Any) -> dict[str, Any]:
+    """Return a plugin's name and settings as YAML-ready values (see `build_plugin`)."""
+    return {"name": instance.name, **plain(instance)}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one nested mapping over another; scalars and lists are replaced whole."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Turn ``["attack.steps=500"]`` into nested values.
+
+    Raises:
+        ConfigError: an item has no ``=`` or no key.
+    """
+    out: dict[str, Any] = {}
+    problems = []
+    for item in assignments:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip(". "):
+            problems.append(f"--set takes KEY=VALUE, for example attack.steps=500; got '{item}'.")
+            continue
+        value: Any = yaml.safe_load(text) if text else None
+        for part in reversed(key.strip().split(".")):
+            value = {part: value}
+        out = merge(out, value)
+    if problems:
+        raise ConfigError(*problems)
+    return out
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A YAML file's values and the line of each key."""
+
+    values: dict[str, Any]
+    where: dict[str, str]
+
+
+def load_yaml(path: Path) -> Loaded:
+    """Read a settings file, remembering where each key stands.
+
+    Raises:
+        MissingInputError: no such file.
+        ConfigError: not YAML, or not a mapping.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No settings file at {path}.")
+    text = path.read_text(encoding="utf-8")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if values is None:
+        return Loaded({}, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold 'section: {{setting: value}}' pairs.")
+    where: dict[str, str] = {}
+
+    def walk(mapping: yaml.MappingNode, prefix: str) -> None:
+        for key, value in mapping.value:
+            dotted = f"{prefix}{key.value}"
+            where[dotted] = f"{path.name}:{key.start_mark.line + 1}"
+            if isinstance(value, yaml.MappingNode):
+                walk(value, dotted + ".")
+
+    assert isinstance(node, yaml.MappingNode)
+    walk(node, "")
+    return Loaded(values, where)

@@ -1,0 +1,101 @@
+"""Every refusal a user can meet: one type per exit code, one sentence pattern.
+
+A message says what was given, what is needed, and the next command. Problems of one kind are
+collected and raised together, so that a user mends them in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class FedreError(Exception):
+    """Base of all expected errors.
+
+    Args:
+        problems: one sentence (or more) per problem; all are shown.
+        next_step: what to type or change; shown last.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, *problems: str, next_step: str | None = None) -> None:
+        self.problems: tuple[str, ...] = problems
+        self.next_step = next_step
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        lines = list(self.problems)
+        if self.next_step:
+            lines.append(self.next_step)
+        return "\n".join(lines)
+
+
+class ConfigError(FedreError):
+    """A name, key, value or option that does not exist or is out of range (exit 2)."""
+
+    exit_code = 2
+
+
+class IncompatibleError(FedreError):
+    """Valid parts that do not fit together, or a threat model that is too weak (exit 3)."""
+
+    exit_code = 3
+
+
+class MissingInputError(FedreError):
+    """A file, round, client or data set that is absent (exit 4)."""
+
+    exit_code = 4
+
+
+class DamagedInputError(FedreError):
+    """A file that is truncated, altered, too new, or of a kind we refuse to load (exit 4)."""
+
+    exit_code = 4
+
+
+class DivergedError(FedreError):
+    """Training or an attack that ended without a usable number (exit 5)."""
+
+    exit_code = 5
+
+
+class OutOfMemoryError(FedreError):
+    """Not enough memory even for the smallest piece of work (exit 5)."""
+
+    exit_code = 5
+
+
+class MissingExtraError(FedreError):
+    """An optional package or weight file that is not installed (exit 6)."""
+
+    exit_code = 6
+
+
+class Interrupted(FedreError):
+    """Stopped by the user; what was finished is kept (exit 130)."""
+
+    exit_code = 130
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the known name closest to `name`, or None when nothing is close."""
+    found = get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown(what: str, name: str, names: Sequence[str], *, see: str = "", at: str = "") -> str:
+    """Build the sentence for an unknown name, with the nearest known one.
+
+    >>> unknown("attack", "dipp", ["dip", "pixel"], see="fedre-attack list")
+    "Unknown attack 'dipp'. Did you mean 'dip'? Available: dip, pixel (fedre-attack list)."
+    """
+    close = nearest(name, names)
+    hint = f" Did you mean '{close}'?" if close else ""
+    listed = ", ".join(names) if names else "none"
+    tail = f" ({see})" if see else ""
+    where = f" at {at}" if at else ""
+    return f"Unknown {what} '{name}'{where}.{hint} Available: {listed}{tail}."

@@ -1,0 +1,140 @@
+"""Atomic writes and safe reads: a kill never leaves half a file, and no pickle is ever loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+
+from .errors import DamagedInputError, MissingInputError
+
+
+def write_with(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically."""
+    write_with(path, lambda temporary: _write(temporary, data))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; NaN and infinity are refused so that any reader can parse it."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: not JSON.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise DamagedInputError(f"{path} is not valid JSON: {error}.") from None
+
+
+def write_yaml(path: Path, value: Any, *, header: str = "") -> None:
+    """Write YAML atomically, keys in the order given."""
+    body = yaml.safe_dump(value, sort_keys=False, default_flow_style=False)
+    write_text(path, header + body)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
+) -> str:
+    """Write a safetensors file atomically and return its SHA-256 (hex)."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
+    write_bytes(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_tensors(path: Path, *, sha256: str | None = None) -> dict[str, torch.Tensor]:
+    """Read a safetensors file onto the CPU.
+
+    Args:
+        path: the file.
+        sha256: expected hash of the whole file, when an index recorded one.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: another format (pickle is named as such), truncated, or altered.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+    with path.open("rb") as handle:
+        head = handle.read(8)
+    if head[:2] == b"PK" or head[:1] == b"\x80":
+        raise DamagedInputError(
+            f"{path} is a pickle (torch.save) file. Pickles can run code when opened and are "
+            "never loaded here.",
+            next_step="Save the tensors with safetensors.torch.save_file and give that file.",
+        )
+    if sha256 is not None:
+        found = file_sha256(path)
+        if found != sha256:
+            raise DamagedInputError(
+                f"{path} does not match its recorded SHA-256 (expected {sha256[:12]}..., found "
+                f"{found[:12]}...): the file was changed or cut short after it was written."
+            )
+    try:
+        return safetensors.torch.load_file(path)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise DamagedInputError(f"{path} is not a readable safetensors file: {error}.") from None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the string metadata of a safetensors file."""
+    with safe_open(path, framework="pt") as handle:
+        return dict(handle.metadata() or {})
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file in pieces (hex)."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def tensor_sha256(*tensors: torch.Tensor) -> str:
+    """Hash the raw bytes of tensors, in order (hex)."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def settings_hash(value: Any) -> str:
+    """Hash plain settings so that equal settings name the same folder (8 hex digits)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,437 @@
+"""The words of the whole package: what crosses the wire, who knows what, what an attack returns.
+
+Everything here is a frozen dataclass. Tensors are on the CPU once recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+# --- what crosses the wire ------------------------------------------------------------------
+
+
+class Content(StrEnum):
+    """What a tensor on the wire holds; the communication ledger counts scalars by these."""
+
+    PARAMETERS = "parameters"
+    REPRESENTATION = "representation"
+    PROTOTYPE = "prototype"
+    LABEL = "label"
+    LABEL_ENCODING = "label_encoding"
+    COUNT = "count"
+
+
+UNCOUNTED_IN_PAPER = frozenset({Content.LABEL, Content.LABEL_ENCODING, Content.COUNT})
+"""Contents that the published communication tables leave out (protocols' `paper` convention)."""
+
+
+def wire(content: Content, shape: str) -> Any:
+    """Declare a tensor field of an artifact: what it holds and its shape."""
+    return field(metadata={"content": content, "shape": shape})
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """Base of what crosses the wire. Subclasses declare tensor fields with `wire`.
+
+    A field is a tensor, or a mapping from names to tensors (model states).
+    """
+
+    kind: ClassVar[str] = ""
+    kinds: ClassVar[dict[str, type[Artifact]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        known = Artifact.kinds.setdefault(cls.kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"artifact kind '{cls.kind}' is already taken by {known.__qualname__}")
+        Artifact.kinds[cls.kind] = cls
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by name; entries of a mapping field are ``field/name``."""
+        out: dict[str, Tensor] = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Mapping):
+                out |= {f"{item.name}/{key}": tensor for key, tensor in value.items()}
+            else:
+                out[item.name] = value
+        return out
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Rebuild an artifact from `tensors`.
+
+        Raises:
+            ValueError: a declared tensor is absent, or an undeclared one is present.
+        """
+        values: dict[str, Any] = {}
+        used: set[str] = set()
+        for item in dataclasses.fields(cls):
+            nested = {key.removeprefix(f"{item.name}/"): tensor for key, tensor in tensors.items()
+                      if key.startswith(f"{item.name}/")}  # fmt: skip
+            if nested:
+                values[item.name] = nested
+                used |= {f"{item.name}/{key}" for key in nested}
+            elif item.name in tensors:
+                values[item.name] = tensors[item.name]
+                used.add(item.name)
+        declared = {item.name for item in dataclasses.fields(cls)}
+        absent, extra = declared - set(values), set(tensors) - used
+        if absent or extra:
+            raise ValueError(
+                f"{cls.__name__} needs the tensors {sorted(declared)}; "
+                f"absent: {sorted(absent) or 'none'}, not known: {sorted(extra) or 'none'}"
+            )
+        return cls(**values)
+
+    def content(self) -> dict[str, Content]:
+        """Return what each tensor of `tensors` holds."""
+        by_field = {item.name: item.metadata["content"] for item in dataclasses.fields(self)}
+        return {name: by_field[name.split("/")[0]] for name in self.tensors()}
+
+    def scalars(self) -> dict[Content, int]:
+        """Count scalars by content; an integer counts as one."""
+        out: dict[Content, int] = {}
+        content = self.content()
+        for name, tensor in self.tensors().items():
+            out[content[name]] = out.get(content[name], 0) + tensor.numel()
+        return out
+
+    def nbytes(self) -> int:
+        """Size of the tensors as serialised, without file headers (bytes)."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
+
+    def detached(self) -> Self:
+        """Return a copy on the CPU that shares no storage with anything."""
+        return type(self).from_tensors(
+            {name: tensor.detach().to("cpu", copy=True).contiguous()
+             for name, tensor in self.tensors().items()}
+        )  # fmt: skip
+
+    def rows(self) -> Tensor | None:
+        """Representation vectors carried, (n, d), or None if it carries none."""
+        return None
+
+    def take(self, rows: Tensor) -> Self:
+        """Keep some of the rows, in the order given."""
+        return type(self).from_tensors({n: t[rows] for n, t in self.tensors().items()})
+
+    def encodings(self, num_classes: int) -> Tensor | None:
+        """Label encoding of each row of `rows`, (n, num_classes), rows summing to 1, or None."""
+        return None
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{n} {tuple(t.shape)}" for n, t in self.tensors().items())
+        return f"{type(self).__name__}({parts})"
+
+
+def _one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    return nn.functional.one_hot(labels.long(), num_classes).float()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Representations(Artifact):
+    """One representation per training sample, with its label (FedAllRep)."""
+
+    kind = "representations"
+    reps: Tensor = wire(Content.REPRESENTATION, "(n, d)")
+    labels: Tensor = wire(Content.LABEL, "(n,)")
+
+    def rows(self) -> Tensor:
+        return self.reps
+
+    def encodings(self, num_classes: int) -> Tensor:
+        return _one_hot(self.labels, num_classes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prototypes(Artifact):
+    """Mean representation of each class present at a client (FedProto, FedGH, ...)."""
+
+    kind = "prototypes"
+    means: Tensor = wire(Content.PROTOTYPE, "(m, d)")
+    labels: Tensor = wire(Content.LABEL, "(m,)")
+
+    def rows(self) -> Tensor:
+        return self.means
+
+    def encodings(self, num_classes: int) -> Tensor:
+        return _one_hot(self.labels, num_classes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EntangledRep(Artifact):
+    """One mixed representation with the same mix of one-hot labels (FedRE)."""
+
+    kind = "entangled"
+    rep: Tensor = wire(Content.REPRESENTATION, "(d,)")
+    encoding: Tensor = wire(Content.LABEL_ENCODING, "(num_classes,)")
+
+    def rows(self) -> Tensor:
+        return self.rep.unsqueeze(0)
+
+    def take(self, rows: Tensor) -> EntangledRep:
+        return self
+
+    def encodings(self, num_classes: int) -> Tensor:
+        return self.encoding.unsqueeze(0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadState(Artifact):
+    """Parameters of the classifier head."""
+
+    kind = "head"
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelState(Artifact):
+    """All parameters of a model."""
+
+    kind = "model"
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent to the server in one round.
+
+    `counterfactual` marks artifacts that the protocol does not send and that the evaluator
+    computed to ask "what if it did?"; they are named so wherever they appear.
+    """
+
+    client: int
+    round: int
+    artifacts: tuple[Artifact, ...]
+    counterfactual: bool = False
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sent to the clients of one round, the same to each recipient."""
+
+    round: int
+    recipients: tuple[int, ...]
+    artifacts: tuple[Artifact, ...]
+
+
+# --- where a row of an upload came from (evaluator only) -----------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Which samples entered each row of an upload, and with which weight.
+
+    Entry j says that sample `sample[j]` entered row `row[j]` with weight `weight[j]`; weights of
+    a row sum to 1. Evaluator only: it is never part of an upload.
+
+    Shape: row, sample, weight (nnz,); int64, int64, float32.
+    """
+
+    row: Tensor
+    sample: Tensor
+    weight: Tensor
+    num_rows: int
+
+    def support(self, row: int) -> Tensor:
+        """Samples that entered a row with positive weight, ascending."""
+        mask = (self.row == row) & (self.weight > 0)
+        return self.sample[mask].sort().values
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Weighted mean of per-sample values (M, ...) for each row: (num_rows, ...)."""
+        shape = (-1,) + (1,) * (values.dim() - 1)
+        picked = values[self.sample] * self.weight.reshape(shape).to(values.dtype)
+        out = values.new_zeros((self.num_rows, *values.shape[1:]))
+        return out.index_add_(0, self.row, picked)
+
+    def select(self, rows: Tensor) -> Mixture:
+        """Keep some rows, renumbered 0..len(rows)-1 in the order given."""
+        position = torch.full((self.num_rows,), -1, dtype=torch.int64)
+        position[rows] = torch.arange(len(rows))
+        keep = position[self.row] >= 0
+        return Mixture(position[self.row[keep]], self.sample[keep], self.weight[keep], len(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Emission:
+    """An artifact on its way out of a client, with the provenance that stays behind."""
+
+    artifact: Artifact
+    mixture: Mixture | None = None
+
+
+# --- who knows what --------------------------------------------------------------------------
+
+
+class Knowledge(StrEnum):
+    """What an attacker may hold. Everything beyond UPLOADS is printed with the result."""
+
+    UPLOADS = "uploads"
+    EXTRACTOR = "extractor"
+    ALL_EXTRACTORS = "all-extractors"
+    HEAD = "head"
+    AUX_DATA = "aux-data"
+    TRUE_LABELS = "true-labels"
+    TRUE_WEIGHTS = "true-weights"
+
+
+ORACLES = frozenset({Knowledge.TRUE_LABELS, Knowledge.TRUE_WEIGHTS})
+"""Knowledge that no real server has; results that use it are labelled ORACLE."""
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """A named set of knowledge with its source.
+
+    Args:
+        name: as given to ``--threat``.
+        grants: what the attacker holds.
+        rounds: ``"last"`` or ``"all"``: the rounds whose uploads are observed.
+        summary: one sentence, printed as the game of every attack.
+        reference: where the model comes from.
+    """
+
+    name: str
+    grants: frozenset[Knowledge]
+    rounds: str
+    summary: str
+    reference: str = ""
+
+    def with_oracles(self, *extra: Knowledge) -> ThreatModel:
+        """Return the same model with declared oracles added."""
+        return dataclasses.replace(self, grants=self.grants | frozenset(extra))
+
+
+THREAT_MODELS: dict[str, ThreatModel] = {
+    model.name: model
+    for model in (
+        ThreatModel(
+            "fedre-paper",
+            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}),
+            "last",
+            "honest-but-curious server holding every client's extractor of the attacked round "
+            "(white box); no auxiliary images, no labels beyond those uploaded",
+            "FedRE (CVPR 2026), question 2: inversion with the client's extractor",
+        ),
+        ThreatModel(
+            "eavesdropper",
+            frozenset({Knowledge.UPLOADS}),
+            "all",
+            "somebody who reads the wire and holds no model",
+        ),
+        ThreatModel(
+            "realistic",
+            frozenset({Knowledge.UPLOADS, Knowledge.HEAD}),
+            "all",
+            "honest-but-curious server holding what the protocol gives it: uploads and the "
+            "global head, no client extractor",
+        ),
+        ThreatModel(
+            "strong",
+            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS,
+                       Knowledge.HEAD, Knowledge.AUX_DATA}),
+            "all",
+            "server holding every client's extractor of every kept round, and auxiliary images "
+            "disjoint from every client's training data",
+        ),
+    )
+}  # fmt: skip
+
+
+# --- what an attack receives and returns -----------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """The only thing an attack receives: what the threat model lets through.
+
+    Args:
+        threat: the threat model that filtered it.
+        targets: uploads to be attacked; row i of the concatenated `rows` is target i.
+        uploads, broadcasts: everything else observed.
+        extractors: (client, round) to the frozen extractor, images in [0, 1] (n, C, H, W) to
+            representations (n, d); normalisation happens inside. Empty unless granted.
+        image_shape: (C, H, W) of the inputs sought.
+        num_classes: length of a label encoding.
+        aux: auxiliary images in [0, 1] (m, C, H, W), or None unless granted.
+        aux_labels: their labels (m,), or None.
+    """
+
+    threat: ThreatModel
+    targets: tuple[Upload, ...]
+    uploads: tuple[Upload, ...]
+    broadcasts: tuple[Broadcast, ...]
+    extractors: Mapping[tuple[int, int], nn.Module]
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    aux: Tensor | None = None
+    aux_labels: Tensor | None = None
+
+    def target_rows(self) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Return all target vectors (N, d) and, for each, its (client, round)."""
+        rows, owners = [], []
+        for upload in self.targets:
+            for artifact in upload.artifacts:
+                found = artifact.rows()
+                if found is not None:
+                    rows.append(found)
+                    owners += [(upload.client, upload.round)] * len(found)
+        return torch.cat(rows), owners
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an attack recovered. It holds no truth and no score against truth.
+
+    Shape:
+        images (N, C, H, W) in [0, 1]; row i belongs to target i. NaN rows diverged.
+        prior (N, C, H, W): the attack's output before any fitting, a floor.
+        fit (N,): attained match to the target (the attack's own objective, lower is better).
+        trace (num_logged, N): the fit along the way; trace_steps (num_logged,).
+    """
+
+    images: Tensor
+    prior: Tensor
+    fit: Tensor
+    trace: Tensor
+    trace_steps: Tensor
+    stopped_because: str
+    diverged: Tensor
+
+    def save(self) -> dict[str, Tensor]:
+        """Return the tensors to write to ``recovered.safetensors``."""
+        return {
+            "images": self.images, "prior": self.prior, "fit": self.fit, "trace": self.trace,
+            "trace_steps": self.trace_steps, "diverged": self.diverged,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What the evaluator compares with; attack code never receives one.
+
+    Args:
+        images: private training images in [0, 1] (M, C, H, W).
+        labels: their classes (M,).
+        clients: the client that holds each (M,).
+        mixture: which of these images made each target, and with which weight.
+        target_clients: the client of each target (N,).
+        target_labels: the class of each target, -1 where it mixes several (N,).
+    """
+
+    images: Tensor
+    labels: Tensor
+    clients: Tensor
+    mixture: Mixture
+    target_clients: Tensor
+    target_labels: Tensor

@@ -1,0 +1,312 @@
+"""What a data set is, and the checks and conversions that all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..core.config import knob
+from ..core.errors import IncompatibleError, MissingInputError
+from ..core.files import tensor_sha256
+from ..core.registry import Registry
+
+BUILT_IN = "Works now, without any file: --dataset digits or --dataset photos."
+"""Last sentence of every message about an absent data set."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageData:
+    """Labelled images in memory, original training rows first.
+
+    Args:
+        name: the data set's registered name.
+        images: uint8 (N, C, H, W), values 0..255.
+        labels: int64 (N,), values 0..num_classes-1.
+        classes: class names; label i means ``classes[i]``.
+        num_train: rows below it come from the original training set, the rest from the original
+            test set.
+        notes: facts that belong beside every number computed from these images.
+
+    Raises:
+        IncompatibleError: a wrong type, shape or range.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    num_train: int
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.images.dtype != torch.uint8 or self.images.dim() != 4:
+            problems.append(
+                f"images are {self.images.dtype} {tuple(self.images.shape)}; "
+                "torch.uint8 (N, C, H, W) is needed"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            problems.append(
+                f"labels are {self.labels.dtype} {tuple(self.labels.shape)}; "
+                f"torch.int64 ({len(self.images)},) is needed"
+            )
+        if len(self.images) == 0:
+            problems.append("there are no images")
+        elif len(self.labels) and not (
+            0 <= int(self.labels.min()) and int(self.labels.max()) < len(self.classes)
+        ):
+            problems.append(
+                f"labels span {int(self.labels.min())}..{int(self.labels.max())}; "
+                f"0..{len(self.classes) - 1} is needed for {len(self.classes)} class names"
+            )
+        if not 0 <= self.num_train <= len(self.images):
+            problems.append(f"num_train is {self.num_train}; 0..{len(self.images)} is needed")
+        if problems:
+            raise IncompatibleError(*(f"Data set '{self.name}': {text}." for text in problems))
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of the bytes of images and labels, in order."""
+        return tensor_sha256(self.images, self.labels)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        """Number of class names."""
+        return len(self.classes)
+
+    def floats(self, index: Tensor) -> Tensor:
+        """Return the images at `index` (n,) as float32 (n, C, H, W) in [0, 1]."""
+        return self.images[index].float() / 255
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        shape = "x".join(str(side) for side in self.image_shape)
+        notes = f", {len(self.notes)} note(s)" if self.notes else ""
+        return (
+            f"ImageData('{self.name}': {len(self)} images {shape}, {self.num_classes} classes, "
+            f"{self.num_train} original training + {len(self) - self.num_train} test{notes})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """Base of all data sets: settings, and `load`.
+
+    A data set is a frozen, keyword-only dataclass registered with ``datasets.register(name)``.
+    """
+
+    name: ClassVar[str] = ""
+
+    per_class: int | None = knob(
+        None,
+        help="keep at most this many images of each class, taken in order, from the original "
+        "training set and as many from the original test set; none keeps all",
+        unit="images",
+        ge=1,
+    )
+
+    @abstractmethod
+    def load(self) -> ImageData:
+        """Read the images; the same settings give the same bytes.
+
+        Raises:
+            MissingInputError: the files are not there.
+            DamagedInputError: a file cannot be read.
+            IncompatibleError: the content is not what this data set expects.
+        """
+
+
+datasets: Registry[Dataset] = Registry("data set", "fedre_privacy.data", see="fedre-train --help")
+
+
+def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:
+    """Keep the first `per_class` images of each class and original part, in the order they had.
+
+    Args:
+        data: the whole data set.
+        per_class: images to keep of each class (count), or None for all.
+    """
+    if per_class is None:
+        return data
+    part = (torch.arange(len(data)) >= data.num_train).long()
+    group = part * data.num_classes + data.labels
+    order = group.argsort(stable=True)
+    sizes = torch.bincount(group, minlength=2 * data.num_classes)
+    starts = sizes.cumsum(0) - sizes
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(data)) - starts[group[order]]
+    kept = (rank < per_class).nonzero().squeeze(1)
+    return replace(
+        data,
+        images=data.images[kept],
+        labels=data.labels[kept],
+        num_train=int((kept < data.num_train).sum()),
+    )
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resize to size x size with torchvision's antialiased bilinear filter.
+
+    An oblong image is first cut to the square at its centre. Computed in float64 and rounded, so
+    that the bytes do not depend on the processor.
+
+    Args:
+        images: uint8 (..., C, H, W).
+        size: side of the result (pixels).
+
+    Returns:
+        uint8 (..., C, size, size); the input itself when it has this size already.
+    """
+    height, width = images.shape[-2:]
+    if (height, width) == (size, size):
+        return images
+    from torchvision.transforms.v2.functional import resize as antialiased  # slow to import
+
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = images[..., top : top + side, left : left + side]
+    resized: Tensor = antialiased(square.double(), [size, size], antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
+
+
+def as_images(array: npt.NDArray[Any], what: str) -> Tensor:
+    """Check an array of images and turn it into uint8 (N, C, H, W).
+
+    Args:
+        array: (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3; uint8, or floats in
+            [0, 1], which are rounded to the nearest of 256 levels.
+        what: the array's name, for messages.
+
+    Raises:
+        IncompatibleError: another shape, an order of axes that cannot be told, another type, or
+            values outside the range, with the likely normalisation.
+    """
+    shape = array.shape
+    if array.ndim == 3 and 3 in (shape[0], shape[2]):
+        raise _shape_error(what, shape, "it may be one colour image or several grey ones")
+    if array.ndim == 3:
+        array = array[:, None]
+    elif array.ndim == 4 and shape[1] in (1, 3) and shape[3] in (1, 3):
+        raise _shape_error(what, shape, "channels may be the second or the last axis")
+    elif array.ndim == 4 and shape[3] in (1, 3):
+        array = array.transpose(0, 3, 1, 2)
+    elif array.ndim != 4 or shape[1] not in (1, 3):
+        raise _shape_error(what, shape, "no axis has 1 or 3 channels")
+    if array.size == 0:
+        raise IncompatibleError(f"{what} has shape {shape}: it holds no pixels.")
+    return torch.from_numpy(np.ascontiguousarray(_as_bytes(array, what)))
+
+
+def _shape_error(what: str, shape: tuple[int, ...], why: str) -> IncompatibleError:
+    return IncompatibleError(
+        f"{what} has shape {shape}: {why}. Needed: (N, C, H, W) or (N, H, W, C) with 1 or 3 "
+        "channels, or (N, H, W) for grey images.",
+        next_step=f"Reorder the axes of {what} before saving it.",
+    )
+
+
+def _as_bytes(array: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
+    needed = "Needed: uint8 0..255, or floats in [0, 1]"
+    if array.dtype.kind not in "uif":
+        raise IncompatibleError(f"{what} holds {array.dtype}. {needed}.")
+    low, high = float(array.min()), float(array.max())
+    if array.dtype == np.uint8:
+        if high <= 1:
+            raise IncompatibleError(
+                f"{what} is uint8 with values {low:g}..{high:g}: looks like [0, 1] floats cast to "
+                f"uint8, which lost everything between. {needed}.",
+                next_step=f"Save {what} as floats, or multiply by 255 before the cast.",
+            )
+        return array
+    if array.dtype.kind != "f":
+        raise IncompatibleError(
+            f"{what} holds {array.dtype} with values {low:g}..{high:g}. {needed}.",
+            next_step=f"If they are 0..255, save {what}.astype('uint8').",
+        )
+    slack = 1e-6  # rounding of a normalisation that was undone in float32
+    if not (low >= -slack and high <= 1 + slack):
+        looks, remedy = _likely_normalisation(low, high)
+        raise IncompatibleError(
+            f"{what} holds values from {low:.4g} to {high:.4g}: {looks}. {needed}; models "
+            "normalise inside.",
+            next_step=f"{remedy} before saving {what}.",
+        )
+    levels: npt.NDArray[np.uint8] = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
+    return levels
+
+
+def _likely_normalisation(low: float, high: float) -> tuple[str, str]:
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return "not all are finite numbers", "Find and mend the NaN or infinite pixels"
+    if low >= 0 and high <= 255:
+        return "looks like 0-255 floats", "Divide by 255"
+    if low >= -1.001 and high <= 1.001:
+        return "looks like mean 0.5 / std 0.5", "Undo it (x * 0.5 + 0.5)"
+    return (
+        "looks standardised (mean subtracted, divided by std)",
+        "Undo it (x * std + mean, per channel)",
+    )
+
+
+def as_labels(array: npt.NDArray[Any], what: str, *, count: int) -> Tensor:
+    """Check an array of labels and turn it into int64 (count,).
+
+    Args:
+        array: integers >= 0, (count,) or (count, 1).
+        what: the array's name, for messages.
+        count: how many images it must fit.
+
+    Raises:
+        IncompatibleError: another shape, length or type, or negative labels.
+    """
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (count,) or array.dtype.kind not in "ui":
+        raise IncompatibleError(
+            f"{what} is {array.dtype} of shape {array.shape}. Needed: one class number per image, "
+            f"integers of shape ({count},)."
+        )
+    labels = array.astype(np.int64)
+    if count and labels.min() < 0:
+        raise IncompatibleError(f"{what} holds the label {labels.min()}. Needed: labels >= 0.")
+    return torch.from_numpy(labels)
+
+
+def existing(path: str | None, name: str, what: str) -> Path:
+    """Return the path of a data set that the user has to bring.
+
+    Args:
+        path: as given, or None.
+        name: the data set.
+        what: what it should be, e.g. ``"a .npz file"``.
+
+    Raises:
+        MissingInputError: no path given, or nothing there.
+    """
+    remedy = f"Give its place with --data-dir DIR. {BUILT_IN}"
+    if path is None:
+        raise MissingInputError(
+            f"Data set '{name}' needs {what}, and no path was given.", next_step=remedy
+        )
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise MissingInputError(
+            f"Data set '{name}' needs {what}; there is nothing at {found}.", next_step=remedy
+        )
+    return found

@@ -1,0 +1,106 @@
+"""Images from a NumPy .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..core.config import knob
+from ..core.errors import DamagedInputError, IncompatibleError
+from .base import Dataset, ImageData, as_images, as_labels, datasets, existing, keep_per_class
+
+LAYOUTS = (("x_train", "y_train"), ("x", "y"), ("images", "labels"))
+TEST = ("x_test", "y_test")
+NEEDED = (
+    "x_train and y_train (with x_test and y_test if there is a test part), x and y, or images "
+    "and labels; class names in classes if wanted"
+)
+
+
+@datasets.register("npz")
+@dataclass(frozen=True, kw_only=True)
+class Npz(Dataset):
+    """Load labelled images from one .npz file written by ``numpy.savez``.
+
+    Keys: x_train and y_train, with x_test and y_test if there is a test part; or x and y; or
+    images and labels. Optional: classes (C,), the class names. Images are (N, H, W),
+    (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, uint8 or floats in [0, 1]; labels are
+    integers. Pickled content is never loaded.
+    """
+
+    path: str | None = knob(None, help="the .npz file")
+
+    def load(self) -> ImageData:
+        path = existing(self.path, self.name, "a .npz file")
+        arrays = _read(path)
+        pair = next((pair for pair in LAYOUTS if set(pair) <= set(arrays)), None)
+        has_test = [key for key in TEST if key in arrays]
+        if pair is None or len(has_test) == 1:
+            raise IncompatibleError(
+                f"{path} holds the keys {', '.join(sorted(arrays)) or 'none'}. Needed: {NEEDED}.",
+                next_step="Save it again with numpy.savez and these names.",
+            )
+        parts = [pair, TEST] if has_test else [pair]
+        images = [as_images(arrays[x], f"'{x}' of {path.name}") for x, _ in parts]
+        labels = [
+            as_labels(arrays[y], f"'{y}' of {path.name}", count=len(found))
+            for (_, y), found in zip(parts, images, strict=True)
+        ]
+        shapes = {tuple(found.shape[1:]) for found in images}
+        if len(shapes) > 1:
+            raise IncompatibleError(
+                f"Images of {path.name} are {' and '.join(map(str, sorted(shapes)))} (C, H, W) in "
+                "its training and test part. Needed: one shape."
+            )
+        every_label = torch.cat(labels)
+        data = ImageData(
+            name=self.name,
+            images=torch.cat(images),
+            labels=every_label,
+            classes=_classes(arrays, int(every_label.max()) + 1, path),
+            num_train=len(images[0]),
+        )
+        return keep_per_class(data, self.per_class)
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    if path.is_dir():
+        raise IncompatibleError(
+            f"{path} is a folder. Needed: a .npz file.",
+            next_step="For a folder of images use --dataset imagefolder.",
+        )
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise IncompatibleError(
+                f"{path} is a single array (.npy). Needed: a .npz file with {NEEDED}."
+            )
+        with found:
+            wanted = {key for pair in LAYOUTS for key in pair} | {*TEST, "classes"}
+            empty = np.empty(0)
+            return {key: found[key] if key in wanted else empty for key in found.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DamagedInputError(
+            f"{path} cannot be read as a .npz file ({error}). Pickled content is never loaded "
+            "here.",
+            next_step="Save plain number and text arrays with numpy.savez.",
+        ) from None
+
+
+def _classes(arrays: dict[str, npt.NDArray[Any]], count: int, path: Path) -> tuple[str, ...]:
+    if "classes" not in arrays:
+        return tuple(str(label) for label in range(count))
+    names = tuple(str(name) for name in arrays["classes"].reshape(-1).astype(str))
+    if len(names) < count:
+        raise IncompatibleError(
+            f"'classes' of {path.name} names {len(names)} classes and the labels go up to "
+            f"{count - 1}. Needed: {count} names."
+        )
+    return names

@@ -1,0 +1,137 @@
+"""CIFAR-10, CIFAR-100 and Fashion-MNIST, read and fetched by torchvision."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..core.config import knob
+from ..core.errors import MissingInputError
+from .base import BUILT_IN, Dataset, ImageData, as_images, as_labels, datasets, keep_per_class
+
+TIMEOUT_S = 20.0
+"""Longest silence of a server before a download counts as failed."""
+
+FAILURES = (OSError, RuntimeError, http.client.HTTPException)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchvisionDataset(Dataset):
+    """Base of the data sets that torchvision knows: training part, then test part.
+
+    Files already there are used as they are; only then is the network tried.
+
+    Raises:
+        MissingInputError: absent, and not to be had.
+    """
+
+    torchvision_name: ClassVar[str]
+    place: ClassVar[str]
+    """What has to lie in the folder for a load without network."""
+
+    path: str | None = knob(
+        None, help="folder to look in and to download to; none: $FEDRE_DATA, else 'data'"
+    )
+    download: bool = knob(True, help="fetch the files when they are not there")
+
+    def load(self) -> ImageData:
+        root = Path(self.path or os.environ.get("FEDRE_DATA") or "data").expanduser()
+        try:
+            parts = self._parts(root, download=False)
+        except FAILURES as error:
+            if not self.download:
+                raise self._absent(root, f"download is off; {error}") from None
+            try:
+                with _timeout(TIMEOUT_S):
+                    parts = self._parts(root, download=True)
+            except FAILURES as error:
+                raise self._absent(root, f"the download failed: {error}") from None
+        images = [as_images(np.asarray(part.data), f"{self.name} images") for part in parts]
+        labels = [
+            as_labels(np.asarray(part.targets), f"{self.name} labels", count=len(found))
+            for part, found in zip(parts, images, strict=True)
+        ]
+        data = ImageData(
+            name=self.name,
+            images=torch.cat(images),
+            labels=torch.cat(labels),
+            classes=tuple(parts[0].classes),
+            num_train=len(images[0]),
+        )
+        return keep_per_class(data, self.per_class)
+
+    def _parts(self, root: Path, *, download: bool) -> list[Any]:
+        from torchvision import datasets as known  # slow to import
+
+        source = getattr(known, self.torchvision_name)
+        return [source(root, train=train, download=download) for train in (True, False)]
+
+    def _absent(self, root: Path, why: str) -> MissingInputError:
+        reason = " ".join(why.split()).rstrip(".")
+        return MissingInputError(
+            f"Data set '{self.name}' is not (whole) in {root.absolute()}; {reason}.",
+            next_step=f"Put {self.place} into a folder DIR and give it with --data-dir DIR (or "
+            f"set FEDRE_DATA), or run once with a network. {BUILT_IN}",
+        )
+
+
+@contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """Bound the silence of every socket opened inside the block (torchvision sets no bound)."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@datasets.register("cifar10")
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(TorchvisionDataset):
+    """Load CIFAR-10: 50,000 + 10,000 colour images, 32x32, 10 classes, in the official order.
+
+    The official files are Python pickles. torchvision opens them only when their MD5 equals
+    that of the published files; nothing else is ever unpickled.
+
+    Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+    """
+
+    torchvision_name = "CIFAR10"
+    place = "cifar-10-python.tar.gz, or the folder cifar-10-batches-py from inside it,"
+
+
+@datasets.register("cifar100")
+@dataclass(frozen=True, kw_only=True)
+class Cifar100(TorchvisionDataset):
+    """Load CIFAR-100: 50,000 + 10,000 colour images, 32x32, 100 fine classes, official order.
+
+    The official files are Python pickles. torchvision opens them only when their MD5 equals
+    that of the published files; nothing else is ever unpickled.
+
+    Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+    """
+
+    torchvision_name = "CIFAR100"
+    place = "cifar-100-python.tar.gz, or the folder cifar-100-python from inside it,"
+
+
+@datasets.register("fashion-mnist")
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(TorchvisionDataset):
+    """Load Fashion-MNIST: 60,000 + 10,000 grey images, 28x28, 10 classes, in the official order.
+
+    Reference: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017.
+    """
+
+    torchvision_name = "FashionMNIST"
+    place = "the four *-ubyte.gz files, in its sub-folder FashionMNIST/raw,"

@@ -1,0 +1,1 @@
+"""Entanglement schemes, one per file."""

@@ -1,0 +1,56 @@
+"""The whole state of a federation between two rounds, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedre_privacy.blocks.state import Client, Server
+from fedre_privacy.core import files
+from fedre_privacy.core.errors import DamagedInputError
+
+FILE = "state.safetensors"
+
+
+def _modules(clients: Sequence[Client], server: Server) -> dict[str, nn.Module]:
+    out: dict[str, nn.Module] = {f"server/{name}": m for name, m in server.modules.items()}
+    for client in clients:
+        out[f"client{client.id}/model"] = client.model
+        out |= {f"client{client.id}/{name}": m for name, m in client.memory.items()}
+    return out
+
+
+def save(
+    folder: Path, clients: Sequence[Client], server: Server, *, round: int, metrics: list[Any]
+) -> None:
+    """Write the state after `round`, replacing the one before it in a single rename."""
+    tensors: dict[str, Tensor] = {}
+    for owner, module in _modules(clients, server).items():
+        tensors |= {f"{owner}|{name}": value for name, value in module.state_dict().items()}
+    meta = {"round": str(round), "metrics": json.dumps(metrics)}
+    files.write_tensors(folder / FILE, tensors, metadata=meta)
+
+
+def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, list[Any]] | None:
+    """Put a saved state into clients and server; return its round and metrics, or None.
+
+    Raises:
+        DamagedInputError: the file does not fit these models.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    tensors = files.read_tensors(path)
+    meta = files.read_metadata(path)
+    for owner, module in _modules(clients, server).items():
+        prefix = f"{owner}|"
+        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            raise DamagedInputError(f"{path} does not fit this run: {error}") from None
+    return int(meta["round"]), json.loads(meta["metrics"])

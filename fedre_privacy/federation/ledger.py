@@ -1,0 +1,39 @@
+"""Communication of one round, measured from the artifacts that were serialised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedre_privacy.core.types import UNCOUNTED_IN_PAPER, Artifact, Content
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Totals over all clients of one round in one direction.
+
+    Args:
+        scalars_complete: every number sent.
+        scalars_paper: without labels, label encodings and counts, as published tables count.
+        nbytes: size of the tensors as serialised (bytes).
+        by_content: scalars by what they hold.
+    """
+
+    scalars_complete: int
+    scalars_paper: int
+    nbytes: int
+    by_content: dict[Content, int]
+
+
+def measure(messages: Iterable[tuple[tuple[Artifact, ...], int]]) -> Traffic:
+    """Add up messages, each with the number of its recipients."""
+    by_content: dict[Content, int] = {}
+    nbytes = 0
+    for artifacts, recipients in messages:
+        for artifact in artifacts:
+            nbytes += artifact.nbytes() * recipients
+            for content, count in artifact.scalars().items():
+                by_content[content] = by_content.get(content, 0) + count * recipients
+    complete = sum(by_content.values())
+    paper = sum(n for content, n in by_content.items() if content not in UNCOUNTED_IN_PAPER)
+    return Traffic(complete, paper, nbytes, by_content)

@@ -1,0 +1,169 @@
+"""The one federated loop, for every protocol.
+
+Round t: the clients selected for it, which have received broadcast t, train and upload; the
+server aggregates; broadcast t + 1 goes to the clients selected next (to all after the last round).
+Accuracy is measured at two moments: after local training (`post_local`) and after the following
+broadcast (`post_broadcast`), over all clients, selected or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedre_privacy.blocks.local import count_correct
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.core.events import Event, Report
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Broadcast, Emission, Upload
+from fedre_privacy.protocols.base import Protocol
+
+from . import checkpoint
+from .ledger import measure
+from .recorder import Recorder
+from .steps import client_step, next_broadcast, server_step
+
+CHECKPOINT_SECONDS = 10.0
+"""A checkpoint is written at the first round's end after this long."""
+
+Row = dict[str, Any]
+Keep = Callable[[int, Sequence[Client], dict[int, tuple[Emission, ...]]], None]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Test accuracy over clients: macro (mean of clients) and micro (pooled samples)."""
+
+    mean_client: float
+    pooled: float
+    per_client: tuple[float | None, ...]
+
+
+def select(training: Training, round: int) -> tuple[int, ...]:
+    """Clients of a round, drawn without replacement, ascending."""
+    count = max(1, int(training.join_ratio * training.clients))
+    order = torch.randperm(training.clients, generator=stream(training.seed, "select", round=round))
+    return tuple(sorted(order[:count].tolist()))
+
+
+def evaluate(protocol: Protocol, clients: Sequence[Client]) -> Accuracy:
+    """Accuracy of every client on its own test samples."""
+    correct, totals = [], []
+    for client in clients:
+        client.model.eval()
+        correct.append(count_correct(lambda x, c=client: protocol.logits(c, x), client.test))  # type: ignore[misc]
+        totals.append(len(client.test))
+    per_client = tuple(c / n if n else None for c, n in zip(correct, totals, strict=True))
+    tested = [value for value in per_client if value is not None]
+    return Accuracy(
+        sum(tested) / len(tested) if tested else float("nan"),
+        sum(correct) / max(sum(totals), 1),
+        per_client,
+    )
+
+
+def run(
+    protocol: Protocol,
+    clients: Sequence[Client],
+    server: Server,
+    setting: Setting,
+    *,
+    recorder: Recorder,
+    checkpoints: Path,
+    keep: Keep,
+    report: Report,
+    resume: bool = False,
+    on_row: Callable[[list[Row]], None] = lambda rows: None,
+) -> list[Row]:
+    """Train a federation and record every message; return one row of metrics per round.
+
+    Args:
+        keep: called with (round, clients, emissions by client) while clients still hold the
+            models that made the round's uploads.
+        on_row: called with all rows after every round.
+    """
+    training = setting.training
+    rows: list[Row] = []
+    done = 0
+    restored = checkpoint.load(checkpoints, clients, server) if resume else None
+    message = next_broadcast(protocol, server)
+    if restored is not None:
+        done, rows = restored
+        recorder.resume(done)
+        message = next_broadcast(protocol, server)
+    else:
+        _deliver(protocol, clients, message, select(training, 1))
+    last_saved = time.monotonic()
+    for round in range(done + 1, training.rounds + 1):
+        started = time.monotonic()
+        chosen = select(training, round)
+        emissions: dict[int, tuple[Emission, ...]] = {}
+        losses = []
+        for k in chosen:
+            with _on_device(clients[k], setting):
+                emissions[k], loss = client_step(
+                    protocol, clients[k], message, Task(setting, round, k)
+                )
+            losses.append(loss)
+        keep(round, clients, emissions)
+        uploads = [Upload(k, round, tuple(e.artifact for e in emissions[k])) for k in chosen]
+        recorder.write(round, uploads, [Broadcast(round, chosen, message)])
+        up = measure((upload.artifacts, 1) for upload in uploads)
+        down = measure([(message, len(chosen))])
+
+        last = round == training.rounds
+        measured = round % training.eval_every == 0 or last
+        post_local = evaluate(protocol, clients) if measured else None
+        message = server_step(protocol, server, uploads, Task(setting, round))
+        receivers = tuple(range(training.clients)) if last else select(training, round + 1)
+        _deliver(protocol, clients, message, receivers)
+        if last:
+            recorder.write(round + 1, [], [Broadcast(round + 1, receivers, message)])
+        post_broadcast = evaluate(protocol, clients) if measured else None
+
+        row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
+        for moment, accuracy in (("post_local", post_local), ("post_broadcast", post_broadcast)):
+            row[f"acc_{moment}"] = accuracy.mean_client if accuracy else None
+            row[f"acc_{moment}_pooled"] = accuracy.pooled if accuracy else None
+        for direction, traffic in (("up", up), ("down", down)):
+            row[f"{direction}_scalars"] = traffic.scalars_complete
+            row[f"{direction}_scalars_paper"] = traffic.scalars_paper
+            row[f"{direction}_bytes"] = traffic.nbytes
+        row["wall_s"] = time.monotonic() - started
+        rows.append(row)
+        on_row(rows)
+        if time.monotonic() - last_saved > CHECKPOINT_SECONDS and not last:
+            checkpoint.save(checkpoints, clients, server, round=round, metrics=rows)
+            last_saved = time.monotonic()
+        headline = row[f"acc_{protocol.headline}"]
+        report(Event("train.round", {"round": round, "of": training.rounds,
+                                     "loss": row["loss"], "accuracy": headline}))  # fmt: skip
+    return rows
+
+
+def _deliver(
+    protocol: Protocol, clients: Sequence[Client], message: Message, receivers: Sequence[int]
+) -> None:
+    if message:
+        for k in receivers:
+            protocol.receive(clients[k], message)
+
+
+@contextmanager
+def _on_device(client: Client, setting: Setting):  # type: ignore[no-untyped-def]
+    """Bring a client's modules to the device for its step when they are kept off it."""
+    home = next(client.model.parameters()).device
+    modules = [client.model, *client.memory.values()]
+    for module in modules:
+        module.to(setting.device)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.to(home)

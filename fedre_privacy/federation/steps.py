@@ -1,0 +1,66 @@
+"""What one client does and what the server does in a round; they exchange only artifacts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedre_privacy.blocks.local import fit
+from fedre_privacy.blocks.state import Client, Message, Server, Task
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.base import Protocol
+
+
+def client_step(
+    protocol: Protocol, client: Client, message: Message, task: Task
+) -> tuple[tuple[Emission, ...], float]:
+    """Train one client and return what it uploads, on the CPU, and its mean training loss.
+
+    Raises:
+        DivergedError: the loss is not finite.
+        IncompatibleError: the protocol uploads a kind that it did not declare.
+    """
+    training = task.setting.training
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        return protocol.loss(client, images, labels, message)
+
+    with seeded(training.seed, "client", client=client.id, round=task.round):
+        mean_loss = fit(
+            protocol.modules(client), loss, client.train,
+            epochs=training.epochs, batch_size=training.batch_size, lr=training.lr,
+            rng=task.rng("batches"),
+        )  # fmt: skip
+        if not math.isfinite(mean_loss):
+            raise DivergedError(
+                f"Training diverged: the loss of client {client.id} in round {task.round} is "
+                f"{mean_loss} with lr {training.lr:g}.",
+                next_step=f"Lower the step size, for example --set train.lr={training.lr / 3:.2g}.",
+            )
+        emissions = protocol.upload(client, task)
+    for emission in emissions:
+        if not isinstance(emission.artifact, protocol.uploads):
+            raise IncompatibleError(
+                f"Protocol '{protocol.name}' uploaded {type(emission.artifact).__name__} but "
+                f"declares {', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}."
+            )
+    return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions), mean_loss
+
+
+def server_step(
+    protocol: Protocol, server: Server, uploads: Sequence[Upload], task: Task
+) -> Message:
+    """Aggregate a round's uploads and return the next broadcast, on the CPU."""
+    if uploads and any(upload.artifacts for upload in uploads):
+        with seeded(task.setting.training.seed, "server", round=task.round):
+            protocol.aggregate(server, uploads, task)
+    return next_broadcast(protocol, server)
+
+
+def next_broadcast(protocol: Protocol, server: Server) -> Message:
+    """The message that the server's present state stands for."""
+    return tuple(artifact.detached() for artifact in protocol.broadcast(server))

@@ -1,0 +1,1 @@
+"""Wiring: resolve settings, connect the rooms, write the run folder."""

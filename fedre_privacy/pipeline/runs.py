@@ -1,0 +1,209 @@
+"""A run's folder: what is where, what is whole, and reading it back."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedre_privacy import __version__
+from fedre_privacy.core import files
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
+from fedre_privacy.core.types import Mixture
+from fedre_privacy.models.families import build_model
+from fedre_privacy.models.split import SplitModel
+
+from .settings import TrainSettings, resolve_training
+
+COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change numbers."""
+    out = {"fedre-privacy": __version__, "python": platform.python_version()}
+    for package in ("torch", "torchvision", "numpy", "scikit-image", "scikit-learn"):
+        try:
+            out[package] = version(package)
+        except PackageNotFoundError:
+            out[package] = "absent"
+    return out
+
+
+def device_name(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({torch.get_num_threads()} threads, {platform.machine()})"
+
+
+def status_of(folder: Path) -> str | None:
+    """``complete``, ``partial`` or ``failed``; None where nothing was begun."""
+    path = folder / "record.json"
+    if not path.is_file():
+        return PARTIAL if folder.is_dir() and any(folder.iterdir()) else None
+    return str(files.read_json(path).get("status", PARTIAL))
+
+
+def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+    """Decide what happens to a folder that may exist; return True when it is already complete.
+
+    Raises:
+        ConfigError: it holds an unfinished piece of work and neither option was given.
+    """
+    status = status_of(folder)
+    if status == COMPLETE and not restart:
+        return True
+    if status is not None and restart:
+        shutil.rmtree(folder)
+        status = None
+    if status is not None and not resume:
+        raise ConfigError(
+            f"{what} {folder} was started before and is {status}.",
+            next_step="Add --resume to go on from where it stopped, or --restart to begin anew.",
+        )
+    if status is None and resume and folder.parent.is_dir():
+        kin = folder.name.rsplit("-", 1)[0]
+        others = [path.name for path in sorted(folder.parent.glob(f"{kin}-*"))
+                  if status_of(path) in (PARTIAL, FAILED)]  # fmt: skip
+        if others:
+            raise ConfigError(
+                f"--resume found no unfinished {folder.name} with these settings; unfinished with "
+                f"other settings: {', '.join(others)}.",
+                next_step=f"Use the settings in {folder.parent / others[0] / 'config.yaml'} "
+                "(--config), or leave --resume out to start a new one.",
+            )
+    return False
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded training run.
+
+    Args:
+        folder: its folder, holding ``record.json`` and ``config.yaml``.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not (self.folder / "record.json").is_file():
+            near = []
+            if self.folder.parent.is_dir():
+                near = [p.parent.name for p in sorted(self.folder.parent.glob("*/record.json"))]
+            listed = f" Runs beside it: {', '.join(near)}." if near else ""
+            raise MissingInputError(
+                f"No run at {self.folder}: record.json is not there.{listed}",
+                next_step="Train one with fedre-train, or give --protocol instead of a folder.",
+            )
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The contents of ``record.json``."""
+        record = files.read_json(self.folder / "record.json")
+        if not isinstance(record, dict):
+            raise DamagedInputError(f"{self.folder / 'record.json'} is not a record.")
+        return record
+
+    @cached_property
+    def settings(self) -> TrainSettings:
+        """The settings it was trained with."""
+        loaded = load_yaml(self.folder / "config.yaml")
+        problems: list[str] = []
+        settings = resolve_training(loaded.values, loaded.where, problems)
+        if settings is None:
+            raise ConfigError(*problems)
+        return settings
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.folder.name
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        channels, height, width = self.record["image_shape"]
+        return channels, height, width
+
+    def kept_rounds(self) -> list[int]:
+        """Rounds whose extractors were kept, ascending."""
+        return sorted(int(p.stem[1:]) for p in (self.folder / "models").glob("r*.safetensors"))
+
+    def model(self, client: int, round: int) -> SplitModel:
+        """The model of a client as it was when it made its upload of a round.
+
+        Raises:
+            MissingInputError: the round's models were not kept (the nearest one is named).
+        """
+        tensors = self._models(round)
+        prefix = f"client{client}/"
+        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        settings = self.settings
+        num_classes = len(self.record["classes"])
+        model = build_model(settings.model, client, self.image_shape, num_classes)
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise DamagedInputError(
+                f"The models of {self.folder} do not fit its config.yaml: {error}"
+            ) from None
+        return model.eval().requires_grad_(False)
+
+    def _models(self, round: int) -> dict[str, Tensor]:
+        kept = self.kept_rounds()
+        if round not in kept:
+            if not kept:
+                raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")
+            near = min(kept, key=lambda r: abs(r - round))
+            raise MissingInputError(
+                f"The extractors of round {round} were not kept; kept: "
+                f"{', '.join(map(str, kept))}.",
+                next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
+            )
+        cache: dict[int, dict[str, Tensor]] = self.__dict__.setdefault("_cache", {})
+        if round not in cache:
+            cache[round] = files.read_tensors(self.folder / "models" / f"r{round:04d}.safetensors")
+        return cache[round]
+
+    def split_indices(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Training and test indices of each client (evaluator only)."""
+        tensors = self._private("split.safetensors")
+        clients = self.settings.train.clients
+        return (
+            [tensors[f"train{k}"] for k in range(clients)],
+            [tensors[f"test{k}"] for k in range(clients)],
+        )
+
+    def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
+        """(client, artifact number) to the provenance of its rows (evaluator only)."""
+        tensors = self._private(f"mixtures-r{round:04d}.safetensors")
+        out = {}
+        for key in {name.rsplit("/", 1)[0] for name in tensors}:
+            client, number = key.split("/")
+            out[int(client), int(number)] = Mixture(
+                tensors[f"{key}/row"], tensors[f"{key}/sample"], tensors[f"{key}/weight"],
+                num_rows=int(tensors[f"{key}/num_rows"]),
+            )  # fmt: skip
+        return out
+
+    def _private(self, name: str) -> dict[str, Tensor]:
+        path = self.folder / "private" / name
+        if not path.is_file():
+            raise MissingInputError(
+                f"{self.folder} has no truth to score against ({path.name} is absent): it was "
+                "recorded with record.truth=false.",
+                next_step="Train again without --no-truth to score attacks.",
+            )
+        return files.read_tensors(path)
+
+    def __repr__(self) -> str:
+        record = self.record
+        return f"Run({self.name}: {record['summary']}, {record['status']})"

@@ -1,0 +1,199 @@
+"""From plain values (YAML, options) to checked settings, all problems reported together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.attacks.base import Attack, attacks
+from fedre_privacy.blocks.state import Training
+from fedre_privacy.core import files
+from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
+from fedre_privacy.core.errors import ConfigError, nearest, unknown
+from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
+from fedre_privacy.data.base import Dataset, datasets
+from fedre_privacy.eval.matching import RULES
+from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
+from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.partition.base import Partition, partitions
+from fedre_privacy.protocols.base import Protocol, protocols
+
+TARGETS = ("uploaded", "representations", "prototypes", "entangled")
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What a run keeps beside its uploads."""
+
+    keep_every: int = knob(0, help="keep the extractors of every so many rounds; the last round's "
+                           "are always kept", unit="rounds", ge=0)  # fmt: skip
+    truth: bool = knob(True, help="keep what the evaluator needs to score attacks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is attacked and how it is scored."""
+
+    targets: int = knob(40, help="targets to attack, spread over the clients", ge=1)
+    ceiling: int = knob(16, help="single representations attacked beside other targets, as a "
+                        "ceiling; 0: none", ge=0)  # fmt: skip
+    round: int | None = knob(None, help="round to attack; none: the last one", ge=1)
+    rule: str = knob("best", help="how a target with several originals is matched",
+                     choices=tuple(RULES))  # fmt: skip
+    metrics: tuple[str, ...] = knob(DEFAULT_METRICS, help="metrics to report")
+    gallery: int = knob(100, help="images in an identification line-up", ge=2)
+    public: int = knob(2000, help="held-out images that floors may use, at most", ge=1)
+    seed: int = knob(0, help="seed of targets, attack, floors and bootstrap", ge=0)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that decides a training run."""
+
+    data: Dataset
+    partition: Partition
+    model: ModelSettings
+    protocol: Protocol
+    train: Training
+    record: Recording
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as written to ``config.yaml``."""
+        return {
+            "data": plain_plugin(self.data),
+            "partition": plain_plugin(self.partition),
+            "model": plain(self.model),
+            "protocol": plain_plugin(self.protocol),
+            "train": plain(self.train),
+            "record": plain(self.record),
+        }
+
+    @property
+    def run_name(self) -> str:
+        """``protocol-dataset-hash``: equal settings name the same run."""
+        digest = files.settings_hash(self.plain())
+        return f"{self.protocol.name}-{self.data.name}-{digest}".replace(":", ".")
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """Everything that decides an attack on a run."""
+
+    target: str
+    attack: Attack
+    threat: ThreatModel
+    evaluation: Evaluation
+    metrics: Mapping[str, Metric]
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as written to ``config.yaml``."""
+        return {
+            "target": self.target,
+            "attack": plain_plugin(self.attack),
+            "threat": self.threat.name,
+            "eval": plain(self.evaluation),
+        }
+
+    @property
+    def folder_name(self) -> str:
+        """``attack-target-hash``."""
+        digest = files.settings_hash(self.plain())[:6]
+        return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
+
+
+TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record")
+ATTACK_SECTIONS = ("target", "attack", "threat", "eval")
+DEFAULTS = {"data": "digits", "partition": "pra", "protocol": "fedre", "attack": "dip",
+            "target": "uploaded", "threat": "fedre-paper"}  # fmt: skip
+
+
+def check_sections(values: Values, where: Values, problems: list[str]) -> None:
+    """Report sections that do not exist."""
+    known = (*TRAIN_SECTIONS, *ATTACK_SECTIONS)
+    for key in values:
+        if key not in known:
+            place = f" ({where[key]})" if key in where else ""
+            close = nearest(key, known)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown section '{key}'{place}.{hint} Sections: {', '.join(known)}.")
+
+
+def resolve_training(
+    values: Values, where: Mapping[str, str], problems: list[str]
+) -> TrainSettings | None:
+    """Build the training settings; problems are appended."""
+
+    def group(cls: type[Any], key: str) -> Any:
+        section = values.get(key) or {}
+        if not isinstance(section, Mapping):
+            problems.append(f"'{key}' is a group of settings, not {section!r}.")
+            return None
+        return build(cls, section, at=key, problems=problems, where=where)
+
+    parts: dict[str, Any] = {}
+    for key, registry in (("data", datasets), ("partition", partitions), ("protocol", protocols)):
+        value = values.get(key) or {}
+        if isinstance(value, Mapping):
+            value = {"name": DEFAULTS[key], **value}
+        parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
+    parts["model"] = group(ModelSettings, "model")
+    parts["train"] = group(Training, "train")
+    parts["record"] = group(Recording, "record")
+    if any(part is None for part in parts.values()):
+        return None
+    return TrainSettings(**parts)
+
+
+def resolve_attack(
+    values: Values,
+    where: Mapping[str, str],
+    problems: list[str],
+    *,
+    image_shape: tuple[int, int, int] | None = None,
+) -> AttackSettings | None:
+    """Build the attack settings; problems are appended.
+
+    Args:
+        image_shape: when known, an attack's defaults for images of this size apply.
+    """
+    target = values.get("target") or DEFAULTS["target"]
+    if target not in TARGETS:
+        problems.append(unknown("target", str(target), TARGETS))
+    value = values.get("attack") or {}
+    value = {"name": DEFAULTS["attack"], **value} if isinstance(value, Mapping) else {"name": value}
+    attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
+    if attack is not None and image_shape is not None:
+        fitting = {**type(attack).defaults_for(image_shape), **value}
+        attack = build_plugin(attacks, fitting, at="attack", problems=problems, where=where)
+    threat_name = values.get("threat") or DEFAULTS["threat"]
+    threat = THREAT_MODELS.get(str(threat_name))
+    if threat is None:
+        problems.append(unknown("threat model", str(threat_name), list(THREAT_MODELS)))
+    section = values.get("eval") or {}
+    evaluation = None
+    if isinstance(section, Mapping):
+        evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
+    else:
+        problems.append(f"'eval' is a group of settings, not {section!r}.")
+    chosen: dict[str, Metric] = {}
+    for name in evaluation.metrics if evaluation else ():
+        try:
+            chosen[name] = metrics.get(name)()
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if target not in TARGETS or attack is None or threat is None or evaluation is None:
+        return None
+    return AttackSettings(str(target), attack, threat, evaluation, chosen)
+
+
+def absolute_path(values: dict[str, Any]) -> dict[str, Any]:
+    """Make a data path absolute, so that a run can be attacked from any folder."""
+    data = values.get("data")
+    if isinstance(data, Mapping) and data.get("path"):
+        path = str(Path(str(data["path"])).expanduser().resolve())
+        return {**values, "data": {**data, "path": path}}
+    return values

@@ -1,0 +1,268 @@
+"""Train a federation from settings and record it in a run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedre_privacy.blocks.state import Client, Samples, Server, Setting
+from fedre_privacy.core import files
+from fedre_privacy.core.errors import FedreError, IncompatibleError
+from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.types import Emission
+from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.federation import loop
+from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.models.families import architecture_of, build_model, representation_dim
+from fedre_privacy.partition.base import Split, split
+
+from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, versions
+from .settings import TrainSettings
+
+log = logging.getLogger("fedre_privacy")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Data loaded, shared out and checked against the protocol; no model built yet."""
+
+    data: ImageData
+    split: Split
+    setting: Setting
+
+
+def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
+    """Load the data, share it out, and refuse what cannot work before anything is trained.
+
+    Raises:
+        FedreError: of the data set, the partition, the model or the protocol.
+    """
+    data = settings.data.load()
+    training = settings.train
+    shares = split(
+        settings.partition, data.labels.numpy(), training.clients, training.seed,
+        training.train_ratio,
+    )  # fmt: skip
+    dim = representation_dim(settings.model, data.image_shape)
+    names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
+    counts = shares.class_counts(data.labels.numpy(), data.num_classes)
+    setting = Setting(
+        training=training,
+        num_classes=data.num_classes,
+        image_shape=data.image_shape,
+        dims=(dim,) * training.clients,
+        architectures=names,
+        class_counts=tuple(tuple(int(n) for n in row) for row in counts),
+        device=device,
+    )
+    problems = settings.protocol.check(setting)
+    if problems:
+        raise IncompatibleError(*problems)
+    return Prepared(data, shares, setting)
+
+
+def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
+    """Make every client's model and put its samples on the device, pixels as uint8."""
+    device = prepared.setting.device
+    images, labels = prepared.data.images.to(device), prepared.data.labels.to(device)
+
+    def samples(index: np.ndarray[Any, np.dtype[np.int64]]) -> Samples:
+        where = torch.from_numpy(index).to(device)
+        return Samples(images[where], labels[where])
+
+    clients = []
+    for k in range(settings.train.clients):
+        with seeded(settings.train.seed, f"model {prepared.setting.architectures[k]}"):
+            model = build_model(
+                settings.model, k, prepared.data.image_shape, prepared.data.num_classes
+            )
+        client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
+        with seeded(settings.train.seed, "protocol state", client=k):
+            settings.protocol.start_client(client, prepared.setting)
+        clients.append(client)
+    if device.type == "cpu" or _fit_together(clients, device):
+        for client in clients:
+            client.model.to(device)
+    return clients
+
+
+def _fit_together(clients: Sequence[Client], device: torch.device) -> bool:
+    """Whether all clients' models may stay on the GPU: a quarter of its free memory."""
+    size = sum(p.numel() * p.element_size() for c in clients for p in c.model.parameters())
+    return size < torch.cuda.mem_get_info(device)[0] / 4
+
+
+def train(
+    settings: TrainSettings,
+    *,
+    runs: Path = Path("runs"),
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    prepared: Prepared | None = None,
+) -> Run:
+    """Train and record a run, or return the identical one that was trained before.
+
+    Args:
+        runs: folder of run folders; the run's own name is a hash of its settings.
+        resume: go on with an unfinished run of the same settings.
+        restart: remove an earlier run of the same settings first.
+
+    Raises:
+        FedreError: anything that `prepare` refuses, divergence, or an unfinished run.
+    """
+    folder = runs / settings.run_name
+    if begin(folder, resume=resume, restart=restart, what="Run"):
+        report(Event("train.reused", {"folder": str(folder)}))
+        return Run(folder)
+    prepared = prepared or prepare(settings, device)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    record = _first_record(settings, prepared, device)
+    files.write_yaml(folder / "config.yaml", settings.plain())
+    files.write_json(folder / "record.json", record)
+    if settings.record.truth:
+        _write_split(folder, prepared.split)
+    clients = build_clients(settings, prepared)
+    with seeded(settings.train.seed, "server state"):
+        server = settings.protocol.start_server(prepared.setting)
+    try:
+        rows = _run_loop(settings, prepared, clients, server, folder, resume, report)
+    except BaseException as error:
+        record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
+        record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+        files.write_json(folder / "record.json", record)
+        raise
+    record |= {
+        "status": COMPLETE,
+        "wall_s": time.monotonic() - started,
+        "final": {key: value for key, value in rows[-1].items() if key != "wall_s"},
+        "summary": _summary(settings, prepared, rows),
+    }
+    files.write_json(folder / "record.json", record)
+    checkpoint = folder / "checkpoints"
+    for path in checkpoint.glob("*"):
+        path.unlink()
+    if checkpoint.is_dir():
+        checkpoint.rmdir()
+    report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
+    return Run(folder)
+
+
+def _run_loop(
+    settings: TrainSettings,
+    prepared: Prepared,
+    clients: list[Client],
+    server: Server,
+    folder: Path,
+    resume: bool,
+    report: Report,
+) -> list[loop.Row]:
+    last, every = settings.train.rounds, settings.record.keep_every
+
+    def keep(
+        round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]
+    ) -> None:
+        if round != last and not (every and round % every == 0):
+            return
+        tensors = {
+            f"client{client.id}/{name}": value
+            for client in clients
+            for name, value in client.model.state_dict().items()
+        }
+        files.write_tensors(folder / "models" / f"r{round:04d}.safetensors", tensors)
+        if settings.record.truth:
+            _write_mixtures(folder, round, emissions)
+
+    return loop.run(
+        settings.protocol, clients, server, prepared.setting,
+        recorder=Recorder(folder / "uploads"), checkpoints=folder / "checkpoints", keep=keep,
+        report=report, resume=resume,
+        on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
+    )  # fmt: skip
+
+
+def _first_record(
+    settings: TrainSettings, prepared: Prepared, device: torch.device
+) -> dict[str, Any]:
+    data = prepared.data
+    return {
+        "name": settings.run_name,
+        "status": PARTIAL,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "device": device_name(device),
+        "image_shape": list(data.image_shape),
+        "classes": list(data.classes),
+        "dim": prepared.setting.dims[0],
+        "data_sha256": data.sha256,
+        "data_notes": list(data.notes),
+        "partition_sha256": [prepared.split.sha256_train, prepared.split.sha256_test],
+        "class_counts": [list(row) for row in prepared.setting.class_counts],
+        "architectures": list(prepared.setting.architectures),
+        "summary": "training not finished",
+    }
+
+
+def _summary(settings: TrainSettings, prepared: Prepared, rows: list[loop.Row]) -> str:
+    options = ", ".join(f"{key} {value:g}" for key, value in vars(settings.partition).items()
+                        if isinstance(value, float))  # fmt: skip
+    shared = f"{settings.partition.name}{' (' + options + ')' if options else ''}"
+    return (
+        f"{plural(settings.train.clients, 'client')}, {shared}, "
+        f"{plural(settings.train.rounds, 'round')}, {settings.model.name}"
+    )
+
+
+def _write_split(folder: Path, shares: Split) -> None:
+    tensors: dict[str, Tensor] = {}
+    for part, arrays in (("train", shares.train), ("test", shares.test)):
+        tensors |= {f"{part}{k}": torch.from_numpy(own) for k, own in enumerate(arrays)}
+    files.write_tensors(folder / "private" / "split.safetensors", tensors)
+
+
+def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emission, ...]]) -> None:
+    tensors: dict[str, Tensor] = {}
+    for client, sent in emissions.items():
+        for number, emission in enumerate(sent):
+            if emission.mixture is not None:
+                mixture = emission.mixture
+                tensors |= {
+                    f"{client}/{number}/row": mixture.row,
+                    f"{client}/{number}/sample": mixture.sample,
+                    f"{client}/{number}/weight": mixture.weight,
+                    f"{client}/{number}/num_rows": torch.tensor(mixture.num_rows),
+                }
+    files.write_tensors(folder / "private" / f"mixtures-r{round:04d}.safetensors", tensors)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows of equal keys as CSV, atomically; None becomes an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_text(path, text.getvalue())
+
+
+def plan_text(settings: TrainSettings, prepared: Prepared, seconds_per_round: float) -> str:
+    """One line saying what training would do and how long it would take."""
+    total = seconds_per_round * settings.train.rounds
+    return (
+        f"{prepared.data!r}; {_summary(settings, prepared, [])}; about {human_seconds(total)} "
+        f"({seconds_per_round:.2f} s a round)"
+    )

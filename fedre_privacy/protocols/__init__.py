@@ -1,0 +1,1 @@
+"""Protocols, one per file, each as its paper's algorithm box."""

@@ -1,0 +1,71 @@
+"""What a protocol is: the few hooks in which it differs from plain local training.
+
+The loop, local training, recording and evaluation live elsewhere; no protocol owns a loop. Hooks
+take their state as an argument and exchange only artifacts, so the same protocol can run with
+clients as separate processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.types import Artifact, Emission, Upload
+
+protocols: Registry[Protocol] = Registry(
+    "protocol", "fedre_privacy.protocols", see="fedre-attack list"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Base of all protocols: every hook defaults to plain local training."""
+
+    name: ClassVar[str] = ""
+    uploads: ClassVar[tuple[type[Artifact], ...]] = ()
+    """Kinds of artifacts that clients send; the loop refuses any other."""
+    headline: ClassVar[str] = "post_local"
+    """The evaluation moment to quote: ``post_local`` or ``post_broadcast``."""
+
+    def check(self, setting: Setting) -> list[str]:
+        """Return every reason why this protocol cannot run in a setting."""
+        return []
+
+    def start_server(self, setting: Setting) -> Server:
+        """Make the server's state; torch's global generator is seeded by the caller."""
+        return Server()
+
+    def start_client(self, client: Client, setting: Setting) -> None:
+        """Add what the protocol keeps at a client; the global generator is seeded."""
+
+    def broadcast(self, server: Server) -> Message:
+        """What the server sends at the start of a round."""
+        return ()
+
+    def receive(self, client: Client, message: Message) -> None:
+        """What a client does with a broadcast before training."""
+
+    def modules(self, client: Client) -> Sequence[nn.Module]:
+        """What local training updates."""
+        return (client.model,)
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+        """One scalar over everything in `modules`."""
+        return nn.functional.cross_entropy(client.model(images), labels)
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        """What a client sends after training."""
+        return ()
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        """What the server does with the round's uploads, ordered by client id."""
+
+    def logits(self, client: Client, images: Tensor) -> Tensor:
+        """The prediction that is evaluated."""
+        logits: Tensor = client.model(images)
+        return logits

@@ -1,0 +1,47 @@
+"""FedGH: a global head trained on class prototypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedre_privacy.blocks import shared_head
+from fedre_privacy.blocks.local import represent
+from fedre_privacy.blocks.prototypes import class_means
+from fedre_privacy.blocks.shared_head import HeadTraining
+from fedre_privacy.blocks.state import Client, Task
+from fedre_privacy.core.config import section
+from fedre_privacy.core.types import Emission, Prototypes
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fedgh")
+@dataclass(frozen=True, kw_only=True)
+class FedGH(Protocol):
+    """Each client uploads the mean representation of each of its classes, with the labels.
+
+    The server trains the shared head on these pairs by cross-entropy and sends it back.
+
+    Uploads:    Prototypes: d values and one label per class present at the client
+    Reference:  Yi et al., FedGH, ACM MM 2023.
+    Deviations: server step size 0.01, batch 10, one pass, as in the FedRE comparison; a public
+                library uses 100 passes (``server.epochs=100``). Prototypes come from an eval-mode
+                pass after training.
+    """
+
+    uploads = (Prototypes,)
+    headline = "post_broadcast"
+
+    server: HeadTraining = section(
+        HeadTraining(reduction="mean"), help="the server's head training"
+    )
+
+    check = shared_head.check
+    start_server = shared_head.start_server
+    broadcast = shared_head.broadcast
+    receive = shared_head.receive
+    aggregate = shared_head.aggregate
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        reps = represent(client.model.extractor, client.train)
+        return (class_means(reps, client.train.labels, task.setting.num_classes),)

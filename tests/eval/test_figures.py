@@ -1,0 +1,204 @@
+"""Figures: chosen rows, what is drawn, and files that are whole or absent."""
+
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.eval import evaluate, mean_images
+from fedre_privacy.eval.report import (
+    attack_trace,
+    image_sheet,
+    partition_picture,
+    pick_rows,
+    reconstruction_sheet,
+    save_figure,
+    training_curves,
+)
+
+
+def texts(figure):
+    return "\n".join(text.get_text() for text in figure.texts)
+
+
+@pytest.fixture
+def scored(make_truth, make_rec, public, usual):
+    truth = make_truth([1, 4] * 10)
+    images = mean_images(truth).clone()
+    images += 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    images = images.clamp(0, 1)
+    images[3] = float("nan")
+    return evaluate(make_rec(images), truth, public, metrics=usual), images
+
+
+@pytest.fixture
+def metrics_frame():
+    frame = pd.DataFrame({"round": range(1, 10)})
+    frame["loss"] = 2 / frame["round"]
+    frame["acc_post_local"] = (1 - 1 / frame["round"]).where(frame["round"] % 2 == 1)
+    frame["acc_post_broadcast"] = 0.9 * frame["acc_post_local"]
+    return frame
+
+
+def test_rows_are_picked_at_even_ranks_with_best_median_and_worst():
+    scores = torch.randperm(41, generator=torch.Generator().manual_seed(0)).float()
+    picks = pick_rows(scores, 5)
+    assert [scores[p.target].item() for p in picks] == [40, 30, 20, 10, 0]
+    assert [p.label for p in picks] == ["best", "rank 11 of 41", "median", "rank 31 of 41", "worst"]
+    lower = pick_rows(scores, 5, higher_is_better=False)
+    assert [scores[p.target].item() for p in lower] == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 9, 100])
+@pytest.mark.parametrize("count", [3, 4, 6, 16])
+def test_picks_always_hold_the_ends_and_the_middle(n, count):
+    scores = torch.rand(n + 2)
+    scores[1] = float("nan")
+    picks = pick_rows(scores, count)
+    labels = [p.label for p in picks]
+    assert len(picks) == min(count, n + 1) == len({p.target for p in picks})
+    assert 1 not in [p.target for p in picks]
+    assert labels[0] == "best" and (n < 2 or {"median", "worst"} <= set(labels))
+
+
+def test_no_rows_to_pick():
+    assert pick_rows(torch.full((4,), float("nan"))) == []
+    with pytest.raises(ConfigError, match="at least 3"):
+        pick_rows(torch.rand(9), 2)
+
+
+def test_sheet_says_what_it_shows(scored):
+    scores, images = scored
+    figure = reconstruction_sheet(
+        scores, images, title="dip on prototypes", caption="white box, round 20",
+        counterfactual="fedre", oracles=["true-labels"], count=5,
+        extra={"ceiling": scores.originals},
+    )  # fmt: skip
+    text = texts(figure)
+    assert "COUNTERFACTUAL: not uploaded by fedre" in text
+    assert "ORACLE: the attacker was given true-labels" in text
+    for word in ("dip on prototypes", "white box, round 20", "recovered", "difference x4",
+                 "floor:", "ceiling", "best", "median", "worst", "1 diverged", "PSNR"):  # fmt: skip
+        assert word in text
+    assert len(figure.axes) == 5 * 5
+    plain = reconstruction_sheet(scores, images, title="t", metric="mse", count=16)
+    assert "COUNTERFACTUAL" not in texts(plain) and len(plain.axes) == 16 * 4
+
+
+def test_sheet_pixels_are_the_images(scored):
+    scores, images = scored
+    target = pick_rows(torch.tensor(scores.rows["psnr"].to_list()), 3)[0].target
+    figure = reconstruction_sheet(scores, images, title="t", count=3)
+    truth, recovered, difference, floor = (axes.images[0] for axes in figure.axes[:4])
+    shown = torch.from_numpy(recovered.get_array().data)
+    assert torch.allclose(shown, images[target, 0])
+    gap = (images[target, 0] - torch.from_numpy(truth.get_array().data)).abs() * 4
+    assert torch.allclose(torch.from_numpy(difference.get_array().data), gap.clamp(0, 1))
+    assert torch.allclose(torch.from_numpy(floor.get_array().data), scores.floor_images[target, 0])
+    assert {image.get_interpolation() for image in (truth, recovered)} == {"nearest"}
+    assert recovered.get_clim() == (0, 1)
+
+
+def test_sheet_refuses_what_does_not_fit(scored):
+    scores, images = scored
+    with pytest.raises(ConfigError, match="psnr, ssim"):
+        reconstruction_sheet(scores, images, title="t", metric="lpips")
+    with pytest.raises(IncompatibleError, match="'ceiling' has shape"):
+        reconstruction_sheet(scores, images, title="t", extra={"ceiling": images[:3]})
+
+
+def test_image_sheet_draws_colour_and_marks_the_diverged():
+    images = torch.rand(2, 3, 8, 8)
+    images[1] = float("nan")
+    figure = image_sheet({"a": images}, ["one\nnote", "two"], title="t")
+    assert figure.axes[0].images[0].get_array().shape == (8, 8, 3)
+    assert not figure.axes[1].images and figure.axes[1].texts[0].get_text() == "diverged"
+    with pytest.raises(IncompatibleError, match="needed are 2 images"):
+        image_sheet({"a": torch.rand(2, 2, 8, 8)}, ["x", "y"], title="t")
+
+
+def test_nothing_drawn_lies_outside_the_page(scored, metrics_frame):
+    scores, images = scored
+    for figure in (
+        reconstruction_sheet(scores, images, title="long " * 40, caption="word " * 60, count=16),
+        reconstruction_sheet(scores, images, title="t", count=3, extra={"ceiling": images}),
+        partition_picture(torch.randint(0, 9, (12, 10)), class_names=["automobile"] * 10),
+        attack_trace(torch.arange(5), torch.rand(5, 3) + 1, caption="word " * 60),
+        training_curves(metrics_frame, caption="word " * 60),
+    ):
+        figure.canvas.draw()
+        canvas = figure.canvas.get_renderer()
+        width, height = figure.canvas.get_width_height()
+        boxes = {text.get_text(): text.get_window_extent(canvas) for text in figure.texts}
+        boxes |= {str(number): axes.get_tightbbox(canvas)
+                  for number, axes in enumerate(figure.axes)}  # fmt: skip
+        for name, box in boxes.items():
+            assert box.x0 >= 0 and box.y0 >= 0, name
+            assert box.x1 <= width + 1 and box.y1 <= height + 1, name
+
+
+def test_trace_shows_median_and_quartiles():
+    steps = torch.tensor([0, 10, 100])
+    fit = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.1, 0.2, 0.3, float("nan")], [0.0, 0.1, 0.1, 0.2]])
+    figure = attack_trace(steps, fit)
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log" and axes.get_xscale() == "symlog"
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([2.5, 0.2, 0.1])
+    for bad in (fit[:2], torch.full((3, 2), float("nan"))):
+        with pytest.raises(IncompatibleError):
+            attack_trace(steps, bad)
+
+
+def test_training_curves_show_both_moments(metrics_frame):
+    figure = training_curves(metrics_frame, chance=0.1)
+    left, right = figure.axes
+    labels = [text.get_text() for text in left.get_legend().get_texts()]
+    assert labels == ["after local training", "after the broadcast", "chance"]
+    assert left.lines[0].get_xdata().tolist() == [1, 3, 5, 7, 9]
+    assert right.lines[0].get_ydata().tolist() == pytest.approx(metrics_frame["loss"].tolist())
+    seeds = pd.concat([metrics_frame, metrics_frame.assign(loss=1.0)])
+    assert len(training_curves(seeds).axes[1].collections) == 1
+    one_moment = training_curves(metrics_frame.drop(columns="acc_post_broadcast"))
+    assert len(one_moment.axes[0].lines) == 1
+    with pytest.raises(IncompatibleError, match="needed are round, loss"):
+        training_curves(metrics_frame.drop(columns="loss"))
+
+
+def test_partition_picture_counts_single_images():
+    counts = torch.tensor([[0, 1, 30], [5, 0, 1]])
+    figure = partition_picture(counts, class_names=["cat", "dog", "ship"])
+    assert "2 cells" in texts(figure)
+    assert {text.get_text() for text in figure.axes[0].texts} == {"1", "30", "5"}
+    assert isinstance(partition_picture(torch.zeros(2, 3)), Figure)
+    with pytest.raises(IncompatibleError, match="2 class names were given for 3"):
+        partition_picture(counts, class_names=["a", "b"])
+    with pytest.raises(IncompatibleError, match=r"\(K, C\)"):
+        partition_picture(torch.zeros(3))
+
+
+def test_files_are_whole_and_reproducible(tmp_path, metrics_frame):
+    stem = tmp_path / "deep" / "figure.v1"
+    written = save_figure(training_curves(metrics_frame), stem, data=metrics_frame, dpi=60)
+    names = ["figure.v1.png", "figure.v1.pdf", "figure.v1.csv"]
+    assert [path.name for path in written] == names
+    assert sorted(path.name for path in stem.parent.iterdir()) == sorted(names)
+    first = [path.read_bytes() for path in written]
+    assert first[0].startswith(b"\x89PNG") and first[0].rstrip().endswith(b"IEND\xaeB`\x82")
+    assert first[1].startswith(b"%PDF") and first[1].rstrip().endswith(b"%%EOF")
+    assert len(pd.read_csv(written[2])) == len(metrics_frame)
+    save_figure(training_curves(metrics_frame), stem, data=metrics_frame, dpi=60)
+    assert [path.read_bytes() for path in written] == first
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, metrics_frame, monkeypatch):
+    figure = training_curves(metrics_frame)
+
+    def broken(path, **kwargs):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(figure, "savefig", broken)
+    with pytest.raises(OSError, match="disk full"):
+        save_figure(figure, tmp_path / "figure")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,124 @@
+"""Line-ups: who is in them, and what perfect, blind and tied answers score."""
+
+import math
+
+import pytest
+import torch
+
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.types import Mixture, Truth
+from fedre_privacy.eval import PublicImages, draw_galleries, identify
+
+SIZES = [1, 3, 40, 2, 17, 1, 8, 30]
+
+
+def everything(truth, public):
+    return torch.cat([truth.images, public.images]), torch.cat([truth.labels, public.labels])
+
+
+def test_a_gallery_holds_one_image_of_the_support_and_no_other(make_truth, public):
+    truth = make_truth(SIZES)
+    galleries = draw_galleries(truth, public, size=20)
+    for i, row in enumerate(galleries.index):
+        support = set(truth.mixture.support(i).tolist())
+        assert int(row[0]) in support
+        assert not support & set(row[1:].tolist())
+        assert len(set(row.tolist())) == 20
+
+
+def test_distractors_are_of_the_same_class_while_they_last(make_truth, public):
+    truth = make_truth(SIZES)
+    _, labels = everything(truth, public)
+    few = draw_galleries(truth, public, size=20)
+    assert (labels[few.index] == labels[few.index[:, :1]]).all()
+    assert few.same_class.tolist() == [19] * len(SIZES)
+
+    many = draw_galleries(truth, public, size=100)
+    for i, row in enumerate(many.index):
+        label = labels[row[0]]
+        outside = torch.ones(len(labels), dtype=torch.bool)
+        outside[truth.mixture.support(i)] = False
+        available = int((labels[outside] == label).sum())
+        counts = torch.bincount(labels[row[1:]], minlength=4)
+        assert counts[label] == min(available, 99) == many.same_class[i]
+        rest = counts[torch.arange(4) != label]
+        assert rest.sum() == 99 - counts[label] and rest.max() - rest.min() <= 1
+
+
+def test_draws_depend_on_seed_and_target_alone(make_truth, public):
+    truth = make_truth(SIZES)
+    once, again = (draw_galleries(truth, public, size=30, seed=4) for _ in range(2))
+    assert torch.equal(once.index, again.index)
+    assert not torch.equal(once.index, draw_galleries(truth, public, size=30, seed=5).index)
+    fewer = Truth(
+        truth.images, truth.labels, truth.clients, truth.mixture.select(torch.arange(3)),
+        truth.target_clients[:3], truth.target_labels[:3],
+    )  # fmt: skip
+    assert torch.equal(draw_galleries(fewer, public, size=30, seed=4).index, once.index[:3])
+
+
+def test_exact_copies_are_always_found(make_truth, public):
+    truth = make_truth(SIZES)
+    galleries = draw_galleries(truth, public, size=50)
+    found = identify(truth.images[galleries.index[:, 0]], galleries, truth, public)
+    assert found.hit1.tolist() == found.hit5.tolist() == found.rr.tolist() == [1.0] * len(SIZES)
+    assert found.chance1.tolist() == pytest.approx([1 / 50] * len(SIZES))
+    harmonic = sum(1 / r for r in range(1, 51))
+    assert found.chance_rr.tolist() == pytest.approx([harmonic / 50] * len(SIZES))
+
+
+def test_noise_is_found_at_chance():
+    count, size = 1000, 20
+    rng = torch.Generator().manual_seed(0)
+    images = torch.rand(count, 1, 4, 4, generator=rng)
+    index = torch.arange(count)
+    truth = Truth(
+        images, torch.zeros(count, dtype=torch.int64), index % 7,
+        Mixture(index, index, torch.ones(count), count), index % 7,
+        torch.zeros(count, dtype=torch.int64),
+    )  # fmt: skip
+    public = PublicImages(torch.rand(300, 1, 4, 4, generator=rng), torch.zeros(300))
+    galleries = draw_galleries(truth, public, size=size)
+    found = identify(torch.rand(count, 1, 4, 4, generator=rng), galleries, truth, public)
+    for hits, chance in ((found.hit1, 1 / size), (found.hit5, 5 / size)):
+        spread = math.sqrt(chance * (1 - chance) / count)
+        assert abs(hits.mean().item() - chance) < 4 * spread
+    assert found.rr.mean().item() == pytest.approx(found.chance_rr[0].item(), abs=0.03)
+
+
+def test_equal_distances_count_as_a_random_order(public, make_truth):
+    truth = make_truth([1] * 4)
+    flat = Truth(
+        torch.zeros_like(truth.images), truth.labels, truth.clients, truth.mixture,
+        truth.target_clients, truth.target_labels,
+    )  # fmt: skip
+    same = PublicImages(torch.zeros_like(public.images), public.labels)
+    galleries = draw_galleries(flat, same, size=10)
+    found = identify(torch.rand(4, 1, 12, 12), galleries, flat, same)
+    assert found.hit1.tolist() == pytest.approx([0.1] * 4)
+    assert found.hit5.tolist() == pytest.approx([0.5] * 4)
+    assert found.rr.tolist() == pytest.approx(found.chance_rr.tolist())
+
+
+def test_diverged_answers_have_no_score(make_truth, public):
+    truth = make_truth(SIZES)
+    galleries = draw_galleries(truth, public, size=10)
+    answers = truth.images[galleries.index[:, 0]].clone()
+    answers[2] = float("nan")
+    found = identify(answers, galleries, truth, public)
+    assert found.hit1.isnan().nonzero().flatten().tolist() == [2]
+
+
+def test_a_short_pool_gives_smaller_galleries_and_their_chance(make_truth):
+    truth = make_truth([2, 3], clients=2)
+    public = PublicImages(torch.rand(1, 1, 12, 12), torch.zeros(1, dtype=torch.int64))
+    galleries = draw_galleries(truth, public, size=100)
+    assert galleries.sizes.tolist() == [1 + 3 + 1, 1 + 2 + 1]
+    found = identify(torch.rand(2, 1, 12, 12), galleries, truth, public)
+    assert found.chance1.tolist() == pytest.approx([1 / 5, 1 / 4])
+    assert found.hit5[1] == 1.0
+
+
+def test_one_image_is_no_gallery(make_truth, public):
+    with pytest.raises(ConfigError, match="at least 2"):
+        draw_galleries(make_truth([1, 1]), public, size=1)

@@ -1,0 +1,289 @@
+"""The whole evaluation on answers whose worth is known."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import Mixture, Reconstruction, Truth
+from fedre_privacy.eval import PublicImages, evaluate, leakage, leakage_over, mean_images
+from fedre_privacy.eval.metrics import metrics
+
+SINGLES = [1] * 60
+
+
+def originals(truth):
+    return truth.images[truth.mixture.sample]
+
+
+def noisy(images, spread, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return (images + spread * torch.randn(images.shape, generator=rng)).clamp(0, 1)
+
+
+def shuffled(truth):
+    """The same images with each target owned by another client's image."""
+    return Truth(
+        truth.images[truth.mixture.sample.roll(7)][truth.mixture.sample.argsort()],
+        truth.labels, truth.clients, truth.mixture, truth.target_clients, truth.target_labels,
+    )  # fmt: skip
+
+
+def test_exact_answers_leak_and_shuffled_truth_brings_them_to_the_floor(
+    make_truth, make_rec, public, usual
+):
+    truth = make_truth(SINGLES)
+    rec = make_rec(noisy(originals(truth), 0.02))
+    real = evaluate(rec, truth, public, metrics=usual, gallery=50).summary
+    assert real["metrics"]["psnr"]["mean"] > 30
+    assert real["metrics"]["psnr"]["leakage_ci"][0] > 10
+    assert real["metrics"]["psnr"]["matched_minus_mismatched_ci"][0] > 10
+    assert real["identification"]["hit1"] == 1.0
+    assert real["verdict"] == "leaks"
+
+    fake = evaluate(rec, shuffled(truth), public, metrics=usual, gallery=50).summary
+    assert fake["metrics"]["psnr"]["leakage"] < 0
+    assert fake["metrics"]["psnr"]["mean"] < real["metrics"]["psnr"]["mean"] - 10
+    assert fake["metrics"]["psnr"]["matched_minus_mismatched_ci"][0] < 0
+    assert fake["identification"]["hit1"] < 0.2
+    assert fake["verdict"] == "not better than the floor"
+
+
+def test_a_grey_card_is_not_better_than_the_floor(make_truth, make_rec, public, usual):
+    truth = make_truth(SINGLES)
+    rec = make_rec(torch.full_like(originals(truth), 0.5))
+    summary = evaluate(rec, truth, public, metrics=usual).summary
+    assert summary["verdict"] == "not better than the floor"
+    assert summary["metrics"]["psnr"]["leakage"] <= 0
+    assert "under floor" in leakage_over(summary["metrics"]["psnr"])
+
+
+def test_the_answer_of_the_best_floor_does_not_leak(make_truth, make_rec, public, usual):
+    truth = make_truth(SINGLES)
+    classes = torch.stack([public.images[public.labels == c].mean(dim=0) for c in range(4)])
+    summary = evaluate(make_rec(classes[truth.target_labels]), truth, public, metrics=usual).summary
+    psnr = summary["metrics"]["psnr"]
+    assert psnr["floor"] == "class-mean-image"
+    assert psnr["leakage"] == pytest.approx(0, abs=1e-6)
+    assert summary["verdict"] != "leaks"
+
+
+def test_few_targets_or_a_wide_interval_are_inconclusive(make_truth, make_rec, public, usual):
+    truth = make_truth([1] * 4)
+    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual).summary
+    assert few["verdict"] == "inconclusive" and "too few" in few["verdict_because"]
+    truth = make_truth([1] * 8)
+    wide = originals(truth).clone()
+    mean = public.images.mean(dim=0)
+    wide[:] = mean + 0.02 * torch.randn(8, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    wide[0] = originals(truth)[0] * 0.9
+    summary = evaluate(make_rec(wide), truth, public, metrics={}, gallery=50).summary
+    assert summary["verdict"] == "inconclusive"
+
+
+def test_rows_floors_and_summary_agree(make_truth, make_rec, public, usual):
+    truth = make_truth([1, 2, 40, 1, 5, 31] * 4)
+    scores = evaluate(make_rec(noisy(mean_images(truth), 0.1)), truth, public, metrics=usual)
+    rows, summary = scores.rows, scores.summary
+    assert rows.columns.tolist()[:6] == [
+        "target", "client", "label", "support_size", "psnr", "psnr_floor",
+    ]  # fmt: skip
+    assert rows["support_size"].tolist() == [1, 2, 40, 1, 5, 31] * 4
+    assert [g["n"] for g in summary["groups"]] == [8, 8, 8]
+    for name, entry in summary["metrics"].items():
+        assert entry["mean"] == pytest.approx(rows[name].mean())
+        assert entry["sd"] == pytest.approx(rows[name].std())
+        assert entry["p95"] == pytest.approx(rows[name].quantile(0.95))
+        sign = 1 if entry["higher_leaks"] else -1
+        gap = (rows[name] - rows[f"{name}_floor"]).mean()
+        assert entry["difference"] == pytest.approx(gap)
+        assert entry["leakage"] == pytest.approx(sign * gap)
+        assert entry["leakage_ci"][0] <= entry["leakage"] <= entry["leakage_ci"][1]
+        table = scores.floors.set_index("floor")[name]
+        best = table.max() if entry["higher_leaks"] else table.min()
+        assert table[entry["floor"]] == pytest.approx(best) == pytest.approx(entry["floor_mean"])
+        for group, (low, high) in zip(summary["groups"], ((1, 1), (2, 30), (31, 99)), strict=True):
+            inside = rows[rows["support_size"].between(low, high)]
+            assert group["metrics"][name]["mean"] == pytest.approx(inside[name].mean())
+    assert summary["psnr_mean"] == pytest.approx(rows["psnr"].mean())
+    assert summary["psnr_mean"] >= summary["psnr_of_mean_mse"]
+    mse = summary["metrics"]["mse255"]["mean"] / 255**2
+    assert summary["psnr_of_mean_mse"] == pytest.approx(-10 * torch.tensor(mse).log10().item())
+    assert torch.equal(scores.originals, truth.images[rows["original"].to_list()])
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_every_floor_goes_through_the_same_rule(make_truth, make_rec, public, usual):
+    """Best match rises with the number of candidates, so its floors must rise as well."""
+    truth = make_truth([30] * 12)
+    rec = make_rec(torch.full((12, 1, 12, 12), 0.5))
+    by_rule = {
+        rule: evaluate(rec, truth, public, metrics=usual, rule=rule, nearest=nearest)
+        for rule, nearest in (("best", None), ("nearest-rep", truth.mixture.sample[::30]))
+    }
+    floors = {rule: scores.floors.set_index("floor") for rule, scores in by_rule.items()}
+    for name in ("grey", "mean-image", "random-image"):
+        assert floors["best"].loc[name, "psnr"] > floors["nearest-rep"].loc[name, "psnr"] + 1
+    grey = by_rule["best"].summary["metrics"]["psnr"]["mean"]
+    assert floors["best"].loc["grey", "psnr"] == pytest.approx(grey)
+
+
+def test_mean_image_rule_scores_against_the_mixture(make_truth, make_rec, public, usual):
+    truth = make_truth([9] * 10, mixed=True)
+    scores = evaluate(make_rec(mean_images(truth)), truth, public, metrics=usual, rule="mean-image")
+    assert scores.summary["metrics"]["psnr"]["mean"] == 100
+    assert scores.rows["original"].tolist() == [-1] * 10
+    assert scores.rows["label"].tolist() == [-1] * 10
+
+
+def test_diverged_answers_are_counted_and_left_out_on_both_sides(
+    make_truth, make_rec, public, usual
+):
+    truth = make_truth(SINGLES)
+    answers = noisy(originals(truth), 0.1)
+    whole = evaluate(make_rec(answers), truth, public, metrics=usual)
+    holes = answers.clone()
+    holes[[3, 10, 11]] = float("nan")
+    rec = make_rec(holes)
+    flagged = rec.diverged.clone()
+    flagged[20] = True
+    rec = Reconstruction(holes, rec.prior, rec.fit, rec.trace, rec.trace_steps, "steps", flagged)
+    scores = evaluate(rec, truth, public, metrics=usual)
+    summary = scores.summary
+    assert summary["diverged"] == 4 and summary["n"] == 56 and summary["targets"] == 60
+    assert summary["metrics"]["ssim"]["n"] == 56 == summary["identification"]["n"]
+    assert scores.rows.index[scores.rows["diverged"]].tolist() == [3, 10, 11, 20]
+    gone = scores.rows[scores.rows["diverged"]]
+    assert gone[["psnr", "psnr_floor", "hit1"]].isna().all(axis=None)
+    assert gone["original"].tolist() == [-1] * 4
+    kept = whole.rows.drop(index=[3, 10, 11, 20])
+    assert summary["metrics"]["psnr"]["mean"] == pytest.approx(kept["psnr"].mean())
+    assert (scores.floors["n"] == 56).all()
+
+
+def test_nothing_usable_is_reported_not_raised(make_truth, make_rec, public, usual):
+    truth = make_truth([1] * 8)
+    rec = make_rec(torch.full((8, 1, 12, 12), float("nan")))
+    scores = evaluate(rec, truth, public, metrics=usual)
+    assert scores.summary["n"] == 0 and scores.summary["diverged"] == 8
+    assert scores.summary["metrics"]["psnr"]["mean"] is None
+    assert scores.summary["verdict"] == "inconclusive"
+    json.dumps(scores.summary, allow_nan=False)
+    assert scores.table()[0]["reads as"] == "-"
+
+
+def test_targets_that_all_share_their_images_have_no_mismatched_control(
+    make_truth, make_rec, public, usual
+):
+    """Otherwise an attack on one client over many rounds would be compared with itself."""
+    base = make_truth([6], clients=1)
+    many = base.mixture
+    rows = torch.arange(10).repeat_interleave(6)
+    mixture = type(many)(rows, many.sample.repeat(10), many.weight.repeat(10), 10)
+    truth = Truth(
+        base.images, base.labels, base.clients, mixture, torch.zeros(10, dtype=torch.int64),
+        torch.zeros(10, dtype=torch.int64),
+    )  # fmt: skip
+    scores = evaluate(make_rec(noisy(mean_images(truth), 0.01)), truth, public, metrics=usual,
+                      rule="mean-image")  # fmt: skip
+    assert "mismatched" not in set(scores.floors["floor"])
+    assert scores.summary["metrics"]["psnr"]["matched_minus_mismatched"] is None
+    assert scores.summary["verdict"] == "leaks"
+
+
+def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public):
+    truth = make_truth([1] * 10 + [40] * 60)
+    images = torch.full((70, 1, 12, 12), 0.5)
+    mean = public.images.mean(dim=0)
+    images[:10] = mean + 0.4 * (mean_images(truth)[:10] - mean)
+    summary = evaluate(make_rec(images), truth, public, metrics={}, gallery=2).summary
+    assert [group["verdict"] for group in summary["groups"]] == [
+        "leaks", "inconclusive", "not better than the floor",
+    ]  # fmt: skip
+    assert summary["verdict"] == "not better than the floor"
+    assert "made of 1 images taken alone leak" in summary["verdict_because"]
+
+
+def test_same_seed_same_scores(make_truth, make_rec, public, usual):
+    truth = make_truth([1, 4] * 8)
+    rec = make_rec(noisy(mean_images(truth), 0.2))
+    once, again, other = (
+        evaluate(rec, truth, public, metrics=usual, seed=seed) for seed in (3, 3, 4)
+    )
+    pd.testing.assert_frame_equal(once.rows, again.rows)
+    assert once.summary == again.summary != other.summary
+
+
+def test_psnr_is_added_for_the_verdict(make_truth, make_rec, public):
+    truth = make_truth([1] * 8)
+    scores = evaluate(
+        make_rec(originals(truth)), truth, public, metrics={"mse": metrics.get("mse")()}
+    )
+    assert list(scores.summary["metrics"]) == ["psnr", "mse"]
+
+
+def test_table_and_its_neighbours(make_truth, make_rec, public, usual):
+    truth = make_truth(SINGLES)
+    scores = evaluate(make_rec(noisy(originals(truth), 0.1)), truth, public, metrics=usual)
+    table = scores.table({"ceiling": scores})
+    assert [row["metric"] for row in table] == [
+        "PSNR dB", "SSIM", "MSE", "MSE, 0-255", "found among 100",
+    ]  # fmt: skip
+    assert all(row["ceiling"] == row["attack"] for row in table)
+    entry = scores.summary["metrics"]["mse255"]
+    assert table[3]["reads as"].startswith(f"{entry['difference']:+.0f} under floor [")
+    assert "1.0 % by chance" in table[-1]["floor"]
+
+
+def test_leakage_points_the_same_way_for_every_metric():
+    a, b = torch.tensor([3.0]), torch.tensor([1.0])
+    assert leakage(a, b, higher_leaks=True).item() == 2
+    assert leakage(b, a, higher_leaks=False).item() == 2
+
+
+def test_parts_that_do_not_belong_together_are_refused_at_once(make_truth, make_rec, public, usual):
+    truth = make_truth([1] * 6)
+    with pytest.raises(IncompatibleError) as caught:
+        evaluate(make_rec(torch.rand(5, 3, 12, 12)), truth, public, metrics=usual)
+    assert len(caught.value.problems) == 4
+    assert "(5, 3, 12, 12)" in str(caught.value) and "6 targets" in str(caught.value)
+
+
+def test_images_outside_the_range_are_refused(make_truth, make_rec, public, usual):
+    truth = make_truth([1] * 6)
+    with pytest.raises(IncompatibleError, match="divide by 255"):
+        evaluate(make_rec(originals(truth) * 255), truth, public, metrics=usual)
+
+
+def test_floors_on_real_images_agree_with_independent_figures(make_rec):
+    """CIFAR-10: grey, mean image, class mean and random image, means of PSNR over images."""
+    folder = os.environ.get("FEDRE_TEST_DATA")
+    if folder is None or not (Path(folder) / "cifar10-lossless-6k.npz").is_file():
+        pytest.skip("FEDRE_TEST_DATA does not name a folder with cifar10-lossless-6k.npz")
+    with np.load(Path(folder) / "cifar10-lossless-6k.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+    images, others = (
+        torch.from_numpy(arrays[name]).permute(0, 3, 1, 2).float() / 255
+        for name in ("x_train", "x_test")
+    )
+    labels, other_labels = (torch.from_numpy(arrays[name]).long() for name in ("y_train", "y_test"))
+    count = 800
+    index = torch.arange(count)
+    truth = Truth(
+        images[:count], labels[:count], index % 10,
+        Mixture(index, index, torch.ones(count), count), index % 10, labels[:count],
+    )  # fmt: skip
+    rec = make_rec(torch.full((count, 3, 32, 32), 0.5))
+    scores = evaluate(rec, truth, PublicImages(others, other_labels), metrics={})
+    psnr = scores.floors.set_index("floor")["psnr"]
+    expected = {"grey": 12.7, "mean-image": 13.0, "class-mean-image": 13.1, "random-image": 9.6}
+    for name, value in expected.items():
+        assert psnr[name] == pytest.approx(value, abs=0.25), name
+    mean_colour = scores.floors.set_index("floor").loc["mean-colour", "psnr_of_mean_mse"]
+    assert mean_colour == pytest.approx(12.01, abs=0.25)
+    assert scores.summary["verdict"] == "not better than the floor"
