@@ -67,12 +67,18 @@ class DeepImagePrior(Attack):
         shape = observation.image_shape
         net = HourGlass(
             self.channels[: scales_that_fit(shape, len(self.channels))],
-            self.skip, self.depth, shape,
-        )  # fmt: skip
+            self.skip,
+            self.depth,
+            shape,
+        )
         budget = Budget(
-            self.steps, self.lr, average=self.average, tv=self.tv, restarts=self.restarts,
+            self.steps,
+            self.lr,
+            average=self.average,
+            tv=self.tv,
+            restarts=self.restarts,
             patience=self.patience,
-        )  # fmt: skip
+        )
         prior = _NetworkPrior(net)
         return invert(
             observation, context, prior, OBJECTIVES[self.objective], budget, chunk=self.chunk

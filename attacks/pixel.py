@@ -56,9 +56,13 @@ class PixelInversion(Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         budget = Budget(
-            self.steps, self.lr, average=self.average, tv=self.tv, restarts=self.restarts,
+            self.steps,
+            self.lr,
+            average=self.average,
+            tv=self.tv,
+            restarts=self.restarts,
             patience=self.patience,
-        )  # fmt: skip
+        )
         prior = _PixelPrior(observation.image_shape)
         return invert(
             observation, context, prior, OBJECTIVES[self.objective], budget, chunk=self.chunk

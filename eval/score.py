@@ -226,17 +226,20 @@ def evaluate(
         "rule": rule,
         "rule_text": RULES[rule],
         "support": {
-            "min": int(sizes.min()), "median": float(sizes.double().median()),
+            "min": int(sizes.min()),
+            "median": float(sizes.double().median()),
             "max": int(sizes.max()),
         },
         "public_images": len(public.images),
         "floors": {name: FLOORS[name] for name in floors},
         "verdict_rule": VERDICT_RULE,
         "bootstrap": {
-            "draws": bootstrap.DRAWS, "seed": seed, "level": 0.95,
+            "draws": bootstrap.DRAWS,
+            "seed": seed,
+            "level": 0.95,
             "resampled": "clients, then targets of each drawn client",
         },
-    }  # fmt: skip
+    }
     summary["identification"] |= {
         "gallery": gallery,
         "smallest_gallery": int(galleries.sizes.min()),
@@ -245,10 +248,13 @@ def evaluate(
         ),
     }
     summary["groups"] = [
-        {"support_size": name, "targets": int(inside.sum()),
-         **estimate.summary(metrics, chosen, name)}
+        {
+            "support_size": name,
+            "targets": int(inside.sum()),
+            **estimate.summary(metrics, chosen, name),
+        }
         for name, inside in groups.items()
-    ]  # fmt: skip
+    ]
     leaking = [g["support_size"] for g in summary["groups"] if g["verdict"] == LEAKS]
     if leaking and summary["verdict"] != LEAKS:
         summary["verdict_because"] += (
@@ -286,10 +292,15 @@ def _columns(
             f"{name}_own": leakage(attack[name], mismatched, higher_leaks=turn),
         }
     return out | {
-        "hit1": found.hit1, "hit5": found.hit5, "rr": found.rr,
-        "chance1": found.chance1, "chance5": found.chance5, "chance_rr": found.chance_rr,
-        "chance1_class": found.chance1_class, "hit1_over_class": found.hit1 - found.chance1_class,
-    }  # fmt: skip
+        "hit1": found.hit1,
+        "hit5": found.hit5,
+        "rr": found.rr,
+        "chance1": found.chance1,
+        "chance5": found.chance5,
+        "chance_rr": found.chance_rr,
+        "chance1_class": found.chance1_class,
+        "hit1_over_class": found.hit1 - found.chance1_class,
+    }
 
 
 def _best_floor(
@@ -311,9 +322,11 @@ def _floor_row(
     means = {metric: values[metric].nanmean().item() for metric in metrics}
     db = _mean_mse_db(values)
     return {
-        "floor": name, **means, "psnr_of_mean_mse": float("nan") if db is None else db,
+        "floor": name,
+        **means,
+        "psnr_of_mean_mse": float("nan") if db is None else db,
         "n": int(values[_MSE].isfinite().sum()),
-    }  # fmt: skip
+    }
 
 
 class _Estimates:
@@ -354,7 +367,9 @@ class _Estimates:
         for name, metric in metrics.items():
             attack, floor = value[name], value[f"{name}_floor"]
             out["metrics"][name] = {
-                "title": metric.title, "unit": metric.unit, "digits": metric.digits,
+                "title": metric.title,
+                "unit": metric.unit,
+                "digits": metric.digits,
                 "higher_leaks": metric.higher_leaks,
                 **_distribution(attack),
                 "mean_ci": self.interval(group, name),
@@ -367,18 +382,22 @@ class _Estimates:
                 "matched_minus_mismatched": _mean(value[f"{name}_own"]),
                 "matched_minus_mismatched_ci": self.interval(group, f"{name}_own"),
                 "matched_minus_mismatched_n": int(value[f"{name}_own"].isfinite().sum()),
-            }  # fmt: skip
+            }
         out["identification"] = {
-            "hit1": _mean(value["hit1"]), "hit1_ci": self.interval(group, "hit1"),
-            "hit5": _mean(value["hit5"]), "hit5_ci": self.interval(group, "hit5"),
-            "mrr": _mean(value["rr"]), "mrr_ci": self.interval(group, "rr"),
-            "chance1": _mean(value["chance1"]), "chance5": _mean(value["chance5"]),
+            "hit1": _mean(value["hit1"]),
+            "hit1_ci": self.interval(group, "hit1"),
+            "hit5": _mean(value["hit5"]),
+            "hit5_ci": self.interval(group, "hit5"),
+            "mrr": _mean(value["rr"]),
+            "mrr_ci": self.interval(group, "rr"),
+            "chance1": _mean(value["chance1"]),
+            "chance5": _mean(value["chance5"]),
             "chance_mrr": _mean(value["chance_rr"]),
             "chance1_knowing_class": _mean(value["chance1_class"]),
             "hit1_over_class": _mean(value["hit1_over_class"]),
             "hit1_over_class_ci": self.interval(group, "hit1_over_class"),
             "n": int(value["hit1"].isfinite().sum()),
-        }  # fmt: skip
+        }
         out["verdict"], out["verdict_because"] = _verdict(out)
         return out
 
@@ -411,9 +430,13 @@ def _distribution(values: Tensor) -> dict[str, float | int | None]:
         return dict.fromkeys(("mean", "sd", "median", "p5", "p95")) | {"n": 0}
     p5, median, p95 = kept.quantile(kept.new_tensor([0.05, 0.5, 0.95])).tolist()
     return {
-        "mean": kept.mean().item(), "sd": kept.std().item() if len(kept) > 1 else None,
-        "median": median, "p5": p5, "p95": p95, "n": len(kept),
-    }  # fmt: skip
+        "mean": kept.mean().item(),
+        "sd": kept.std().item() if len(kept) > 1 else None,
+        "median": median,
+        "p5": p5,
+        "p95": p95,
+        "n": len(kept),
+    }
 
 
 def _mean(values: Tensor) -> float | None:
@@ -456,9 +479,11 @@ def _check(rec: Reconstruction, truth: Truth, public: PublicImages) -> None:
             f"Public images are {tuple(public.images.shape[1:])}; the truth's are {shape}."
         )
     lengths = {
-        "fit": len(rec.fit), "diverged": len(rec.diverged),
-        "target_clients": len(truth.target_clients), "target_labels": len(truth.target_labels),
-    }  # fmt: skip
+        "fit": len(rec.fit),
+        "diverged": len(rec.diverged),
+        "target_clients": len(truth.target_clients),
+        "target_labels": len(truth.target_labels),
+    }
     problems += [
         f"'{name}' has {length} entries for {count} targets."
         for name, length in lengths.items()

@@ -33,8 +33,11 @@ def smooth_l1(reps: Tensor, target: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "l2rel": l2rel, "cosine": cosine, "l2rel+cosine": l2rel_cosine, "smooth-l1": smooth_l1,
-}  # fmt: skip
+    "l2rel": l2rel,
+    "cosine": cosine,
+    "l2rel+cosine": l2rel_cosine,
+    "smooth-l1": smooth_l1,
+}
 
 
 def total_variation(images: Tensor) -> Tensor:

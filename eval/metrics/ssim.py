@@ -49,10 +49,15 @@ class Ssim(Metric):
 
         # Every channel of every image is its own plane: one call instead of one per image.
         _, similarity = structural_similarity(  # type: ignore[no-untyped-call]
-            recovered.double().flatten(0, 1).numpy(), original.double().flatten(0, 1).numpy(),
-            gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0,
-            channel_axis=0, full=True,
-        )  # fmt: skip
+            recovered.double().flatten(0, 1).numpy(),
+            original.double().flatten(0, 1).numpy(),
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            data_range=1.0,
+            channel_axis=0,
+            full=True,
+        )
         edge = WINDOW // 2
         inner = torch.from_numpy(similarity)[:, edge:-edge, edge:-edge]
         return inner.reshape(len(recovered), -1).mean(dim=1)

@@ -227,10 +227,18 @@ def image_sheet(
         left = 0.12 + block * (block_width + 0.15)
         bottom = height - top - line * (cell + pad) - cell
         head, _, rest = note.partition("\n")
-        figure.text(left / width, (bottom + cell) / height, head, fontsize=TEXT, weight="bold",
-                    va="top")  # fmt: skip
-        figure.text(left / width, (bottom + cell - 0.15) / height, rest, fontsize=6.2, va="top",
-                    color="#333333", linespacing=1.25)  # fmt: skip
+        figure.text(
+            left / width, (bottom + cell) / height, head, fontsize=TEXT, weight="bold", va="top"
+        )
+        figure.text(
+            left / width,
+            (bottom + cell - 0.15) / height,
+            rest,
+            fontsize=6.2,
+            va="top",
+            color="#333333",
+            linespacing=1.25,
+        )
         for number, (heading, images) in enumerate(columns.items()):
             x = left + gutter + number * (cell + pad)
             x += gap if gap_before is not None and number >= gap_before else 0
@@ -241,14 +249,29 @@ def image_sheet(
                 spine.set_linewidth(0.4)
                 spine.set_color("#888888")
             if line == 0:
-                figure.text((x + cell / 2) / width, (height - top + 0.05) / height, heading,
-                            fontsize=SMALL, ha="center", va="bottom")  # fmt: skip
+                figure.text(
+                    (x + cell / 2) / width,
+                    (height - top + 0.05) / height,
+                    heading,
+                    fontsize=SMALL,
+                    ha="center",
+                    va="bottom",
+                )
             if images[row].isfinite().all():
-                axes.imshow(_displayable(images[row]), cmap="gray", vmin=0, vmax=1,
-                            interpolation="nearest")  # fmt: skip
+                axes.imshow(
+                    _displayable(images[row]), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+                )
             else:
-                axes.text(0.5, 0.5, "diverged", fontsize=SMALL, ha="center", va="center",
-                          color=VERMILLION, transform=axes.transAxes)  # fmt: skip
+                axes.text(
+                    0.5,
+                    0.5,
+                    "diverged",
+                    fontsize=SMALL,
+                    ha="center",
+                    va="center",
+                    color=VERMILLION,
+                    transform=axes.transAxes,
+                )
     return figure
 
 
@@ -289,11 +312,13 @@ def attack_trace(
     values = torch.where(values <= 0, positive.min(), values)
     quantiles = values.nanquantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1).numpy()
     figure, (axes,) = panels(1, title, caption, left=0.92)
-    axes.fill_between(x, quantiles[0], quantiles[2], color=BLUE, alpha=0.25, linewidth=0,
-                      label="quartiles")  # fmt: skip
+    axes.fill_between(
+        x, quantiles[0], quantiles[2], color=BLUE, alpha=0.25, linewidth=0, label="quartiles"
+    )
     label = f"median of {values.shape[1]} targets"
-    axes.plot(x, quantiles[1], color=BLUE, linewidth=1.6, marker="o" if len(x) < 3 else None,
-              label=label)  # fmt: skip
+    axes.plot(
+        x, quantiles[1], color=BLUE, linewidth=1.6, marker="o" if len(x) < 3 else None, label=label
+    )
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(min(x.min(), 0 if x.min() < 1 else x.min()), max(x.max(), x.min() + 1))
     axes.set_yscale("log")
@@ -334,17 +359,32 @@ def training_curves(
         )
     figure, (left, right) = panels(2, title, caption)
     curves = [(left, name, _MOMENTS[name]) for name in moments] + [(right, "loss", "loss")]
-    styles = zip(curves, (*CYCLE[: len(moments)], CYCLE[0]), ("-", "--", "-")[-len(curves) :],
-                 strict=True)  # fmt: skip
+    styles = zip(
+        curves, (*CYCLE[: len(moments)], CYCLE[0]), ("-", "--", "-")[-len(curves) :], strict=True
+    )
     for (axes, column, label), colour, dash in styles:
         known = frame[["round", column]].apply(pd.to_numeric).dropna()
         over = known.groupby("round")[column].agg(["mean", "min", "max"])
         x = over.index.to_numpy(dtype=float)
-        axes.plot(x, over["mean"].to_numpy(), dash, color=colour, linewidth=1.5, label=label,
-                  marker="o" if len(x) <= 25 else None, markersize=2.5)  # fmt: skip
+        axes.plot(
+            x,
+            over["mean"].to_numpy(),
+            dash,
+            color=colour,
+            linewidth=1.5,
+            label=label,
+            marker="o" if len(x) <= 25 else None,
+            markersize=2.5,
+        )
         if len(known) > len(over):
-            axes.fill_between(x, over["min"].to_numpy(), over["max"].to_numpy(), color=colour,
-                              alpha=0.2, linewidth=0)  # fmt: skip
+            axes.fill_between(
+                x,
+                over["min"].to_numpy(),
+                over["max"].to_numpy(),
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
     if chance is not None:
         left.axhline(chance, color="#666666", linestyle=":", linewidth=1, label="chance")
     left.set_ylim(0, 1)
@@ -363,9 +403,12 @@ def training_curves(
 
 
 def partition_picture(
-    counts: Tensor, *, class_names: Sequence[str] | None = None,
-    title: str = "Who holds what", caption: str = "",
-) -> Figure:  # fmt: skip
+    counts: Tensor,
+    *,
+    class_names: Sequence[str] | None = None,
+    title: str = "Who holds what",
+    caption: str = "",
+) -> Figure:
     """Draw how many training images of each class every client holds.
 
     Cells with a single image are orange: there a prototype is the image's own representation.
@@ -401,16 +444,31 @@ def partition_picture(
     )
     top_count = max(int(table.max()), 1)
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
-    picture = axes.imshow(np.ma.masked_equal(table, 0), cmap=blues, aspect="auto",
-                          norm=PowerNorm(0.5, vmin=0, vmax=top_count),
-                          interpolation="nearest")  # fmt: skip
-    axes.imshow(np.ma.masked_not_equal(table, 1), cmap=ListedColormap([ORANGE]), aspect="auto",
-                interpolation="nearest")  # fmt: skip
+    picture = axes.imshow(
+        np.ma.masked_equal(table, 0),
+        cmap=blues,
+        aspect="auto",
+        norm=PowerNorm(0.5, vmin=0, vmax=top_count),
+        interpolation="nearest",
+    )
+    axes.imshow(
+        np.ma.masked_not_equal(table, 1),
+        cmap=ListedColormap([ORANGE]),
+        aspect="auto",
+        interpolation="nearest",
+    )
     if side >= 0.3 and tall >= 0.2:
         for k, c in np.argwhere(table > 0):
             dark = table[k, c] > 0.35 * top_count
-            axes.text(c, k, f"{int(table[k, c])}", fontsize=5.8, ha="center", va="center",
-                      color="white" if dark else "black")  # fmt: skip
+            axes.text(
+                c,
+                k,
+                f"{int(table[k, c])}",
+                fontsize=5.8,
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+            )
     axes.set_xlabel("class", fontsize=TEXT)
     axes.set_ylabel("client", fontsize=TEXT)
     axes.tick_params(labelsize=SMALL, length=2)
@@ -419,9 +477,13 @@ def partition_picture(
     if class_names is not None and side >= 0.12:
         axes.set_xticks(range(classes), class_names, rotation=45, ha="right", fontsize=6.2)
     bar_axes = figure.add_axes(
-        ((0.75 + classes * side + 0.12) / width, bottom / height, 0.12 / width,
-         clients * tall / height)
-    )  # fmt: skip
+        (
+            (0.75 + classes * side + 0.12) / width,
+            bottom / height,
+            0.12 / width,
+            clients * tall / height,
+        )
+    )
     bar = figure.colorbar(picture, cax=bar_axes)
     bar.set_label("images", fontsize=TEXT)
     bar.ax.tick_params(labelsize=SMALL)

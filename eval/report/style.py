@@ -56,9 +56,14 @@ def write_caption(figure: Figure, lines: list[str], left: float = 0.12) -> None:
     for row, line in enumerate(reversed(lines)):
         flagged = line.startswith(("COUNTERFACTUAL:", "ORACLE:"))
         figure.text(
-            left / width, (0.08 + _LINE * row) / height, line, fontsize=SMALL, va="bottom",
-            color=VERMILLION if flagged else "#333333", weight="bold" if flagged else "normal",
-        )  # fmt: skip
+            left / width,
+            (0.08 + _LINE * row) / height,
+            line,
+            fontsize=SMALL,
+            va="bottom",
+            color=VERMILLION if flagged else "#333333",
+            weight="bold" if flagged else "normal",
+        )
 
 
 def panels(

@@ -37,27 +37,45 @@ def knob(
 ) -> Any:
     """Declare one setting of a dataclass with its help text, unit and allowed range."""
     metadata = {
-        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt,
+        "help": help,
+        "unit": unit,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
         "choices": tuple(choices) if choices is not None else None,
-    }  # fmt: skip
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def part(registry: Registry[Any], default: str, *, help: str) -> Any:
     """Declare a setting that is itself a plugin: given by name, or by name and its settings."""
     metadata = {
-        "help": help, "unit": "", "ge": None, "gt": None, "le": None, "lt": None,
-        "choices": None, "registry": registry, "default_name": default,
-    }  # fmt: skip
+        "help": help,
+        "unit": "",
+        "ge": None,
+        "gt": None,
+        "le": None,
+        "lt": None,
+        "choices": None,
+        "registry": registry,
+        "default_name": default,
+    }
     return dataclasses.field(default_factory=lambda: registry.get(default)(), metadata=metadata)
 
 
 def section(default: Any, *, help: str) -> Any:
     """Declare a setting that is a group of settings, with the defaults of an instance."""
     metadata = {
-        "help": help, "unit": "", "ge": None, "gt": None, "le": None, "lt": None,
-        "choices": None, "section": default,
-    }  # fmt: skip
+        "help": help,
+        "unit": "",
+        "ge": None,
+        "gt": None,
+        "le": None,
+        "lt": None,
+        "choices": None,
+        "section": default,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -237,8 +255,9 @@ def _convert(value: Any, hint: Any) -> Any:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, Iterable) or isinstance(parts, Mapping):
             parts = [parts]
-        return tuple(_convert(part.strip() if isinstance(part, str) else part, item)
-                     for part in parts)  # fmt: skip
+        return tuple(
+            _convert(part.strip() if isinstance(part, str) else part, item) for part in parts
+        )
     if hint is bool:
         if isinstance(value, bool):
             return value

@@ -139,7 +139,10 @@ def import_plugin(path: str, what: str) -> type:
         ) from error
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
-        classes = [n for n, c in vars(module).items()
-                   if inspect.isclass(c) and c.__module__ == module.__name__]  # fmt: skip
+        classes = [
+            n
+            for n, c in vars(module).items()
+            if inspect.isclass(c) and c.__module__ == module.__name__
+        ]
         raise ConfigError(unknown("class", class_name, classes, at=module_name))
     return found

@@ -75,8 +75,11 @@ class Artifact:
         values: dict[str, Any] = {}
         used: set[str] = set()
         for item in dataclasses.fields(cls):
-            nested = {key.removeprefix(f"{item.name}/"): tensor for key, tensor in tensors.items()
-                      if key.startswith(f"{item.name}/")}  # fmt: skip
+            nested = {
+                key.removeprefix(f"{item.name}/"): tensor
+                for key, tensor in tensors.items()
+                if key.startswith(f"{item.name}/")
+            }
             if nested:
                 values[item.name] = nested
                 used |= {f"{item.name}/{key}" for key in nested}
@@ -112,9 +115,11 @@ class Artifact:
     def detached(self) -> Self:
         """Return a copy on the CPU that shares no storage with anything."""
         return type(self).from_tensors(
-            {name: tensor.detach().to("cpu", copy=True).contiguous()
-             for name, tensor in self.tensors().items()}
-        )  # fmt: skip
+            {
+                name: tensor.detach().to("cpu", copy=True).contiguous()
+                for name, tensor in self.tensors().items()
+            }
+        )
 
     def rows(self) -> Tensor | None:
         """Representation vectors carried, (n, d), or None if it carries none."""
@@ -338,14 +343,21 @@ THREAT_MODELS: dict[str, ThreatModel] = {
         ),
         ThreatModel(
             "strong",
-            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS,
-                       Knowledge.HEAD, Knowledge.AUX_DATA}),
+            frozenset(
+                {
+                    Knowledge.UPLOADS,
+                    Knowledge.EXTRACTOR,
+                    Knowledge.ALL_EXTRACTORS,
+                    Knowledge.HEAD,
+                    Knowledge.AUX_DATA,
+                }
+            ),
             "all",
             "server holding every client's extractor of every kept round, and auxiliary images "
             "disjoint from every client's training data",
         ),
     )
-}  # fmt: skip
+}
 
 
 # --- what an attack receives and returns -----------------------------------------------------
@@ -411,9 +423,13 @@ class Reconstruction:
     def save(self) -> dict[str, Tensor]:
         """Return the tensors to write to ``recovered.safetensors``."""
         return {
-            "images": self.images, "prior": self.prior, "fit": self.fit, "trace": self.trace,
-            "trace_steps": self.trace_steps, "diverged": self.diverged,
-        }  # fmt: skip
+            "images": self.images,
+            "prior": self.prior,
+            "fit": self.fit,
+            "trace": self.trace,
+            "trace_steps": self.trace_steps,
+            "diverged": self.diverged,
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ class Digits(Dataset):
         test part, as shipped with scikit-learn).
     """
 
-    size: int = knob(16, help="side of the images; the scans have 8", unit="pixels", ge=4)
+    size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4)
 
     def load(self) -> ImageData:
         from sklearn.datasets import load_digits  # slow to import

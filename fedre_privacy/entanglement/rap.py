@@ -29,6 +29,7 @@ class RAP(Entanglement):
     positive: str = knob("abs", help="what happens to negative draws", choices=POSITIVE)
 
     def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
-        drawn = positive_weights(num_classes, rng, distribution=self.weights,
-                                 positive=self.positive)  # fmt: skip
+        drawn = positive_weights(
+            num_classes, rng, distribution=self.weights, positive=self.positive
+        )
         return spread_over_classes(drawn, labels)

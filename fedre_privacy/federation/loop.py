@@ -9,9 +9,10 @@ broadcast (`post_broadcast`), over all clients, selected or not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Accuracy:
     """Test accuracy over clients: macro (mean of clients) and micro (pooled samples)."""
 
     mean_client: float
+    sd_client: float
     pooled: float
     per_client: tuple[float | None, ...]
 
@@ -52,17 +54,20 @@ def select(training: Training, round: int) -> tuple[int, ...]:
     return tuple(sorted(order[:count].tolist()))
 
 
-def evaluate(protocol: Protocol, clients: Sequence[Client]) -> Accuracy:
+def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
     """Accuracy of every client on its own test samples."""
     correct, totals = [], []
     for client in clients:
         client.model.eval()
-        correct.append(count_correct(lambda x, c=client: protocol.logits(c, x), client.test))  # type: ignore[misc]
+        with _on_device(client, setting):
+            correct.append(count_correct(partial(protocol.logits, client), client.test))
         totals.append(len(client.test))
     per_client = tuple(c / n if n else None for c, n in zip(correct, totals, strict=True))
     tested = [value for value in per_client if value is not None]
+    mean = sum(tested) / len(tested) if tested else float("nan")
     return Accuracy(
-        sum(tested) / len(tested) if tested else float("nan"),
+        mean,
+        (sum((value - mean) ** 2 for value in tested) / max(len(tested) - 1, 1)) ** 0.5,
         sum(correct) / max(sum(totals), 1),
         per_client,
     )
@@ -119,17 +124,18 @@ def run(
 
         last = round == training.rounds
         measured = round % training.eval_every == 0 or last
-        post_local = evaluate(protocol, clients) if measured else None
+        post_local = evaluate(protocol, clients, setting) if measured else None
         message = server_step(protocol, server, uploads, Task(setting, round))
         receivers = tuple(range(training.clients)) if last else select(training, round + 1)
         _deliver(protocol, clients, message, receivers)
         if last:
             recorder.write(round + 1, [], [Broadcast(round + 1, receivers, message)])
-        post_broadcast = evaluate(protocol, clients) if measured else None
+        post_broadcast = evaluate(protocol, clients, setting) if measured else None
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
         for moment, accuracy in (("post_local", post_local), ("post_broadcast", post_broadcast)):
             row[f"acc_{moment}"] = accuracy.mean_client if accuracy else None
+            row[f"acc_{moment}_sd"] = accuracy.sd_client if accuracy else None
             row[f"acc_{moment}_pooled"] = accuracy.pooled if accuracy else None
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
@@ -142,8 +148,12 @@ def run(
             checkpoint.save(checkpoints, clients, server, round=round, metrics=rows)
             last_saved = time.monotonic()
         headline = row[f"acc_{protocol.headline}"]
-        report(Event("train.round", {"round": round, "of": training.rounds,
-                                     "loss": row["loss"], "accuracy": headline}))  # fmt: skip
+        report(
+            Event(
+                "train.round",
+                {"round": round, "of": training.rounds, "loss": row["loss"], "accuracy": headline},
+            )
+        )
     return rows
 
 
@@ -156,7 +166,7 @@ def _deliver(
 
 
 @contextmanager
-def _on_device(client: Client, setting: Setting):  # type: ignore[no-untyped-def]
+def _on_device(client: Client, setting: Setting) -> Iterator[None]:
     """Bring a client's modules to the device for its step when they are kept off it."""
     home = next(client.model.parameters()).device
     modules = [client.model, *client.memory.values()]

@@ -71,9 +71,11 @@ def _entry(
             key = f"{head['direction']}/{who}/{number}/{name}"
             tensors[key] = tensor
             parts[name] = {
-                "key": key, "shape": list(tensor.shape),
-                "dtype": str(tensor.dtype).removeprefix("torch."), "content": str(content[name]),
-            }  # fmt: skip
+                "key": key,
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "content": str(content[name]),
+            }
         described.append({"kind": artifact.kind, "tensors": parts})
     return {**head, "round": round, "file": file, "artifacts": described}
 
@@ -121,8 +123,9 @@ def read_messages(
         file = entry["file"]
         if file not in loaded:
             loaded[file] = files.read_tensors(folder / file, sha256=index["files"].get(file))
-        artifacts = tuple(_artifact(part, loaded[file], folder / file) for part in
-                          entry["artifacts"])  # fmt: skip
+        artifacts = tuple(
+            _artifact(part, loaded[file], folder / file) for part in entry["artifacts"]
+        )
         if entry["direction"] == "upload":
             uploads.append(Upload(entry["client"], entry["round"], artifacts))
         else:

@@ -31,10 +31,14 @@ def client_step(
 
     with seeded(training.seed, "client", client=client.id, round=task.round):
         mean_loss = fit(
-            protocol.modules(client), loss, client.train,
-            epochs=training.epochs, batch_size=training.batch_size, lr=training.lr,
+            protocol.modules(client),
+            loss,
+            client.train,
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            lr=training.lr,
             rng=task.rng("batches"),
-        )  # fmt: skip
+        )
         if not math.isfinite(mean_loss):
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "

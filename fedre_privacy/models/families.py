@@ -16,16 +16,33 @@ from .zoo.resnet import STEMS
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "het10": (
-        "cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101",
-        "resnet152", "vit-b-16", "vit-b-32",
+        "cnn4",
+        "googlenet",
+        "mobilenet-v2",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "vit-b-16",
+        "vit-b-32",
     ),
     "cnn5": ("cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5"),
     "resnets": ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     "high-het": (
-        "resnet4", "resnet6", "resnet8", "resnet10", "resnet18", "resnet34", "resnet50",
-        "resnet101", "resnet152", "cnn4", "vit-b-16",
+        "resnet4",
+        "resnet6",
+        "resnet8",
+        "resnet10",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "cnn4",
+        "vit-b-16",
     ),
-}  # fmt: skip
+}
 """Published sets of architectures: FedRE's ten, the five CNNs of FedMRL and FedRAL, FedRAL's
 ResNets for TinyImageNet and its eleven for high heterogeneity (the paper does not say which CNN
 and which ViT; cnn4 and vit-b-16 are our choice)."""

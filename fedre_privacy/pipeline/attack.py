@@ -42,8 +42,9 @@ from fedre_privacy.eval import PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet, save_figure
 from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.protocols.base import Protocol
 
-from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, versions
+from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
 from .settings import AttackSettings
 from .targets import KINDS, TargetGroup, TargetSource, resolve_kind
 from .train import write_csv
@@ -120,7 +121,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
             f"Run {run.name} is {run.record['status']}: training did not finish.",
             next_step="Give the training command again with --resume.",
         )
-    _check_fit(run, settings)
+    check_fit(protocol, settings)
     data = data or run.settings.data.load()
     if data.sha256 != run.record["data_sha256"]:
         raise DamagedInputError(
@@ -134,7 +135,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
     groups = {TARGET: source.group(kind, evaluation.targets)}
     actual = source.uploaded_kind()
     if actual is not None and actual != kind:
-        groups[ACTUAL] = source.group(actual, min(evaluation.targets, evaluation.ceiling or 16))
+        groups[ACTUAL] = source.group(actual, evaluation.targets)
     if kind != "representations" and actual != "representations" and evaluation.ceiling:
         groups[CEILING] = source.group("representations", evaluation.ceiling)
     public, aux = _held_out(source, evaluation.public, evaluation.seed)
@@ -144,22 +145,27 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
     return Game(run, settings, kind, groups, observation, public, data)
 
 
-def _check_fit(run: Run, settings: AttackSettings) -> None:
-    """Refuse before any data is loaded."""
+def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
+    """Refuse an attack that cannot read the target, before anything is trained or loaded.
+
+    Raises:
+        IncompatibleError: with the attacks or the threat model that would do.
+    """
     wanted = KINDS.get(settings.target)
-    kinds = {wanted} if wanted else set(run.settings.protocol.uploads)
+    kinds = {wanted} if wanted else set(protocol.uploads)
     if not kinds:
-        return  # nothing uploaded: `resolve_kind` says what to ask for instead
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads nothing, so target 'uploaded' is empty.",
+            next_step="Ask what it would leak if it did: --target representations, prototypes or "
+            "entangled (counterfactual).",
+        )
     problems = mismatch(type(settings.attack), settings.threat, kinds)
     if not problems:
         return
-    enough = [n for n, t in THREAT_MODELS.items() if settings.attack.needs <= t.grants]
-    missing = settings.attack.needs - settings.threat.grants
-    step = (
-        f"Use --threat {enough[0]}."
-        if missing and enough
-        else (f"See: fedre-attack list --for {run.folder}")
-    )
+    step = "See: fedre-attack list."
+    if settings.attack.needs - settings.threat.grants:
+        enough = [n for n, t in THREAT_MODELS.items() if settings.attack.needs <= t.grants]
+        step = f"Use --threat {enough[0]}." if enough else step
     raise IncompatibleError(*problems, next_step=step)
 
 
@@ -185,14 +191,15 @@ def _observe(
         threat=threat,
         targets=tuple(upload for group in groups.values() for upload in group.uploads),
         uploads=tuple(u for u in uploads if u.round <= source.round),
-        broadcasts=tuple(b for b in broadcasts if b.round <= source.round
-                         and Knowledge.HEAD in threat.grants),
+        broadcasts=tuple(
+            b for b in broadcasts if b.round <= source.round and Knowledge.HEAD in threat.grants
+        ),
         extractors=extractors,
         image_shape=run.image_shape,
         num_classes=len(run.record["classes"]),
         aux=aux.images if Knowledge.AUX_DATA in threat.grants else None,
         aux_labels=aux.labels if Knowledge.AUX_DATA in threat.grants else None,
-    )  # fmt: skip
+    )
 
 
 def _held_out(source: TargetSource, limit: int, seed: int) -> tuple[PublicImages, PublicImages]:
@@ -257,13 +264,14 @@ class AttackResult:
             f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
         )
         return reconstruction_sheet(
-            target, self.recovered[TARGET].images,
+            target,
+            self.recovered[TARGET].images,
             title=f"{game.settings.attack.name} on {game.kind}: {target.summary['verdict']}",
             caption=caption,
             extra=self._ceiling_columns(),
             counterfactual=game.run.settings.protocol.name if game.counterfactual else None,
             oracles=sorted(game.settings.threat.grants & ORACLES),
-        )  # fmt: skip
+        )
 
     def _ceiling_columns(self) -> dict[str, Tensor]:
         if CEILING not in self.scores:
@@ -274,9 +282,10 @@ class AttackResult:
         partner = (2 * same_client.int() + same_label.int()).argmax(1)
         return {
             "a single image of this client": self.scores[CEILING].originals[partner],
-            "recovered from its own representation (ceiling)":
-                self.recovered[CEILING].images[partner],
-        }  # fmt: skip
+            "recovered from its own representation (ceiling)": self.recovered[CEILING].images[
+                partner
+            ],
+        }
 
     def __repr__(self) -> str:
         summary = self.scores[TARGET].summary
@@ -326,6 +335,19 @@ def attack(
     """
     folder = run.folder / "attacks" / settings.folder_name
     finished = begin(folder, resume=resume, restart=restart, what="Attack")
+    with logging_to(folder):
+        return _attack(run, settings, folder, finished, device, report, game)
+
+
+def _attack(
+    run: Run,
+    settings: AttackSettings,
+    folder: Path,
+    finished: bool,
+    device: torch.device,
+    report: Report,
+    game: Game | None,
+) -> AttackResult:
     game = game or prepare_attack(run, settings)
     report(Event("attack.game", {"lines": game.lines()}))
     started = time.monotonic()
@@ -359,8 +381,11 @@ def attack(
             record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
             files.write_json(folder / "record.json", record)
             raise
-        files.write_tensors(folder / "recovered.safetensors", recovered.save(),
-                            metadata={"stopped_because": recovered.stopped_because})  # fmt: skip
+        files.write_tensors(
+            folder / "recovered.safetensors",
+            recovered.save(),
+            metadata={"stopped_because": recovered.stopped_because},
+        )
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
     parts = _cut(recovered, [len(group) for group in game.groups.values()])
@@ -375,7 +400,7 @@ def attack(
             "status": COMPLETE,
             "attack_s": attack_s,
             "wall_s": time.monotonic() - started,
-            "peak_memory": _peak_memory(device),
+            "peak_memory": peak_memory(device),
             "stopped_because": recovered.stopped_because,
             "scores": {name: s.summary for name, s in scores.items()},
             "rules": _other_rules(game, pieces[TARGET]),
@@ -392,9 +417,16 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
     for size in sizes:
         rows = slice(start, start + size)
         out.append(
-            Reconstruction(rec.images[rows], rec.prior[rows], rec.fit[rows], rec.trace[:, rows],
-                           rec.trace_steps, rec.stopped_because, rec.diverged[rows])
-        )  # fmt: skip
+            Reconstruction(
+                rec.images[rows],
+                rec.prior[rows],
+                rec.fit[rows],
+                rec.trace[:, rows],
+                rec.trace_steps,
+                rec.stopped_because,
+                rec.diverged[rows],
+            )
+        )
         start += size
     return out
 
@@ -414,9 +446,15 @@ def _score(
     evaluation = game.settings.evaluation
     nearest = _nearest_by_representation(game, group) if rule == "nearest-rep" else None
     return evaluate(
-        rec, group.truth, game.public, metrics=metrics, rule=rule,
-        gallery=evaluation.gallery, seed=evaluation.seed, nearest=nearest,
-    )  # fmt: skip
+        rec,
+        group.truth,
+        game.public,
+        metrics=metrics,
+        rule=rule,
+        gallery=evaluation.gallery,
+        seed=evaluation.seed,
+        nearest=nearest,
+    )
 
 
 def _other_rules(game: Game, rec: Reconstruction) -> dict[str, Any]:
@@ -431,16 +469,16 @@ def _other_rules(game: Game, rec: Reconstruction) -> dict[str, Any]:
     out = {}
     for rule in ("best", "mean-image", "nearest-rep"):
         entry = _score(game, group, rec, psnr, rule).summary["metrics"]["psnr"]
-        out[rule] = {key: entry[key] for key in ("mean", "n", "floor", "floor_mean", "leakage",
-                                                 "leakage_ci")}  # fmt: skip
+        out[rule] = {
+            key: entry[key] for key in ("mean", "n", "floor", "floor_mean", "leakage", "leakage_ci")
+        }
     return out
 
 
 def _nearest_by_representation(game: Game, group: TargetGroup) -> Tensor:
     """For each target the image of its support whose representation is closest to it."""
     truth: Truth = group.truth
-    rows = torch.cat([r for u in group.uploads for a in u.artifacts
-                      if (r := a.rows()) is not None])  # fmt: skip
+    rows = torch.cat([r for u in group.uploads for a in u.artifacts if (r := a.rows()) is not None])
     reps = torch.empty(len(truth.images), rows.shape[1])
     for upload in group.uploads:
         where = (truth.clients == upload.client).nonzero().squeeze(1)
@@ -471,7 +509,8 @@ def _write(result: AttackResult) -> None:
         save_figure(attack_trace(rec.trace_steps, rec.trace, title=title), folder / "trace")
 
 
-def _peak_memory(device: torch.device) -> dict[str, int]:
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Peak memory of this process, and of the GPU where one is used (bytes)."""
     scale = 1 if sys.platform == "darwin" else 1024
     out = {"process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale}
     if device.type == "cuda":

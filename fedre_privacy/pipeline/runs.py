@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +25,10 @@ from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
 from .settings import TrainSettings, resolve_training
+
+log = logging.getLogger("fedre_privacy")
+log.propagate = False
+log.addHandler(logging.NullHandler())
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 
@@ -71,8 +78,11 @@ def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
         )
     if status is None and resume and folder.parent.is_dir():
         kin = folder.name.rsplit("-", 1)[0]
-        others = [path.name for path in sorted(folder.parent.glob(f"{kin}-*"))
-                  if status_of(path) in (PARTIAL, FAILED)]  # fmt: skip
+        others = [
+            path.name
+            for path in sorted(folder.parent.glob(f"{kin}-*"))
+            if status_of(path) in (PARTIAL, FAILED)
+        ]
         if others:
             raise ConfigError(
                 f"--resume found no unfinished {folder.name} with these settings; unfinished with "
@@ -81,6 +91,27 @@ def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
                 "(--config), or leave --resume out to start a new one.",
             )
     return False
+
+
+@contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Append what happens in a block, and the traceback of what ends it, to ``log.txt``.
+
+    Nothing is written when the block ends before the folder was made.
+    """
+    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    except Exception:
+        if folder.is_dir():
+            log.exception("stopped")
+        raise
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 @dataclass(frozen=True)
@@ -189,9 +220,11 @@ class Run:
         for key in {name.rsplit("/", 1)[0] for name in tensors}:
             client, number = key.split("/")
             out[int(client), int(number)] = Mixture(
-                tensors[f"{key}/row"], tensors[f"{key}/sample"], tensors[f"{key}/weight"],
+                tensors[f"{key}/row"],
+                tensors[f"{key}/sample"],
+                tensors[f"{key}/weight"],
                 num_rows=int(tensors[f"{key}/num_rows"]),
-            )  # fmt: skip
+            )
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:

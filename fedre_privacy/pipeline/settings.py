@@ -29,8 +29,12 @@ Values = Mapping[str, Any]
 class Recording:
     """What a run keeps beside its uploads."""
 
-    keep_every: int = knob(0, help="keep the extractors of every so many rounds; the last round's "
-                           "are always kept", unit="rounds", ge=0)  # fmt: skip
+    keep_every: int = knob(
+        0,
+        help="keep the extractors of every so many rounds; the last round's are always kept",
+        unit="rounds",
+        ge=0,
+    )
     truth: bool = knob(True, help="keep what the evaluator needs to score attacks")
 
 
@@ -38,12 +42,14 @@ class Recording:
 class Evaluation:
     """What is attacked and how it is scored."""
 
-    targets: int = knob(40, help="targets to attack, spread over the clients", ge=1)
-    ceiling: int = knob(16, help="single representations attacked beside other targets, as a "
-                        "ceiling; 0: none", ge=0)  # fmt: skip
+    targets: int = knob(24, help="targets to attack, spread over the clients", ge=1)
+    ceiling: int = knob(
+        8, help="single representations attacked beside other targets, as a ceiling; 0: none", ge=0
+    )
     round: int | None = knob(None, help="round to attack; none: the last one", ge=1)
-    rule: str = knob("best", help="how a target with several originals is matched",
-                     choices=tuple(RULES))  # fmt: skip
+    rule: str = knob(
+        "best", help="how a target with several originals is matched", choices=tuple(RULES)
+    )
     metrics: tuple[str, ...] = knob(DEFAULT_METRICS, help="metrics to report")
     gallery: int = knob(100, help="images in an identification line-up", ge=2)
     public: int = knob(2000, help="held-out images that floors may use, at most", ge=1)
@@ -107,8 +113,14 @@ class AttackSettings:
 
 TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record")
 ATTACK_SECTIONS = ("target", "attack", "threat", "eval")
-DEFAULTS = {"data": "digits", "partition": "pra", "protocol": "fedre", "attack": "dip",
-            "target": "uploaded", "threat": "fedre-paper"}  # fmt: skip
+DEFAULTS = {
+    "data": "digits",
+    "partition": "pra",
+    "protocol": "fedre",
+    "attack": "dip",
+    "target": "uploaded",
+    "threat": "fedre-paper",
+}
 
 
 def check_sections(values: Values, where: Values, problems: list[str]) -> None:

@@ -90,8 +90,9 @@ class TargetSource:
         """
         real = self.uploaded_kind() == kind
         emissions = {k: self._emission(k, kind, real, count) for k in self.clients}
-        chosen = self._choose({k: e.mixture.num_rows for k, e in emissions.items() if e.mixture},
-                              count, kind)  # fmt: skip
+        chosen = self._choose(
+            {k: e.mixture.num_rows for k, e in emissions.items() if e.mixture}, count, kind
+        )
         uploads: list[Upload] = []
         parts: list[tuple[int, Mixture, Tensor]] = []
         for k, rows in chosen.items():

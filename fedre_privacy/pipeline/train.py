@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,15 @@ from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
-from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.families import architecture_of, build_model, representation_dim
 from fedre_privacy.partition.base import Split, split
 
-from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, versions
+from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
 from .settings import TrainSettings
-
-log = logging.getLogger("fedre_privacy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +51,12 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     data = settings.data.load()
     training = settings.train
     shares = split(
-        settings.partition, data.labels.numpy(), training.clients, training.seed,
+        settings.partition,
+        data.labels.numpy(),
+        training.clients,
+        training.seed,
         training.train_ratio,
-    )  # fmt: skip
+    )
     dim = representation_dim(settings.model, data.image_shape)
     names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
     counts = shares.class_counts(data.labels.numpy(), data.num_classes)
@@ -129,10 +130,17 @@ def train(
     if begin(folder, resume=resume, restart=restart, what="Run"):
         report(Event("train.reused", {"folder": str(folder)}))
         return Run(folder)
-    prepared = prepared or prepare(settings, device)
+    with logging_to(folder):
+        return _train(settings, prepared or prepare(settings, device), folder, resume, report)
+
+
+def _train(
+    settings: TrainSettings, prepared: Prepared, folder: Path, resume: bool, report: Report
+) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    record = _first_record(settings, prepared, device)
+    record = _first_record(settings, prepared)
+    log.info("training %s on %s", folder.name, record["device"])
     files.write_yaml(folder / "config.yaml", settings.plain())
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
@@ -151,14 +159,10 @@ def train(
         "status": COMPLETE,
         "wall_s": time.monotonic() - started,
         "final": {key: value for key, value in rows[-1].items() if key != "wall_s"},
-        "summary": _summary(settings, prepared, rows),
     }
     files.write_json(folder / "record.json", record)
-    checkpoint = folder / "checkpoints"
-    for path in checkpoint.glob("*"):
-        path.unlink()
-    if checkpoint.is_dir():
-        checkpoint.rmdir()
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    log.info("complete: %s", record["final"])
     report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return Run(folder)
 
@@ -189,23 +193,27 @@ def _run_loop(
             _write_mixtures(folder, round, emissions)
 
     return loop.run(
-        settings.protocol, clients, server, prepared.setting,
-        recorder=Recorder(folder / "uploads"), checkpoints=folder / "checkpoints", keep=keep,
-        report=report, resume=resume,
+        settings.protocol,
+        clients,
+        server,
+        prepared.setting,
+        recorder=Recorder(folder / "uploads"),
+        checkpoints=folder / "checkpoints",
+        keep=keep,
+        report=report,
+        resume=resume,
         on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
-    )  # fmt: skip
+    )
 
 
-def _first_record(
-    settings: TrainSettings, prepared: Prepared, device: torch.device
-) -> dict[str, Any]:
+def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
     data = prepared.data
     return {
         "name": settings.run_name,
         "status": PARTIAL,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
-        "device": device_name(device),
+        "device": device_name(prepared.setting.device),
         "image_shape": list(data.image_shape),
         "classes": list(data.classes),
         "dim": prepared.setting.dims[0],
@@ -214,13 +222,17 @@ def _first_record(
         "partition_sha256": [prepared.split.sha256_train, prepared.split.sha256_test],
         "class_counts": [list(row) for row in prepared.setting.class_counts],
         "architectures": list(prepared.setting.architectures),
-        "summary": "training not finished",
+        "summary": summary(settings),
     }
 
 
-def _summary(settings: TrainSettings, prepared: Prepared, rows: list[loop.Row]) -> str:
-    options = ", ".join(f"{key} {value:g}" for key, value in vars(settings.partition).items()
-                        if isinstance(value, float))  # fmt: skip
+def summary(settings: TrainSettings) -> str:
+    """The run in a few words: clients, partition, rounds, models."""
+    options = ", ".join(
+        f"{key} {value:g}"
+        for key, value in vars(settings.partition).items()
+        if isinstance(value, float)
+    )
     shared = f"{settings.partition.name}{' (' + options + ')' if options else ''}"
     return (
         f"{plural(settings.train.clients, 'client')}, {shared}, "
@@ -257,12 +269,3 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(rows)
     files.write_text(path, text.getvalue())
-
-
-def plan_text(settings: TrainSettings, prepared: Prepared, seconds_per_round: float) -> str:
-    """One line saying what training would do and how long it would take."""
-    total = seconds_per_round * settings.train.rounds
-    return (
-        f"{prepared.data!r}; {_summary(settings, prepared, [])}; about {human_seconds(total)} "
-        f"({seconds_per_round:.2f} s a round)"
-    )

@@ -89,6 +89,7 @@ def test_one_client_still_avoids_shared_images():
     )  # fmt: skip
     for draw in mismatches(truth, torch.zeros(6, dtype=torch.bool), draws=4):
         assert all((i < 3) != (j < 3) for i, j in enumerate(draw.tolist()))
+        assert sorted(draw.tolist()) == list(range(6)), "every answer is used once"
 
 
 def test_uneven_halves_borrow_twice_and_lonely_targets_not_at_all():

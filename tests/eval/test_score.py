@@ -261,7 +261,7 @@ def test_images_outside_the_range_are_refused(make_truth, make_rec, public, usua
 
 
 def test_floors_on_real_images_agree_with_independent_figures(make_rec):
-    """CIFAR-10: grey, mean image, class mean and random image, means of PSNR over images."""
+    """CIFAR-10: means of PSNR from other subsets; -10 log10(var) of the whole for mean colour."""
     folder = os.environ.get("FEDRE_TEST_DATA")
     if folder is None or not (Path(folder) / "cifar10-lossless-6k.npz").is_file():
         pytest.skip("FEDRE_TEST_DATA does not name a folder with cifar10-lossless-6k.npz")
@@ -272,18 +272,18 @@ def test_floors_on_real_images_agree_with_independent_figures(make_rec):
         for name in ("x_train", "x_test")
     )
     labels, other_labels = (torch.from_numpy(arrays[name]).long() for name in ("y_train", "y_test"))
-    count = 800
+    count = 400
     index = torch.arange(count)
     truth = Truth(
         images[:count], labels[:count], index % 10,
         Mixture(index, index, torch.ones(count), count), index % 10, labels[:count],
     )  # fmt: skip
     rec = make_rec(torch.full((count, 3, 32, 32), 0.5))
-    scores = evaluate(rec, truth, PublicImages(others, other_labels), metrics={})
+    scores = evaluate(rec, truth, PublicImages(others, other_labels), metrics={}, gallery=20)
     psnr = scores.floors.set_index("floor")["psnr"]
     expected = {"grey": 12.7, "mean-image": 13.0, "class-mean-image": 13.1, "random-image": 9.6}
     for name, value in expected.items():
-        assert psnr[name] == pytest.approx(value, abs=0.25), name
+        assert psnr[name] == pytest.approx(value, abs=0.5), name
     mean_colour = scores.floors.set_index("floor").loc["mean-colour", "psnr_of_mean_mse"]
-    assert mean_colour == pytest.approx(12.01, abs=0.25)
+    assert mean_colour == pytest.approx(12.01, abs=0.15)
     assert scores.summary["verdict"] == "not better than the floor"

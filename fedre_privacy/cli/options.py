@@ -1,0 +1,172 @@
+"""Options that the commands share, and how they become settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedre_privacy.core.config import load_yaml, merge, parse_assignments
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.data.base import datasets
+
+PARTITION_SHORTHAND = {"pra": "alpha", "pat": "classes"}
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Everything that decides a training run."""
+    group = parser.add_argument_group("training")
+    group.add_argument("--protocol", metavar="P", help="what clients upload (default: fedre)")
+    group.add_argument(
+        "--dataset",
+        metavar="D[:PATH]",
+        help="digits, photos (both built in), npz:FILE, imagefolder:DIR, tinyimagenet, cifar10, "
+        "cifar100, fashion-mnist (default: digits)",
+    )
+    group.add_argument("--data-dir", metavar="DIR", help="where the data set's files are")
+    group.add_argument(
+        "--partition",
+        metavar="NAME[:VALUE]",
+        help="pra:ALPHA (Dirichlet), pat:CLASSES, iid (default: pra:0.1)",
+    )
+    group.add_argument(
+        "--models",
+        metavar="M",
+        help="architecture, family (het10, cnn5, ...) or comma list (default: cnn4)",
+    )
+    group.add_argument(
+        "--scheme",
+        metavar="S",
+        help="entanglement scheme of fedre, a name or module:Class (default: rap)",
+    )
+    group.add_argument("--clients", type=int, metavar="N", help="number of clients (default: 10)")
+    group.add_argument("--rounds", type=int, metavar="T", help="rounds (default: 20)")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of the training (default: 0)")
+    group.add_argument(
+        "--no-truth", action="store_true", help="do not keep what is needed to score attacks"
+    )
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """How to run and what to print."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options win")
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assign",
+        help="any setting, e.g. attack.steps=500; see --explain",
+    )
+    group.add_argument(
+        "--runs-dir",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder of run folders (default: runs)",
+    )
+    group.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+    group.add_argument("--resume", action="store_true", help="go on with what was interrupted")
+    group.add_argument("--restart", action="store_true", help="remove an earlier identical result")
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="all checks and one step of each loop; writes nothing",
+    )
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="describe the chosen parts and their settings, and stop",
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object per event")
+    output.add_argument("--quiet", action="store_true", help="print the final path only")
+
+
+def gather(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay options over the settings file; return values and where the file's keys stand."""
+    loaded = load_yaml(options.config) if options.config else None
+    values: dict[str, Any] = dict(loaded.values) if loaded else {}
+    given: dict[str, Any] = {}
+
+    def put(section: str, key: str, value: Any) -> None:
+        if value is not None:
+            given.setdefault(section, {})[key] = value
+
+    put("protocol", "name", options.protocol)
+    put("protocol", "entanglement", options.scheme)
+    put("model", "name", options.models)
+    put("train", "clients", options.clients)
+    put("train", "rounds", options.rounds)
+    put("train", "seed", options.seed)
+    if options.no_truth:
+        put("record", "truth", False)
+    if options.dataset is not None:
+        name, _, path = options.dataset.partition(":")
+        put("data", "name", name)
+        put("data", "path", path or None)
+    if options.data_dir is not None:
+        put("data", "path", options.data_dir)
+    if options.partition is not None:
+        name, _, value = options.partition.partition(":")
+        put("partition", "name", name)
+        if value:
+            put("partition", PARTITION_SHORTHAND.get(name, "value"), value)
+    for key, section in given.items():
+        values[key] = _over(values.get(key), section)
+    values = merge(values, parse_assignments(options.assign))
+    return _absolute(values), loaded.where if loaded else {}
+
+
+def _over(old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay a section over another; a change of name drops the other's settings."""
+    before = dict(old) if isinstance(old, Mapping) else ({"name": old} if old else {})
+    if "name" in new and before.get("name") not in (None, new["name"]):
+        before = {}
+    return merge(before, new)
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Make a data path absolute, so that the run can be attacked from any folder."""
+    data = values.get("data")
+    if not isinstance(data, Mapping) or not data.get("path"):
+        return values
+    name = data.get("name", "digits")
+    if name in datasets.names() and "path" not in datasets.get(name).__dataclass_fields__:
+        raise ConfigError(
+            f"Data set '{name}' is built in and takes no path; got '{data['path']}'.",
+            next_step="Leave --data-dir out, or choose --dataset npz:FILE or imagefolder:DIR.",
+        )
+    path = str(Path(str(data["path"])).expanduser().resolve())
+    return {**values, "data": {**data, "path": path}}
+
+
+def choose_device(name: str) -> torch.device:
+    """Turn ``--device`` into a device that exists.
+
+    Raises:
+        ConfigError: unknown name, or no such GPU here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"Unknown device '{name}'. Use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Device '{name}' is not supported. Use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            build = f"torch {torch.__version__} built for CUDA {torch.version.cuda or 'none'}"
+            raise ConfigError(
+                f"Device '{name}' was asked for; {build} sees {count} GPUs here.",
+                next_step="Use --device cpu (add --dry-run for an estimate of the time it takes).",
+            )
+    return device

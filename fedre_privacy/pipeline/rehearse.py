@@ -1,0 +1,101 @@
+"""A dry run: every check and one step of each loop, in a folder that is thrown away."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.units import human_bytes, human_seconds
+from fedre_privacy.partition.base import Split
+
+from .attack import peak_memory, prepare_attack
+from .runs import Run
+from .settings import AttackSettings, TrainSettings
+from .train import Prepared, prepare, summary, train
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command would do, measured on its first steps.
+
+    Args:
+        lines: heading to text, for printing.
+        train_s, attack_s: estimated seconds (0 where that part would not run).
+        memory_bytes: peak memory of the rehearsal.
+    """
+
+    lines: dict[str, str]
+    train_s: float
+    attack_s: float
+    memory_bytes: int
+
+
+def rehearse(
+    training: TrainSettings | Run, settings: AttackSettings | None, device: torch.device
+) -> Plan:
+    """Do every check and one step of each loop; write nothing that stays.
+
+    Args:
+        training: settings to train with, or the recorded run to attack.
+        settings: the attack, or None to rehearse training alone.
+
+    Raises:
+        FedreError: whatever the real command would refuse.
+    """
+    lines: dict[str, str] = {}
+    train_s = attack_s = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        if isinstance(training, Run):
+            run = training
+            lines["Run"] = f"{run.name} (recorded: {run.record['summary']})"
+        else:
+            prepared = prepare(training, device)
+            run, train_s = _first_step(training, prepared, Path(scratch), device)
+            lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
+            lines["Data"] = repr(prepared.data)
+        if settings is not None:
+            game = prepare_attack(run, settings)
+            lines |= {k: v for k, v in game.lines().items() if k != "Uploaded" or train_s == 0}
+            budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
+            trial = dataclasses.replace(settings.attack, **budget)
+            rows = len(game.observation.target_rows()[1])
+            for _ in range(2):  # the first pass warms up
+                started = time.monotonic()
+                trial(game.observation, Context(settings.evaluation.seed, device))
+                attack_s = time.monotonic() - started
+            attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)
+            lines["Attack"] = (
+                f"{settings.attack.name} on {rows} rows in all: about {human_seconds(attack_s)}"
+            )
+    memory = max(peak_memory(device).values())
+    lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
+    return Plan(lines, train_s, attack_s, memory)
+
+
+def _first_step(
+    settings: TrainSettings, prepared: Prepared, scratch: Path, device: torch.device
+) -> tuple[Run, float]:
+    """Train one batch per client; return the run and the estimate for the whole training."""
+    size = settings.train.batch_size
+    short = dataclasses.replace(
+        prepared,
+        split=Split(
+            tuple(own[:size] for own in prepared.split.train),
+            tuple(own[:size] for own in prepared.split.test),
+        ),
+    )
+    once = dataclasses.replace(
+        settings, train=dataclasses.replace(settings.train, rounds=1, epochs=1)
+    )
+    started = time.monotonic()
+    run = train(once, runs=scratch, device=device, prepared=short)
+    per_batch = (time.monotonic() - started) / max(1, len(short.split.train))
+    batches = sum(max(1, len(own) // size) for own in prepared.split.train)
+    share = settings.train.join_ratio * settings.train.epochs
+    return run, per_batch * batches * share * settings.train.rounds
