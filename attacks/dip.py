@@ -22,7 +22,7 @@ from .base import Attack, Context, attacks
 from .parts.dip_net import HourGlass, scales_that_fit
 from .parts.inversion import invert
 from .parts.objectives import OBJECTIVES
-from .parts.optimise import Budget
+from .parts.optimise import COMBINE, LOSSES, Budget
 
 
 @attacks.register("dip")
@@ -30,7 +30,7 @@ from .parts.optimise import Budget
 class DeepImagePrior(Attack):
     """Recover an image from a representation with an untrained network as image prior.
 
-    Minimises D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small
+    Minimises log D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small
     hour-glass network; its input z is fixed noise. The answer is the running mean of the output
     images; a restart is chosen by the match it attained, never by truth.
 
@@ -41,8 +41,9 @@ class DeepImagePrior(Attack):
     Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior and feature inversion);
                 FedRE, CVPR 2026, question 2 (inverting uploads with the client's extractor).
     Deviations: fewer and narrower scales than the original recipe for 224 px images, a scale-free
-                objective, a small total-variation term (``tv=0`` is the pure prior), a running
-                mean of the output.
+                distance, its logarithm (``loss=plain`` restores the distance itself, with a tv
+                near 0.05), a total-variation term (``tv=0`` is the pure prior), a running mean of
+                the output.
     """
 
     consumes = (Representations, Prototypes, EntangledRep)
@@ -51,15 +52,17 @@ class DeepImagePrior(Attack):
 
     steps: int = knob(300, help="optimiser steps", ge=1)
     lr: float = knob(0.02, help="Adam step size", gt=0)
-    tv: float = knob(0.1, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
+    tv: float = knob(10.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
     objective: str = knob("l2rel", help="distance between representations", choices=OBJECTIVES)
     channels: tuple[int, ...] = knob(
-        (16, 32, 32), help="width of each scale; scales below 2 pixels are left out", ge=1
+        (16, 32), help="width of each scale; scales below 2 pixels are left out", ge=1
     )
     skip: int = knob(4, help="channels carried across each scale", ge=1)
     depth: int = knob(16, help="channels of the fixed random input", ge=1)
     average: float = knob(0.95, help="decay of the running mean of outputs", ge=0, lt=1)
+    loss: str = knob("log", help="minimise log D or plain D, plus total variation", choices=LOSSES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
+    combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
     patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
 
@@ -72,11 +75,13 @@ class DeepImagePrior(Attack):
             shape,
         )
         budget = Budget(
-            self.steps,
-            self.lr,
+            steps=self.steps,
+            lr=self.lr,
             average=self.average,
             tv=self.tv,
+            loss=self.loss,
             restarts=self.restarts,
+            combine=self.combine,
             patience=self.patience,
         )
         prior = _NetworkPrior(net)

@@ -21,7 +21,7 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .parts.inversion import invert
 from .parts.objectives import OBJECTIVES
-from .parts.optimise import Budget
+from .parts.optimise import COMBINE, LOSSES, Budget
 
 
 @attacks.register("pixel")
@@ -29,7 +29,7 @@ from .parts.optimise import Budget
 class PixelInversion(Attack):
     """Recover an image from a representation by optimising its pixels.
 
-    Minimises D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first. Several times
+    Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first. Several times
     cheaper per step than the deep image prior and usually weaker; a second opinion and a
     debugging aid.
 
@@ -47,20 +47,24 @@ class PixelInversion(Attack):
 
     steps: int = knob(1000, help="optimiser steps", ge=1)
     lr: float = knob(0.1, help="Adam step size", gt=0)
-    tv: float = knob(0.3, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
+    tv: float = knob(20.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
     objective: str = knob("l2rel", help="distance between representations", choices=OBJECTIVES)
     average: float = knob(0.9, help="decay of the running mean of images", ge=0, lt=1)
+    loss: str = knob("log", help="minimise log D or plain D, plus total variation", choices=LOSSES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
+    combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
     patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         budget = Budget(
-            self.steps,
-            self.lr,
+            steps=self.steps,
+            lr=self.lr,
             average=self.average,
             tv=self.tv,
+            loss=self.loss,
             restarts=self.restarts,
+            combine=self.combine,
             patience=self.patience,
         )
         prior = _PixelPrior(observation.image_shape)
