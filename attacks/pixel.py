@@ -29,8 +29,8 @@ from .parts.optimise import COMBINE, LOSSES, Budget
 class PixelInversion(Attack):
     """Recover an image from a representation by optimising its pixels.
 
-    Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first. Several times
-    cheaper per step than the deep image prior and usually weaker; a second opinion and a
+    Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first. Several
+    times cheaper per step than the deep image prior and usually weaker; a second opinion and a
     debugging aid.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
