@@ -266,7 +266,7 @@ class AttackResult:
         return reconstruction_sheet(
             target,
             self.recovered[TARGET].images,
-            title=f"{game.settings.attack.name} on {game.kind}: {target.summary['verdict']}",
+            title=f"{game.settings.attack.name} on {game.kind} ({game.run.name})",
             caption=caption,
             extra=self._ceiling_columns(),
             counterfactual=game.run.settings.protocol.name if game.counterfactual else None,
@@ -281,8 +281,8 @@ class AttackResult:
         same_label = mine.target_labels[:, None] == other.target_labels[None]
         partner = (2 * same_client.int() + same_label.int()).argmax(1)
         return {
-            "a single image of this client": self.scores[CEILING].originals[partner],
-            "recovered from its own representation (ceiling)": self.recovered[CEILING].images[
+            "single image,\nsame client": self.scores[CEILING].originals[partner],
+            "ceiling: from its\nrepresentation": self.recovered[CEILING].images[
                 partner
             ],
         }
