@@ -16,7 +16,8 @@ def class_means(reps: Tensor, labels: Tensor, num_classes: int) -> Emission:
         labels: (n,) int64.
     """
     counts = torch.bincount(labels, minlength=num_classes)
-    sums = reps.new_zeros((num_classes, reps.shape[1])).index_add_(0, labels, reps)
+    # a matrix product: index_add_ is not deterministic on CUDA
+    sums = torch.nn.functional.one_hot(labels, num_classes).to(reps).T @ reps
     present = counts.nonzero().squeeze(1)
     means = sums[present] / counts[present, None]
     row_of_class = torch.full((num_classes,), -1, dtype=torch.int64, device=labels.device)

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fedre_privacy.core.config import load_yaml, merge
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError, MissingInputError, nearest
 from fedre_privacy.core.units import human_seconds
-from fedre_privacy.pipeline.attack import AttackResult, attack, check_fit
+from fedre_privacy.pipeline.attack import AttackResult, attack, check_ahead, require_complete
 from fedre_privacy.pipeline.rehearse import rehearse
-from fedre_privacy.pipeline.runs import Run
+from fedre_privacy.pipeline.runs import COMPLETE, Run, begin, status_of
 from fedre_privacy.pipeline.settings import (
     TARGETS,
+    TRAIN_SECTIONS,
     AttackSettings,
     TrainSettings,
     check_sections,
     resolve_attack,
     resolve_training,
 )
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.pipeline.train import prepare, train
 
 from .explain import explain, list_all, list_for
-from .options import add_common_options, add_training_options, choose_device, gather
-from .output import Output, guarded, print_table
+from .options import add_common_options, add_training_options, assigned, choose_device, gather
+from .output import Output, guarded
 from .train import print_run
 
 
@@ -35,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-attack",
+        usage="fedre-attack [RUN] [options]\n       fedre-attack list [--for RUN]",
+        allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",
         epilog="fedre-attack list [--for RUN] shows what can attack what.",
@@ -43,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "run",
         nargs="?",
         metavar="RUN|list",
-        help="a recorded run's folder; without it, one is trained",
+        help="a recorded run's folder, or its name in --runs-dir; without it, one is trained",
     )
     group = made.add_argument_group("attack")
     group.add_argument(
@@ -56,9 +61,11 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--targets", type=int, metavar="N", help="targets at most (default: 24)")
     group.add_argument("--round", type=int, metavar="R", help="round to attack (default: last)")
     group.add_argument("--metrics", metavar="M,N", help="metrics (default: psnr,ssim,mse255)")
-    group.add_argument("--for", type=Path, dest="listed", metavar="RUN", help="with list: a run")
+    group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
     add_training_options(made)
-    add_common_options(made)
+    add_common_options(
+        made, restart="remove the identical attack (and unfinished training) and begin anew"
+    )
     return made
 
 
@@ -70,52 +77,56 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
-    if options.run == "list":
-        if options.listed is None:
-            list_all(output)
-        else:
-            list_for(Run(options.listed), options.threat or "fedre-paper", output)
-        return 0
-    recorded = Run(Path(options.run)) if options.run else None
-    values, where = gather(options)
-    values = merge(values, _attack_values(options))
-    if recorded is not None:
-        _refuse_training_options(options)
-        loaded = load_yaml(recorded.folder / "config.yaml")
-        values = {**values, **loaded.values}
+    if options.run != "list" and options.listed is not None:
+        raise ConfigError(
+            f"--for {options.listed} goes with list: fedre-attack list --for {options.listed}.",
+            next_step=f"To attack that run: fedre-attack {options.listed}.",
+        )
+    values, where = gather(options, _attack_values(options))
+    recorded = None
+    if options.run not in (None, "list"):
+        recorded = _recorded(options.run, options.runs_dir)
+        _refuse_training_options(options, recorded)
+        attacking = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
+        values = {**attacking, **load_yaml(recorded.folder / "config.yaml").values}
     problems: list[str] = []
     check_sections(values, where, problems)
     training = recorded.settings if recorded else resolve_training(values, where, problems)
     settings = resolve_attack(values, where, problems)
     if problems or training is None or settings is None:
         raise ConfigError(*problems, next_step="See fedre-attack --explain for every setting.")
+    if options.run == "list":
+        if options.listed is None:
+            list_all(output)
+        else:
+            list_for(_recorded(options.listed, options.runs_dir), settings.threat, output)
+        return 0
     if options.explain:
-        explain([settings.attack, training.protocol], training, output)
+        explain(training, settings, output)
         return 0
     device = choose_device(options.device)
+
+    def fit(run: Run) -> AttackSettings:
+        fitted = resolve_attack(values, where, problems, image_shape=run.image_shape)
+        if fitted is None:
+            raise ConfigError(*problems)
+        return fitted
+
     if options.dry_run:
-        plan = rehearse(recorded or training, settings, device)
-        for heading, text in plan.lines.items():
-            output.line(heading, text)
+        _rehearse(recorded, training, settings, fit, options, device, output)
         return 0
     run = recorded or _trained(training, settings, options, device, output)
-    print_run(run, output)
-    fitted = resolve_attack(values, where, problems, image_shape=run.image_shape)
-    if fitted is None:
-        raise ConfigError(*problems)
+    require_complete(run)
+    print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     result = attack(
         run,
-        fitted,
+        fit(run),
         device=device,
         resume=options.resume,
-        restart=options.restart and recorded is not None,
+        restart=options.restart,
         report=output,
     )
-    print_result(result, output)
-    output.final(
-        result.folder,
-        {"table": result.table(), "verdict": result.scores["target"].summary["verdict"]},
-    )
+    print_result(result, options, output)
     return 0
 
 
@@ -124,31 +135,101 @@ def _attack_values(options: argparse.Namespace) -> dict[str, object]:
     values: dict[str, object] = {
         "target": options.target,
         "threat": options.threat,
-        "attack": {"name": options.attack} if options.attack else None,
-        "eval": {key: value for key, value in evaluation.items() if value is not None},
+        "attack": None if options.attack is None else {"name": options.attack},
+        "eval": {key: value for key, value in evaluation.items() if value is not None} or None,
     }
-    return {key: value for key, value in values.items() if value}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _refuse_training_options(options: argparse.Namespace) -> None:
-    names = (
-        "protocol",
-        "dataset",
-        "data_dir",
-        "partition",
-        "models",
-        "scheme",
-        "clients",
-        "rounds",
-        "seed",
+def _recorded(given: str, runs_dir: Path) -> Run:
+    """Find a run by its folder, or by its name among the runs.
+
+    Raises:
+        MissingInputError: neither is there; the nearest runs are named.
+    """
+    folder = Path(given)
+    for place in (folder, runs_dir / given):
+        if (place / "record.json").is_file():
+            return Run(place)
+    places = dict.fromkeys(p for p in (folder, folder.parent, runs_dir) if p.is_dir())
+    near = [str(found.parent) for p in places for found in sorted(p.glob("*/record.json"))]
+    close = nearest(str(folder), near) or nearest(folder.name, near)
+    hint = f" Did you mean {close}?" if close else ""
+    near = list(dict.fromkeys(near))
+    more = f" and {len(near) - 8} more" if len(near) > 8 else ""
+    listed = f" Runs near it: {', '.join(near[:8])}{more}." if near else ""
+    raise MissingInputError(
+        f"No run at {given}: record.json is not there.{hint}{listed}",
+        next_step="Train one with fedre-train, or give --protocol instead of a folder.",
     )
-    given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+
+
+TRAINING_OPTIONS = (
+    "protocol",
+    "dataset",
+    "data_dir",
+    "partition",
+    "models",
+    "scheme",
+    "clients",
+    "rounds",
+    "seed",
+)
+
+
+def _refuse_training_options(options: argparse.Namespace, run: Run) -> None:
+    """A recorded run is what it is: options that would change its training are refused."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in TRAINING_OPTIONS
+        if getattr(options, name) is not None
+    ]
+    given += ["--no-truth"] if options.no_truth else []
+    given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
+    if options.config:
+        loaded = load_yaml(options.config)
+        sections = {key: loaded.values[key] for key in TRAIN_SECTIONS if key in loaded.values}
+        if sections and _differs(sections, loaded.where, run):
+            given.append(f"{', '.join(sections)} in {options.config}")
     if given:
         raise ConfigError(
             f"{', '.join(given)} would train a new run, but the recorded run {options.run} was "
             "given.",
             next_step="Leave out one or the other.",
         )
+
+
+def _differs(sections: Mapping[str, Any], where: Mapping[str, str], run: Run) -> bool:
+    problems: list[str] = []
+    settings = resolve_training(sections, where, problems)
+    if settings is None:
+        raise ConfigError(*problems)
+    return settings.plain() != run.settings.plain()
+
+
+def _rehearse(
+    recorded: Run | None,
+    training: TrainSettings,
+    settings: AttackSettings,
+    fit: Callable[[Run], AttackSettings],
+    options: argparse.Namespace,
+    device: torch.device,
+    output: Output,
+) -> None:
+    folder = options.runs_dir / training.run_name
+    if recorded is None and not options.restart:
+        begin(folder, resume=options.resume, restart=False, what="Run")
+    done = recorded or (Run(folder) if status_of(folder) == COMPLETE else None)
+    if done is not None:
+        require_complete(done)
+        settings = fit(done)
+        place = done.folder / "attacks" / settings.folder_name
+        if not options.restart:
+            begin(place, resume=options.resume, restart=False, what="Attack")
+    plan = rehearse(done or training, settings, device)
+    for heading, text in plan.lines.items():
+        output.line(heading, text)
+    output.final(None, {"plan": vars(plan)})
 
 
 def _trained(
@@ -158,43 +239,77 @@ def _trained(
     device: torch.device,
     output: Output,
 ) -> Run:
-    check_fit(training.protocol, settings)
+    """Train, or find the identical run; what the attack will refuse is refused before."""
+    prepared = None
+    unfinished = status_of(options.runs_dir / training.run_name) != COMPLETE
+    if unfinished:
+        check_ahead(training, settings)
+        prepared = prepare(training, device)
+        for metric in settings.metrics.values():
+            metric.check(prepared.data.image_shape)
     return train(
         training,
         runs=options.runs_dir,
         device=device,
         resume=options.resume,
-        restart=options.restart,
+        restart=options.restart and unfinished,
         report=output,
+        prepared=prepared,
     )
 
 
-def print_result(result: AttackResult, output: Output) -> None:
+def print_result(result: AttackResult, options: argparse.Namespace, output: Output) -> None:
     """Print the result table, the verdict, the files and what to do next."""
     game, summary = result.game, result.scores["target"].summary
+    if "attack.reused" in output.reused:
+        output.line("Note", "this attack was finished before and is read back (--restart repeats)")
     lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
     output.text()
     output.line(
         "RESULT", f"{summary['n']} of {summary['targets']} targets{lost}; {summary['rule_text']}"
     )
     rows = result.table()
-    for row in rows:
-        row["this attack"] = row.pop("attack")
-    order = [
-        "metric",
-        "this attack",
-        *[key for key in rows[0] if key not in ("metric", "this attack")],
-    ]
-    print_table([{key: row[key] for key in order} for row in rows], output.text)
-    output.line("Verdict", f"{summary['verdict']}: {summary['verdict_because']}")
+    output.table(
+        [{"metric": row["metric"], "this attack": row.pop("attack"), **row} for row in rows]
+    )
+    output.line("Verdict", result.verdict())
     output.line(
         "Files",
         f"{result.folder}/{{figure.png,figure.pdf,scores.csv,record.json}}   "
         f"took {human_seconds(result.record['wall_s'])}",
+        wrap=False,
     )
-    output.line("Again", f"fedre-attack --config {result.folder / 'config.yaml'}")
+    output.line("Again", _again(result, options), wrap=False)
     other = "representations" if game.kind != "representations" else "prototypes"
-    output.line("Next", f"fedre-attack {game.run.folder} --target {other}")
+    output.line("Next", f"fedre-attack {_quoted(game.run.folder)} --target {other}", wrap=False)
+    output.final(
+        result.folder,
+        {
+            "run": game.run.folder,
+            "target": game.kind,
+            "counterfactual": game.counterfactual,
+            "oracles": result.record["oracles"],
+            "verdict": summary["verdict"],
+            "because": summary["verdict_because"],
+            "n": summary["n"],
+            "table": result.table(),
+        },
+    )
+
+
+def _again(result: AttackResult, options: argparse.Namespace) -> str:
+    """The command that repeats this attack without training again."""
+    run, config = result.game.run, result.folder / "config.yaml"
+    command = f"fedre-attack --config {_quoted(config)}"
+    if run.folder.resolve() != (options.runs_dir / run.settings.run_name).resolve():
+        return f"fedre-attack {_quoted(run.folder)} --config {_quoted(config)}"
+    if options.runs_dir != Path("runs"):
+        command += f" --runs-dir {_quoted(options.runs_dir)}"
+    return command
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 if __name__ == "__main__":

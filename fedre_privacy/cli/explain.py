@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from fedre_privacy.attacks.base import attacks, mismatch
-from fedre_privacy.core.config import knobs
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import THREAT_MODELS
+from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import TrainSettings
+from fedre_privacy.pipeline.runs import COMPLETE, Run
+from fedre_privacy.pipeline.settings import AttackSettings, TrainSettings
 from fedre_privacy.pipeline.targets import KINDS
 from fedre_privacy.protocols.base import protocols
 
-from .output import Output, print_table
+from .output import Output
+
+Rows = list[dict[str, str]]
 
 REGISTRIES: tuple[tuple[str, Registry[Any]], ...] = (
     ("entanglement schemes", schemes),
@@ -31,90 +33,91 @@ REGISTRIES: tuple[tuple[str, Registry[Any]], ...] = (
 )
 
 
-def explain(parts: Sequence[Any], settings: TrainSettings | None, output: Output) -> None:
-    """Print each part's docstring and settings, then the groups of settings."""
-    sections = {"protocol": "protocol", "data set": "data", "partition": "partition"}
-    for part in parts:
-        kind = next(
-            (
-                what
-                for what, registry in _kinds().items()
-                if part.name in registry.names() and isinstance(part, registry.get(part.name))
-            ),
-            "part",
-        )
-        output.text(f"{kind} {part.name}  ({type(part).__module__}.{type(part).__qualname__})")
+def explain(training: TrainSettings, settings: AttackSettings | None, output: Output) -> None:
+    """Print each chosen part's docstring and settings, then the groups of settings."""
+    shown = []
+    for title, section, part, documented in _parts(training, settings):
+        output.text(f"{title}  ({type(part).__module__}.{type(part).__qualname__})")
         output.text()
-        output.text(inspect.getdoc(type(part)) or "")
-        _print_knobs(type(part), sections.get(kind, kind), output)
+        if documented:
+            output.text(inspect.getdoc(type(part)) or "")
+            output.text()
+        rows = [_row(section, knob) for knob in knobs(type(part))]
+        shown += rows
+        hidden = () if any(row["unit"] != "-" for row in rows) else ("unit",)
+        if rows:
+            output.table([{k: v for k, v in row.items() if k not in hidden} for row in rows])
+            output.text()
+    output.final(None, {"settings": shown})
+
+
+def _parts(
+    training: TrainSettings, settings: AttackSettings | None
+) -> Iterator[tuple[str, str, Any, bool]]:
+    """Title, section of the settings file, part, and whether its docstring is for users."""
     if settings is not None:
-        for name, group in (
-            ("model", settings.model),
-            ("train", settings.train),
-            ("record", settings.record),
-        ):
-            output.text(f"settings of {name}")
-            _print_knobs(type(group), name, output)
+        yield f"attack {settings.attack.name}", "attack", settings.attack, True
+    yield f"protocol {training.protocol.name}", "protocol", training.protocol, True
+    scheme = getattr(training.protocol, "entanglement", None)
+    if scheme is not None:
+        yield f"entanglement scheme {scheme.name}", "protocol.entanglement", scheme, True
+    yield f"data set {training.data.name}", "data", training.data, True
+    yield f"partition {training.partition.name}", "partition", training.partition, True
+    yield "settings of model", "model", training.model, False
+    yield "settings of train", "train", training.train, False
+    yield "settings of record", "record", training.record, False
+    if settings is not None:
+        yield "settings of eval", "eval", settings.evaluation, False
+        for name, metric in settings.metrics.items():
+            if knobs(type(metric)):
+                yield f"metric {name}", f"metrics.{name}", metric, True
 
 
-def _kinds() -> dict[str, Registry[Any]]:
-    return {"attack": attacks, "protocol": protocols, "data set": datasets, "partition": partitions}
+def _row(section: str, knob: Knob) -> dict[str, str]:
+    return {
+        "setting": f"{section}.{knob.name}",
+        "default": _shown(knob.default),
+        "allowed": knob.bounds or "-",
+        "unit": knob.unit or "-",
+        "meaning": knob.help,
+    }
 
 
-def _print_knobs(cls: type, section: str, output: Output) -> None:
-    rows = [
-        {
-            "setting": f"{section}.{knob.name}",
-            "default": str(knob.default),
-            "allowed": " ".join(part for part in (knob.bounds, knob.unit) if part) or "-",
-            "meaning": knob.help,
-        }
-        for knob in knobs(cls)
-    ]
-    output.text()
-    if rows:
-        print_table(rows, output.text)
-        output.text()
+def _shown(value: Any) -> str:
+    """Write a default as it would be given to ``--set``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def list_all(output: Output) -> None:
     """Print every plugin with what it reads, needs or sends, and where it comes from."""
-    rows = []
+    found: dict[str, Rows] = {"attacks": [], "protocols": []}
+    broken: list[str] = []
     for entry in attacks.entries():
         if entry.broken:
-            rows.append(
-                {
-                    "attack": entry.name,
-                    "reads": f"BROKEN: {entry.broken}",
-                    "needs": "",
-                    "recovers": "",
-                    "from": entry.origin,
-                }
-            )
+            broken.append(f"attack {entry.name} ({entry.origin}): {entry.broken}")
             continue
-        cls = attacks.get(entry.name)
-        reads = ", ".join(kind.__name__ for kind in cls.consumes)
-        rows.append(
+        attack = attacks.get(entry.name)
+        found["attacks"].append(
             {
                 "attack": entry.name,
-                "reads": reads,
-                "needs": ", ".join(sorted(cls.needs)),
-                "recovers": cls.recovers,
+                "reads": ", ".join(kind.__name__ for kind in attack.consumes),
+                "needs": ", ".join(sorted(attack.needs)),
+                "recovers": attack.recovers,
                 "from": entry.origin,
             }
         )
-    print_table(rows, output.text)
-    output.text()
-    rows = []
     for entry in protocols.entries():
-        sends = f"BROKEN: {entry.broken}"
-        if not entry.broken:
-            kinds = protocols.get(entry.name).uploads
-            sends = ", ".join(kind.__name__ for kind in kinds) or "nothing"
-        rows.append({"protocol": entry.name, "uploads": sends, "from": entry.origin})
-    print_table(rows, output.text)
-    output.text()
-    rows = [
+        if entry.broken:
+            broken.append(f"protocol {entry.name} ({entry.origin}): {entry.broken}")
+            continue
+        kinds = protocols.get(entry.name).uploads
+        sends = ", ".join(kind.__name__ for kind in kinds) or "nothing"
+        found["protocols"].append({"protocol": entry.name, "uploads": sends, "from": entry.origin})
+    found["threat_models"] = [
         {
             "threat model": name,
             "grants": ", ".join(sorted(model.grants)),
@@ -123,32 +126,68 @@ def list_all(output: Output) -> None:
         }
         for name, model in THREAT_MODELS.items()
     ]
-    print_table(rows, output.text)
-    for title, registry in REGISTRIES:
+    for rows in found.values():
+        output.table(rows)
         output.text()
-        named = [
-            entry.name + (f" (BROKEN: {entry.broken})" if entry.broken else "")
+    others: dict[str, list[str]] = {}
+    for title, registry in REGISTRIES:
+        others[title] = registry.names()
+        broken += [
+            f"{registry.what} {entry.name} ({entry.origin}): {entry.broken}"
             for entry in registry.entries()
+            if entry.broken
         ]
-        output.text(f"{title}: {', '.join(named)}")
+    output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
+    if broken:
+        output.text()
+    for text in broken:
+        output.line("BROKEN", text)
+    output.final(None, {**found, **others, "broken": broken})
 
 
-def list_for(run: Run, threat: str, output: Output) -> None:
+def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     """Print which attack can read which target of a run, or why not."""
-    uploaded = {kind.kind for kind in run.settings.protocol.uploads}
-    rows = []
-    for target, kind in KINDS.items():
-        for name in attacks.names():
-            problems = mismatch(attacks.get(name), THREAT_MODELS[threat], {kind})
-            real = "uploaded" if target in uploaded else "counterfactual"
-            rows.append(
-                {
-                    "target": target,
-                    "": real,
-                    "attack": name,
-                    "possible": "; ".join(problems) or "yes",
-                }
-            )
-    print_table(rows, output.text)
-    kept = ", ".join(map(str, run.kept_rounds())) or "none"
-    output.text(f"\nextractors kept for rounds: {kept}")
+    protocol = run.settings.protocol
+    uploaded = {kind.kind for kind in protocol.uploads}
+    rows = [
+        {
+            "target": target,
+            f"uploaded by {protocol.name}": "yes" if target in uploaded else "no: counterfactual",
+            "attack": name,
+            "possible": _obstacle(name, target, threat) or "yes",
+        }
+        for target in KINDS
+        for name in attacks.names()
+    ]
+    rounds = run.kept_rounds()
+    missing = []
+    if run.record["status"] != COMPLETE:
+        missing.append(f"training is {run.record['status']}; go on with --resume")
+    if not run.settings.record.truth:
+        missing.append("no truth was recorded (--no-truth), so no attack can be scored")
+    if not rounds:
+        missing.append("no extractors were kept")
+    output.line("Run", f"{run.name}: {run.record['summary']}")
+    output.line("Attacker", f"{threat.name} (--threat): {threat.summary}")
+    output.line("Rounds", f"{', '.join(map(str, rounds)) or 'none'} can be attacked (--round)")
+    for text in missing:
+        output.line("Missing", text)
+    output.text()
+    output.table(rows)
+    output.final(
+        run.folder, {"threat": threat.name, "rounds": rounds, "missing": missing, "rows": rows}
+    )
+
+
+def _obstacle(name: str, target: str, threat: ThreatModel) -> str:
+    """Say in a few words why an attack cannot be run on a target, or nothing."""
+    attack = attacks.get(name)
+    reasons = []
+    if not issubclass(KINDS[target], attack.consumes):
+        reasons.append(f"reads {', '.join(kind.__name__ for kind in attack.consumes)}")
+    lacking = sorted(attack.needs - threat.grants)
+    if lacking:
+        enough = next((n for n, t in THREAT_MODELS.items() if attack.needs <= t.grants), None)
+        remedy = f" (--threat {enough})" if enough else ""
+        reasons.append(f"needs {', '.join(lacking)}{remedy}")
+    return f"no: {'; '.join(reasons)}" if reasons else ""

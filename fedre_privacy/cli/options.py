@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,12 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """How to run and what to print."""
+def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None:
+    """How to run and what to print.
+
+    Args:
+        restart: what ``--restart`` does, for the help.
+    """
     group = parser.add_argument_group("running")
     group.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options win")
     group.add_argument(
@@ -73,7 +77,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
     group.add_argument("--resume", action="store_true", help="go on with what was interrupted")
-    group.add_argument("--restart", action="store_true", help="remove an earlier identical result")
+    group.add_argument("--restart", action="store_true", help=restart)
     group.add_argument(
         "--dry-run",
         action="store_true",
@@ -89,11 +93,17 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--quiet", action="store_true", help="print the final path only")
 
 
-def gather(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay options over the settings file; return values and where the file's keys stand."""
+def gather(
+    options: argparse.Namespace, others: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay options over the settings file; return values and where the file's keys stand.
+
+    Args:
+        others: values of options that only one command has.
+    """
     loaded = load_yaml(options.config) if options.config else None
-    values: dict[str, Any] = dict(loaded.values) if loaded else {}
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = _text_keys(loaded.values) if loaded else {}
+    given: dict[str, Any] = dict(others or {})
 
     def put(section: str, key: str, value: Any) -> None:
         if value is not None:
@@ -118,16 +128,36 @@ def gather(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
         put("partition", "name", name)
         if value:
             put("partition", PARTITION_SHORTHAND.get(name, "value"), value)
-    for key, section in given.items():
-        values[key] = _over(values.get(key), section)
-    values = merge(values, parse_assignments(options.assign))
+    for layer in (given, parse_assignments(options.assign)):
+        for key, section in layer.items():
+            nested = isinstance(section, Mapping)
+            values[key] = _over(key, values.get(key), section) if nested else section
     return _absolute(values), loaded.where if loaded else {}
 
 
-def _over(old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay a section over another; a change of name drops the other's settings."""
+def assigned(options: argparse.Namespace, sections: Collection[str]) -> list[str]:
+    """Return the ``--set`` options that belong to some sections."""
+    return [
+        item for item in options.assign if item.strip().partition("=")[0].split(".")[0] in sections
+    ]
+
+
+def _text_keys(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Read every key as text: YAML takes a bare 5 for a number."""
+    return {
+        str(key): _text_keys(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
+
+
+PLUGINS = ("data", "partition", "protocol", "attack")
+"""Sections whose settings belong to the plugin that they name."""
+
+
+def _over(key: str, old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay a section over another; another plugin does not inherit the settings."""
     before = dict(old) if isinstance(old, Mapping) else ({"name": old} if old else {})
-    if "name" in new and before.get("name") not in (None, new["name"]):
+    if key in PLUGINS and "name" in new and before.get("name") not in (None, new["name"]):
         before = {}
     return merge(before, new)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
+import re
+import shutil
 import sys
+import textwrap
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +21,103 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from fedre_privacy.core.errors import FedreError, Interrupted
+from fedre_privacy.core.errors import FedreError, Interrupted, MissingInputError, OutOfMemoryError
 from fedre_privacy.core.events import Event
 
 WIDTH = 11
+"""Columns of a heading."""
+
+UNUSABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+}
+"""Errors of the file system that the user can mend."""
 
 
 class Output:
-    """Prints events in one of three ways: for people, as JSON, or not at all."""
+    """Prints events in one of three ways: for people, as JSON, or not at all.
+
+    Events may come from several threads.
+    """
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
+        self.reused: set[str] = set()
+        """Events ``*.reused`` seen: what was found finished and not repeated."""
+        self._lock = threading.RLock()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._steps: dict[int, int] = {}
 
     def __call__(self, event: Event) -> None:
         """Receive an event from the pipeline."""
+        with self._lock:
+            if event.name.endswith(".reused"):
+                self.reused.add(event.name)
+            if self.as_json:
+                self._json(event.name, event.data)
+            elif not self.quiet:
+                self._show(event)
+
+    def event(self, name: str, data: Mapping[str, Any]) -> None:
+        """Print one JSON object, if JSON is wanted."""
         if self.as_json:
-            self.json(event.name, event.data)
-        elif not self.quiet:
-            self._show(event)
+            self._json(name, data)
 
-    def json(self, name: str, data: dict[str, Any]) -> None:
-        """Print one JSON object."""
-        print(json.dumps({"event": name, **data}, default=_plain), flush=True)
+    def line(self, heading: str, text: str, *, wrap: bool = True) -> None:
+        """Print a headed line for people.
 
-    def line(self, heading: str, text: str) -> None:
-        """Print a headed line for people."""
-        if not self.as_json and not self.quiet:
-            self.stop()
-            print(f"{heading:<{WIDTH}}{text}", flush=True)
+        Args:
+            wrap: break it at the width of a terminal; off for what will be copied.
+        """
+        width = terminal_width() if wrap else None
+        if width is None:
+            self.text(f"{heading:<{WIDTH}}{text}".rstrip())
+            return
+        indent = " " * WIDTH
+        pieces = _wrapped(text, max(width - WIDTH, 30))
+        self.text(f"{heading:<{WIDTH}}" + f"\n{indent}".join(pieces))
 
     def text(self, text: str = "") -> None:
         """Print text for people."""
         if not self.as_json and not self.quiet:
-            self.stop()
-            print(text, flush=True)
+            with self._lock:
+                self.stop()
+                print(text, flush=True)
 
-    def final(self, path: Path, data: dict[str, Any]) -> None:
+    def table(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Print rows of equal keys as aligned columns under their headings."""
+        for text in table_lines(rows, terminal_width()):
+            self.text(text)
+
+    def final(self, path: Path | None, data: Mapping[str, Any]) -> None:
         """Print what a script waits for: the path, or the last JSON object."""
         self.stop()
         if self.quiet:
-            print(path)
+            if path is not None:
+                print(path, flush=True)
         elif self.as_json:
-            self.json("result", {"folder": str(path), **data})
+            folder = {} if path is None else {"folder": str(path)}
+            self._json("result", {**folder, **data})
 
     def stop(self) -> None:
         """Take the progress bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress, self._tasks, self._steps = None, {}, {}
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress, self._tasks, self._steps = None, {}, {}
+
+    def _json(self, name: str, data: Mapping[str, Any]) -> None:
+        text = json.dumps({"event": name, **_plain(data)}, allow_nan=False)
+        with self._lock:
+            print(text, flush=True)
 
     def _show(self, event: Event) -> None:
         data = event.data
@@ -82,6 +135,9 @@ class Output:
                 data["of"] * data["total"],
                 f"match {match:.1e}",
             )
+        elif event.name == "attack.scoring":
+            if self._progress is not None and "attack" in self._tasks:
+                self._progress.update(self._tasks["attack"], description="scoring", note="")
         elif event.name == "attack.game":
             for heading, text in data["lines"].items():
                 self.line(heading, text)
@@ -109,18 +165,55 @@ class Output:
 
 
 def _plain(value: Any) -> Any:
+    """Turn a value into what every JSON reader takes; a number that is not finite is null."""
     if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return str(value)
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def print_table(rows: Sequence[dict[str, str]], show: Callable[[str], None]) -> None:
-    """Print rows of equal keys as aligned columns under their headings."""
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break at spaces, never inside a word, an interval or a value with its spread or unit."""
+    glued = re.sub(r"\[[^\]]*\]| \+- | %", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines] or [""]
+
+
+def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> list[str]:
+    """Lay out rows of equal keys as aligned columns under their headings.
+
+    Args:
+        width: columns to stay within by breaking the widest cells; None for no limit.
+    """
+    if not rows:
+        return []
     keys = list(rows[0])
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in keys}
-    show("  " + "   ".join(f"{key:<{widths[key]}}" for key in keys).rstrip())
-    for row in rows:
-        show("  " + "   ".join(f"{row[key]:<{widths[key]}}" for key in keys).rstrip())
+    cells = [{key: key for key in keys}, *rows]
+    widths = {key: max(len(row[key]) for row in cells) for key in keys}
+    least = {key: max(len(p) for row in cells for p in _wrapped(row[key], 1)) for key in keys}
+    while width is not None and 2 + sum(widths.values()) + 3 * (len(keys) - 1) > width:
+        wide = [key for key in keys if widths[key] > least[key]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda key: widths[key])] -= 1
+    out = []
+    for row in cells:
+        pieces = [_wrapped(row[key], max(widths[key], 1)) for key in keys]
+        for number in range(max(map(len, pieces))):
+            parts = [p[number] if number < len(p) else "" for p in pieces]
+            padded = (f"{text:<{widths[key]}}" for key, text in zip(keys, parts, strict=True))
+            out.append("  " + "   ".join(padded).rstrip())
+    return out
 
 
 def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:
@@ -134,26 +227,61 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
     except FedreError as error:
         return _refused(error, output)
     except KeyboardInterrupt:
-        stopped = Interrupted(
-            "Interrupted. What was finished is kept.",
-            next_step="Give the same command with --resume to go on.",
+        return _refused(
+            Interrupted(
+                "Interrupted. What was finished is kept.",
+                next_step="Give the same command with --resume to go on.",
+            ),
+            output,
         )
-        return _refused(stopped, output)
+    except BrokenPipeError:  # whoever read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except torch.OutOfMemoryError as error:
+        return _refused(
+            OutOfMemoryError(
+                f"The GPU is full: {_first_line(error)}",
+                next_step="Free it, use --device cpu or a smaller train.batch_size, and add "
+                "--resume to keep what was finished.",
+            ),
+            output,
+        )
     except Exception as error:
-        output.stop()
-        path = log()
+        if isinstance(error, OSError) and error.errno in UNUSABLE:
+            return _refused(
+                MissingInputError(
+                    f"{error.filename or 'A file'} cannot be used: {error.strerror}.",
+                    next_step="Mend that, or choose another folder with --runs-dir.",
+                ),
+                output,
+            )
+        return _unexpected(error, output, log())
+
+
+def _unexpected(error: Exception, output: Output, path: Path) -> int:
+    output.stop()
+    text = f"Unexpected error: {type(error).__name__}: {_first_line(error)}"
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as handle:
             handle.write(traceback.format_exc())
-        print(f"Unexpected error: {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"This is a bug in fedre-privacy; the traceback is in {path}.", file=sys.stderr)
-        return 1
+        where = f"the traceback is in {path}."
+    except OSError:
+        where = f"the traceback could not be written to {path}:\n{traceback.format_exc()}"
+    output.event("error", {"type": type(error).__name__, "exit": 1, "problems": [text]})
+    print(text, file=sys.stderr)
+    print(f"This is a bug in fedre-privacy; {where}", file=sys.stderr)
+    return 1
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip()
 
 
 def _refused(error: FedreError, output: Output) -> int:
     output.stop()
     if output.as_json:
-        output.json(
+        output.event(
             "error",
             {
                 "type": type(error).__name__,

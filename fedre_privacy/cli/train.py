@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -10,22 +11,29 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pipeline.rehearse import rehearse
 from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import check_sections, resolve_training
+from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, check_sections, resolve_training
 from fedre_privacy.pipeline.train import train
 
 from .explain import explain
-from .options import add_common_options, add_training_options, choose_device, gather
+from .options import add_common_options, add_training_options, assigned, choose_device, gather
 from .output import Output, guarded
+
+MOMENTS = {
+    "post_local": "after the last local training",
+    "post_broadcast": "after the last broadcast",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-train",
+        usage="fedre-train [options]",
+        allow_abbrev=False,
         description="Train a federation and record every upload and broadcast in a run folder.",
     )
     add_training_options(made)
-    add_common_options(made)
+    add_common_options(made, restart="remove the run of these settings and train it anew")
     return made
 
 
@@ -38,18 +46,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, output: Output) -> int:
     values, where = gather(options)
-    problems: list[str] = []
+    problems = [
+        f"--set {item} is a setting of fedre-attack; fedre-train only trains."
+        for item in assigned(options, ATTACK_SECTIONS)
+    ]
     check_sections(values, where, problems)
     settings = resolve_training(values, where, problems)
     if problems or settings is None:
         raise ConfigError(*problems, next_step="See fedre-train --explain for every setting.")
     if options.explain:
-        explain([settings.protocol, settings.data, settings.partition], settings, output)
+        explain(settings, None, output)
         return 0
     device = choose_device(options.device)
     if options.dry_run:
-        for heading, text in rehearse(settings, None, device).lines.items():
+        plan = rehearse(settings, None, device)
+        for heading, text in plan.lines.items():
             output.line(heading, text)
+        output.final(None, {"plan": vars(plan)})
         return 0
     run = train(
         settings,
@@ -59,25 +72,36 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         restart=options.restart,
         report=output,
     )
-    print_run(run, output)
-    output.line("Next", f"fedre-attack {run.folder}")
+    print_run(run, output, trained_now="train.reused" not in output.reused)
+    output.line("Next", f"fedre-attack {shlex.quote(str(run.folder))}", wrap=False)
     output.final(run.folder, {"final": run.record["final"]})
     return 0
 
 
-def print_run(run: Run, output: Output) -> None:
-    """Print one line about a trained run, and where it is."""
+def print_run(run: Run, output: Output, *, trained_now: bool) -> None:
+    """Print one line about a trained run, and the facts that belong beside its numbers."""
     record = run.record
     moment = run.settings.protocol.headline
     accuracy, spread = record["final"][f"acc_{moment}"], record["final"][f"acc_{moment}_sd"]
+    when = "trained now" if trained_now else "trained before"
     output.line(
         "Run",
-        f"{run.name} ({record['summary']}, {human_seconds(record['wall_s'])} of training)   "
-        f"accuracy {accuracy:.3f} +- {spread:.3f} ({len(record['architectures'])} clients, "
-        f"{moment.replace('_', ' ')})",
+        f"{run.name} ({when}, {human_seconds(record['wall_s'])}): {record['summary']}   "
+        f"accuracy {accuracy:.3f} +- {spread:.3f} {MOMENTS.get(moment, moment)}",
     )
     for note in record["data_notes"]:
         output.line("Note", note)
+    output.event(
+        "run",
+        {
+            "folder": run.folder,
+            "trained_now": trained_now,
+            "summary": record["summary"],
+            "accuracy": accuracy,
+            "accuracy_sd": spread,
+            "notes": record["data_notes"],
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def knob(
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Iterable[str] | None = None,
 ) -> Any:
     """Declare one setting of a dataclass with its help text, unit and allowed range."""
     metadata = {
@@ -205,13 +205,19 @@ def build_plugin(
     name = settings.pop("name", None)
     if not isinstance(name, str):
         listed = ", ".join(registry.names())
-        problems.append(f"'{at}' needs the name of a {registry.what}. Available: {listed}.")
+        problems.append(f"'{at}' needs the name of its {registry.what}. Available: {listed}.")
         return None
     try:
         cls = import_plugin(name, registry.what) if ":" in name else registry.get(name)
     except ConfigError as error:
         place = where.get(f"{at}.name") or where.get(at)
         problems.extend(f"{text} ({place})" if place else text for text in error.problems)
+        return None
+    has_settings = dataclasses.is_dataclass(cls)
+    if not has_settings:
+        problems.append(
+            f"'{at}': {name} is no dataclass; the fields of any {registry.what} are its settings."
+        )
         return None
     if not getattr(cls, "name", ""):
         cls.name = name  # type: ignore[attr-defined]
@@ -229,6 +235,8 @@ def _in_range(value: Any, field: dataclasses.Field[Any]) -> bool:
     if meta["choices"] is not None:
         items = value if isinstance(value, tuple) else (value,)
         return all(item in meta["choices"] for item in items)
+    if isinstance(value, tuple):
+        return all(_in_range(item, field) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
     return (
@@ -265,6 +273,8 @@ def _convert(value: Any, hint: Any) -> Any:
     if hint is int:
         if isinstance(value, bool):
             raise ValueError("it must be a whole number")
+        if isinstance(value, int):  # a float would round large seeds
+            return value
         try:
             as_float = float(value)
         except (TypeError, ValueError):
@@ -277,7 +287,7 @@ def _convert(value: Any, hint: Any) -> Any:
             raise ValueError("it must be a number")
         try:
             number = float(value)  # YAML reads 1e-3 as text
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("it must be a number") from None
         if not math.isfinite(number):
             raise ValueError("it must be a finite number")
@@ -322,7 +332,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ``["attack.steps=500"]`` into nested values.
 
     Raises:
-        ConfigError: an item has no ``=`` or no key.
+        ConfigError: an item has no ``=``, no key, or a value that is not YAML.
     """
     out: dict[str, Any] = {}
     problems = []
@@ -331,7 +341,11 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip(". "):
             problems.append(f"--set takes KEY=VALUE, for example attack.steps=500; got '{item}'.")
             continue
-        value: Any = yaml.safe_load(text) if text else None
+        try:
+            value: Any = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            problems.append(f"--set {item}: '{text}' is not a YAML value; quote it if it is text.")
+            continue
         for part in reversed(key.strip().split(".")):
             value = {part: value}
         out = merge(out, value)
@@ -357,11 +371,11 @@ def load_yaml(path: Path) -> Loaded:
     """
     if not path.is_file():
         raise MissingInputError(f"No settings file at {path}.")
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if values is None:
         return Loaded({}, {})

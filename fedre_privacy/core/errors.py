@@ -81,9 +81,9 @@ class Interrupted(FedreError):
     exit_code = 130
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the known name closest to `name`, or None when nothing is close."""
-    found = get_close_matches(name, list(names), n=1, cutoff=0.5)
+def nearest(name: object, names: Iterable[str]) -> str | None:
+    """Return the known name closest to `name` (a YAML key, so text or not), or None."""
+    found = get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return found[0] if found else None
 
 

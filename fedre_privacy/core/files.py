@@ -93,14 +93,6 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> dict[str, torch.Te
     """
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
-    with path.open("rb") as handle:
-        head = handle.read(8)
-    if head[:2] == b"PK" or head[:1] == b"\x80":
-        raise DamagedInputError(
-            f"{path} is a pickle (torch.save) file. Pickles can run code when opened and are "
-            "never loaded here.",
-            next_step="Save the tensors with safetensors.torch.save_file and give that file.",
-        )
     if sha256 is not None:
         found = file_sha256(path)
         if found != sha256:
@@ -111,13 +103,36 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> dict[str, torch.Te
     try:
         return safetensors.torch.load_file(path)
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise DamagedInputError(f"{path} is not a readable safetensors file: {error}.") from None
+        raise _unreadable(path, error) from None
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the string metadata of a safetensors file."""
-    with safe_open(path, framework="pt") as handle:
-        return dict(handle.metadata() or {})
+    """Return the string metadata of a safetensors file.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: another format, or truncated.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return dict(handle.metadata() or {})
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DamagedInputError:
+    # Asked only of files that are no safetensors: their first byte, a length, may be 0x80 too.
+    with path.open("rb") as handle:
+        head = handle.read(2)
+    if head == b"PK" or head[:1] == b"\x80":
+        return DamagedInputError(
+            f"{path} is a pickle (torch.save) file. Pickles can run code when opened and are "
+            "never loaded here.",
+            next_step="Save the tensors with safetensors.torch.save_file and give that file.",
+        )
+    return DamagedInputError(f"{path} is not a readable safetensors file: {error}.")
 
 
 def file_sha256(path: Path) -> str:

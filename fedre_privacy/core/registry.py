@@ -113,8 +113,15 @@ class Registry(Generic[T]):
                 reason = f"{type(error).__name__}: {error}"
                 self._broken[point.name] = Entry(point.name, origin, reason)
                 continue
-            if inspect.isclass(loaded) and point.name not in self._classes:
+            taken = self._classes.get(point.name)
+            if not inspect.isclass(loaded):
+                reason = f"it is a {type(loaded).__name__}, not a class"
+                self._broken[point.name] = Entry(point.name, origin, reason)
+            elif taken is None:
                 self.register(point.name)(loaded)
+            elif _identity(taken) != _identity(loaded):
+                reason = f"the name is taken by {_identity(taken)}"
+                self._broken[point.name] = Entry(point.name, origin, reason)
 
 
 def _identity(cls: type) -> str:
@@ -130,7 +137,7 @@ def import_plugin(path: str, what: str) -> type:
     """
     module_name, colon, class_name = path.partition(":")
     if not colon:
-        raise ConfigError(f"A {what} from your own code is given as module:Class; got '{path}'.")
+        raise ConfigError(f"Your own {what} is given as module:Class; got '{path}'.")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a stranger's module may fail in any way; it is reported

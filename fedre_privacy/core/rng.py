@@ -42,7 +42,8 @@ def seeded(
 
     For code that takes no generator: layer initialisation and dropout.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if started else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive(seed, purpose, client=client, round=round, index=index))
         yield

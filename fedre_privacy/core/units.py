@@ -30,7 +30,8 @@ def human_seconds(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def plural(count: int, noun: str) -> str:

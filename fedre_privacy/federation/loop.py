@@ -49,7 +49,7 @@ class Accuracy:
 
 def select(training: Training, round: int) -> tuple[int, ...]:
     """Clients of a round, drawn without replacement, ascending."""
-    count = max(1, int(training.join_ratio * training.clients))
+    count = max(1, int(training.join_ratio * training.clients + 1e-9))  # 0.29 * 100 is 28.99...
     order = torch.randperm(training.clients, generator=stream(training.seed, "select", round=round))
     return tuple(sorted(order[:count].tolist()))
 
@@ -58,7 +58,8 @@ def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) ->
     """Accuracy of every client on its own test samples."""
     correct, totals = [], []
     for client in clients:
-        client.model.eval()
+        for module in (client.model, *client.memory.values()):
+            module.eval()
         with _on_device(client, setting):
             correct.append(count_correct(partial(protocol.logits, client), client.test))
         totals.append(len(client.test))

@@ -18,6 +18,8 @@ from fedre_privacy.core.types import Artifact, Broadcast, Upload
 SCHEMA = 1
 INDEX = "index.json"
 
+_PARTY = {"upload": "client", "broadcast": "recipients"}
+
 
 class Recorder:
     """Writes the messages of a run, round by round, into a folder."""
@@ -88,13 +90,20 @@ def _read_index(folder: Path) -> dict[str, Any]:
             next_step="Train with fedre-train, or give a folder in the documented format.",
         )
     index = files.read_json(path)
-    if not isinstance(index, dict) or not {"schema", "files", "messages"} <= set(index):
-        raise DamagedInputError(f"{path} needs the keys schema, files and messages.")
-    if index["schema"] != SCHEMA:
+    if isinstance(index, dict) and index.get("schema", SCHEMA) != SCHEMA:
         raise DamagedInputError(
             f"{path} has schema {index['schema']}; this version reads schema {SCHEMA}.",
             next_step="Upgrade fedre-privacy, or record the run again with this version.",
         )
+    if not isinstance(index, dict) or not {"schema", "files", "messages"} <= set(index):
+        raise DamagedInputError(f"{path} needs the keys schema, files and messages.")
+    for number, entry in enumerate(index["messages"]):
+        party = _PARTY.get(entry.get("direction"))
+        if party is None or not {"round", "file", "artifacts", party} <= set(entry):
+            raise DamagedInputError(
+                f"{path}: message {number} needs a direction (upload or broadcast), round, file, "
+                "artifacts, and client (upload) or recipients (broadcast)."
+            )
     return index
 
 
@@ -134,11 +143,11 @@ def read_messages(
 
 
 def _artifact(part: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Artifact:
-    cls = Artifact.kinds.get(part["kind"])
+    cls = Artifact.kinds.get(part.get("kind"))
     if cls is None:
         known = ", ".join(sorted(kind for kind in Artifact.kinds if kind))
         raise DamagedInputError(
-            f"{path} holds an artifact of unknown kind '{part['kind']}'. Known kinds: {known}."
+            f"{path} holds an artifact of unknown kind '{part.get('kind')}'. Known kinds: {known}."
         )
     try:
         values = {name: tensors[spec["key"]] for name, spec in part["tensors"].items()}

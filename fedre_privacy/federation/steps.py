@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from fedre_privacy.blocks.local import fit
 from fedre_privacy.blocks.state import Client, Message, Server, Task
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.core.types import Artifact, Emission, Upload
 from fedre_privacy.protocols.base import Protocol
 
 
@@ -21,7 +21,7 @@ def client_step(
     """Train one client and return what it uploads, on the CPU, and its mean training loss.
 
     Raises:
-        DivergedError: the loss is not finite.
+        DivergedError: the loss or a value to be uploaded is not finite.
         IncompatibleError: the protocol uploads a kind that it did not declare.
     """
     training = task.setting.training
@@ -43,7 +43,7 @@ def client_step(
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
                 f"{mean_loss} with lr {training.lr:g}.",
-                next_step=f"Lower the step size, for example --set train.lr={training.lr / 3:.2g}.",
+                next_step=_lower(training.lr),
             )
         emissions = protocol.upload(client, task)
     for emission in emissions:
@@ -52,19 +52,44 @@ def client_step(
                 f"Protocol '{protocol.name}' uploaded {type(emission.artifact).__name__} but "
                 f"declares {', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}."
             )
+    if not _finite(emission.artifact for emission in emissions):
+        raise DivergedError(
+            f"Training diverged: client {client.id} in round {task.round} is about to upload "
+            f"values that are not finite, with lr {training.lr:g}.",
+            next_step=_lower(training.lr),
+        )
     return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions), mean_loss
 
 
 def server_step(
     protocol: Protocol, server: Server, uploads: Sequence[Upload], task: Task
 ) -> Message:
-    """Aggregate a round's uploads and return the next broadcast, on the CPU."""
+    """Aggregate a round's uploads and return the next broadcast, on the CPU.
+
+    Raises:
+        DivergedError: a value to be broadcast is not finite.
+    """
     if uploads and any(upload.artifacts for upload in uploads):
         with seeded(task.setting.training.seed, "server", round=task.round):
             protocol.aggregate(server, uploads, task)
-    return next_broadcast(protocol, server)
+    message = next_broadcast(protocol, server)
+    if not _finite(message):
+        raise DivergedError(
+            f"Training diverged: after round {task.round} the server is about to broadcast values "
+            "that are not finite.",
+            next_step="Lower the server's step size (protocol.server.lr) or train.lr.",
+        )
+    return message
 
 
 def next_broadcast(protocol: Protocol, server: Server) -> Message:
     """The message that the server's present state stands for."""
     return tuple(artifact.detached() for artifact in protocol.broadcast(server))
+
+
+def _finite(artifacts: Iterable[Artifact]) -> bool:
+    return all(bool(t.isfinite().all()) for a in artifacts for t in a.tensors().values())
+
+
+def _lower(lr: float) -> str:
+    return f"Lower the step size, for example --set train.lr={lr / 3:.2g}."

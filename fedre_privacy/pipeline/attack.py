@@ -16,11 +16,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, mismatch
+from fedre_privacy.attacks.base import Context, attacks, mismatch, readers
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
+    ConfigError,
     DamagedInputError,
     FedreError,
     IncompatibleError,
@@ -36,20 +37,23 @@ from fedre_privacy.core.types import (
     Reconstruction,
     Truth,
 )
-from fedre_privacy.core.units import human_bytes
+from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet, save_figure
+from fedre_privacy.eval.score import NOT_BETTER
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import Protocol
 
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
-from .settings import AttackSettings
+from .settings import AttackSettings, TrainSettings
 from .targets import KINDS, TargetGroup, TargetSource, resolve_kind
 from .train import write_csv
 
 TARGET, ACTUAL, CEILING = "target", "actual", "ceiling"
+NAMES = {"entangled": "entangled representations"}
+"""Kinds whose name does not say what they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +82,8 @@ class Game:
         attacker = self.settings.threat.summary
         if oracles:
             attacker += f". ORACLE: {', '.join(oracles)}"
-        named = f"{target.kind} of round {target.uploads[0].round}"
+        kind = NAMES.get(target.kind, target.kind)
+        named = f"{kind} of round {target.uploads[0].round}"
         if target.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {run.settings.protocol.name}"
         return {
@@ -116,18 +121,14 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
         DamagedInputError: the data set is not the one the run was trained on.
     """
     protocol = run.settings.protocol
-    if run.record["status"] != COMPLETE:
-        raise MissingInputError(
-            f"Run {run.name} is {run.record['status']}: training did not finish.",
-            next_step="Give the training command again with --resume.",
-        )
+    require_complete(run)
     check_fit(protocol, settings)
     data = data or run.settings.data.load()
     if data.sha256 != run.record["data_sha256"]:
         raise DamagedInputError(
             f"The data set '{data.name}' has changed since {run.name} was trained (SHA-256 "
             f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
-            next_step="Restore the data, or train again with --restart.",
+            next_step="Restore the data, or train again with fedre-train --restart.",
         )
     evaluation = settings.evaluation
     source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
@@ -143,6 +144,54 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
         metric.check(run.image_shape)
     observation = _observe(run, settings, source, groups, aux)
     return Game(run, settings, kind, groups, observation, public, data)
+
+
+def require_complete(run: Run) -> None:
+    """Refuse a run that cannot be attacked whatever the attack.
+
+    Raises:
+        MissingInputError: its training did not finish.
+        DamagedInputError: its record lacks what every record has.
+    """
+    absent = [key for key in ("status", "image_shape", "classes") if key not in run.record]
+    if absent:
+        raise DamagedInputError(
+            f"{run.folder / 'record.json'} lacks {', '.join(absent)}: it is not a run's record, "
+            "or it was changed.",
+            next_step="Train again with fedre-train --restart.",
+        )
+    if run.record["status"] != COMPLETE:
+        raise MissingInputError(
+            f"Run {run.name} is {run.record['status']}: training did not finish.",
+            next_step="Give the training command again with --resume.",
+        )
+
+
+def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse, before anything is trained, an attack that the trained run could not serve.
+
+    Raises:
+        IncompatibleError: see `check_fit`.
+        ConfigError: the round would not exist or not be kept, or the truth would be missing.
+    """
+    check_fit(training.protocol, settings)
+    last, every = training.train.rounds, training.record.keep_every
+    wanted = settings.evaluation.round or last
+    problems = []
+    if wanted > last:
+        problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
+    elif wanted != last and not (every and wanted % every == 0):
+        problems.append(
+            f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
+            f"{every}. Add --set record.keep_every={wanted}."
+        )
+    if not training.record.truth:
+        problems.append(
+            "Without the truth (--no-truth) no attack can be scored. Leave it out, or train alone "
+            "with fedre-train."
+        )
+    if problems:
+        raise ConfigError(*problems)
 
 
 def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
@@ -164,8 +213,14 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
         return
     step = "See: fedre-attack list."
     if settings.attack.needs - settings.threat.grants:
-        enough = [n for n, t in THREAT_MODELS.items() if settings.attack.needs <= t.grants]
-        step = f"Use --threat {enough[0]}." if enough else step
+        granted = settings.threat.grants
+        options = [
+            f"--threat {name}"
+            for name, threat in THREAT_MODELS.items()
+            if settings.attack.needs <= threat.grants
+        ][:1]
+        options += [f"--attack {n}" for n in readers(kinds) if attacks.get(n).needs <= granted]
+        step = f"Use {', or '.join(options)}." if options else step
     raise IncompatibleError(*problems, next_step=step)
 
 
@@ -248,6 +303,17 @@ class AttackResult:
         """The result table, row by row."""
         return self.scores[TARGET].table(self.headings())
 
+    def verdict(self) -> str:
+        """The verdict and its reason; one that found nothing says what that can mean."""
+        summary = self.scores[TARGET].summary
+        if summary["verdict"] != NOT_BETTER:
+            return f"{summary['verdict']}: {summary['verdict_because']}"
+        delta = summary["metrics"]["psnr"]["difference"]
+        return (
+            f"{summary['verdict']} (delta {delta:+.1f} dB, n = {summary['n']}): a weak attack or "
+            f"a strong protocol. {summary['verdict_because']}"
+        )
+
     def frame(self) -> pd.DataFrame:
         """Per-target scores of all groups."""
         return pd.concat(
@@ -282,9 +348,7 @@ class AttackResult:
         partner = (2 * same_client.int() + same_label.int()).argmax(1)
         return {
             "single image,\nsame client": self.scores[CEILING].originals[partner],
-            "ceiling: from its\nrepresentation": self.recovered[CEILING].images[
-                partner
-            ],
+            "ceiling: from its\nrepresentation": self.recovered[CEILING].images[partner],
         }
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.units import human_bytes, human_seconds
 from fedre_privacy.partition.base import Split
 
-from .attack import peak_memory, prepare_attack
+from .attack import check_ahead, peak_memory, prepare_attack
 from .runs import Run
 from .settings import AttackSettings, TrainSettings
 from .train import Prepared, prepare, summary, train
@@ -55,6 +55,10 @@ def rehearse(
             run = training
             lines["Run"] = f"{run.name} (recorded: {run.record['summary']})"
         else:
+            if settings is not None:
+                check_ahead(training, settings)
+                last = dataclasses.replace(settings.evaluation, round=None)
+                settings = dataclasses.replace(settings, evaluation=last)
             prepared = prepare(training, device)
             run, train_s = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
@@ -83,15 +87,15 @@ def _first_step(
 ) -> tuple[Run, float]:
     """Train one batch per client; return the run and the estimate for the whole training."""
     size = settings.train.batch_size
+    training = dataclasses.replace(settings.train, rounds=1, epochs=1)
+    once = dataclasses.replace(settings, train=training)
     short = dataclasses.replace(
         prepared,
         split=Split(
             tuple(own[:size] for own in prepared.split.train),
             tuple(own[:size] for own in prepared.split.test),
         ),
-    )
-    once = dataclasses.replace(
-        settings, train=dataclasses.replace(settings.train, rounds=1, epochs=1)
+        setting=dataclasses.replace(prepared.setting, training=training),
     )
     started = time.monotonic()
     run = train(once, runs=scratch, device=device, prepared=short)

@@ -11,7 +11,7 @@ from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
-from fedre_privacy.core.errors import ConfigError, nearest, unknown
+from fedre_privacy.core.errors import nearest, unknown
 from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.eval.matching import RULES
@@ -102,6 +102,7 @@ class AttackSettings:
             "attack": plain_plugin(self.attack),
             "threat": self.threat.name,
             "eval": plain(self.evaluation),
+            "metrics": {name: plain(metric) for name, metric in self.metrics.items()},
         }
 
     @property
@@ -112,7 +113,7 @@ class AttackSettings:
 
 
 TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record")
-ATTACK_SECTIONS = ("target", "attack", "threat", "eval")
+ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics")
 DEFAULTS = {
     "data": "digits",
     "partition": "pra",
@@ -192,11 +193,26 @@ def resolve_attack(
     else:
         problems.append(f"'eval' is a group of settings, not {section!r}.")
     chosen: dict[str, Metric] = {}
+    own = values.get("metrics") or {}
+    if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
+        problems.append(f"'metrics' holds a group of settings per metric, not {own!r}.")
+        own = {}
     for name in evaluation.metrics if evaluation else ():
-        try:
-            chosen[name] = metrics.get(name)()
-        except ConfigError as error:
-            problems.extend(error.problems)
+        metric = build_plugin(
+            metrics,
+            {**(own.get(name) or {}), "name": name},
+            at=f"metrics.{name}",
+            problems=problems,
+            where=where,
+        )
+        if metric is not None:
+            chosen[name] = metric
+    for name in own:
+        if evaluation and own[name] and name not in evaluation.metrics:
+            problems.append(
+                f"'metrics.{name}' has settings, but eval.metrics asks for "
+                f"{', '.join(evaluation.metrics)}."
+            )
     if target not in TARGETS or attack is None or threat is None or evaluation is None:
         return None
     return AttackSettings(str(target), attack, threat, evaluation, chosen)

@@ -62,7 +62,9 @@ class TargetSource:
     def __init__(self, run: Run, data: ImageData, *, round: int | None, seed: int) -> None:
         self.run, self.data, self.seed = run, data, seed
         uploaded = rounds_recorded(run.folder / "uploads")
-        if round is not None and uploaded and round not in uploaded:
+        if not uploaded:
+            raise MissingInputError(f"{run.folder} recorded no upload of any client.")
+        if round is not None and round not in uploaded:
             near = min(uploaded, key=lambda r: abs(r - round))
             raise MissingInputError(
                 f"Round {round} was not recorded; recorded: {uploaded[0]} to {uploaded[-1]}.",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedre_privacy.blocks.state import Client, Samples, Server, Setting
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import FedreError, IncompatibleError
+from fedre_privacy.core.errors import DamagedInputError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
@@ -124,9 +124,12 @@ def train(
         restart: remove an earlier run of the same settings first.
 
     Raises:
-        FedreError: anything that `prepare` refuses, divergence, or an unfinished run.
+        FedreError: anything that `prepare` refuses, divergence, an unfinished run, or one to be
+            resumed whose data have changed.
     """
     folder = runs / settings.run_name
+    if restart:  # what cannot be trained must not cost the earlier run
+        prepared = prepared or prepare(settings, device)
     if begin(folder, resume=resume, restart=restart, what="Run"):
         report(Event("train.reused", {"folder": str(folder)}))
         return Run(folder)
@@ -140,6 +143,14 @@ def _train(
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     record = _first_record(settings, prepared)
+    if resume and (folder / "record.json").is_file():
+        before = files.read_json(folder / "record.json").get("data_sha256")
+        if before != record["data_sha256"]:
+            raise DamagedInputError(
+                f"The data set '{prepared.data.name}' has changed since {folder.name} was started "
+                f"(SHA-256 {record['data_sha256'][:12]}..., then {str(before)[:12]}...).",
+                next_step="Restore the data, or train again with --restart.",
+            )
     log.info("training %s on %s", folder.name, record["device"])
     files.write_yaml(folder / "config.yaml", settings.plain())
     files.write_json(folder / "record.json", record)
@@ -253,12 +264,14 @@ def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emissio
         for number, emission in enumerate(sent):
             if emission.mixture is not None:
                 mixture = emission.mixture
-                tensors |= {
-                    f"{client}/{number}/row": mixture.row,
-                    f"{client}/{number}/sample": mixture.sample,
-                    f"{client}/{number}/weight": mixture.weight,
-                    f"{client}/{number}/num_rows": torch.tensor(mixture.num_rows),
+                parts = {
+                    "row": mixture.row,
+                    "sample": mixture.sample,
+                    "weight": mixture.weight,
+                    "num_rows": torch.tensor(mixture.num_rows),
                 }
+                # copies: a mixture may use one tensor twice, which safetensors refuses
+                tensors |= {f"{client}/{number}/{key}": t.clone() for key, t in parts.items()}
     files.write_tensors(folder / "private" / f"mixtures-r{round:04d}.safetensors", tensors)
 
 

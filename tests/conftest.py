@@ -1,0 +1,83 @@
+"""What tests of several rooms share: the checkout, real digits, and a small known inversion."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.types import (
+    THREAT_MODELS,
+    Artifact,
+    Observation,
+    Representations,
+    Upload,
+)
+from fedre_privacy.data.base import ImageData, datasets
+from fedre_privacy.models.split import Normalise
+
+Owner = tuple[int, int]
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def digits() -> ImageData:
+    """120 real digits, 12 of each class, 16x16."""
+    return datasets.get("digits")(size=16, per_class=12).load()
+
+
+@pytest.fixture(scope="session")
+def originals(digits: ImageData) -> Tensor:
+    """Ten digits, one of each class, (10, 1, 16, 16) in [0, 1]."""
+    return digits.images[:10].float() / 255
+
+
+@pytest.fixture
+def rotation() -> Callable[[int], nn.Module]:
+    """Extractors that lose nothing: 256 pixels times a random orthogonal matrix."""
+
+    def make(seed: int = 0, size: int = 16) -> nn.Module:
+        rng = torch.Generator().manual_seed(seed)
+        linear = nn.Linear(size * size, size * size, bias=False)
+        with torch.no_grad():
+            linear.weight.copy_(torch.linalg.qr(torch.randn(linear.weight.shape, generator=rng)).Q)
+        return nn.Sequential(Normalise(), nn.Flatten(), linear).eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture
+def observe() -> Callable[..., Observation]:
+    """Make an observation of representations, one upload per owner in the order given."""
+
+    def make(
+        reps: Sequence[Tensor],
+        extractors: dict[Owner, nn.Module],
+        *,
+        threat: str = "fedre-paper",
+        artifacts: Sequence[Artifact] | None = None,
+        image_shape: tuple[int, int, int] = (1, 16, 16),
+    ) -> Observation:
+        if artifacts is None:
+            artifacts = [Representations(r, torch.zeros(len(r), dtype=torch.int64)) for r in reps]
+        targets = tuple(
+            Upload(client, round, (artifact,))
+            for (client, round), artifact in zip(extractors, artifacts, strict=True)
+        )
+        return Observation(
+            threat=THREAT_MODELS[threat],
+            targets=targets,
+            uploads=targets,
+            broadcasts=(),
+            extractors=dict(extractors),
+            image_shape=image_shape,
+            num_classes=10,
+        )
+
+    return make

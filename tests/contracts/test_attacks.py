@@ -1,0 +1,392 @@
+"""What every attack that reads representations promises; a new one is tested by being registered.
+
+The known problem: digits seen through a random rotation, which loses nothing, so that an attack
+which does its work finds them. A new attack with slow defaults adds its quick settings here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.core.config import build_plugin, knobs
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    THREAT_MODELS,
+    EntangledRep,
+    HeadState,
+    Knowledge,
+    Observation,
+    Prototypes,
+    Reconstruction,
+    Representations,
+    Upload,
+)
+
+QUICK: dict[str, dict[str, Any]] = {
+    "dip": {"steps": 60, "tv": 1.0},
+    "pixel": {"steps": 200, "tv": 1.0},
+}
+BRIEF: dict[str, dict[str, Any]] = {
+    "dip": {"steps": 4, "channels": (4, 4), "depth": 4},
+    "pixel": {"steps": 6},
+}
+"""Settings for promises that hold however short the attack is."""
+MARGIN_DB = 4.0
+NAMES = [n for n in attacks.names() if issubclass(Representations, attacks.get(n).consumes)]
+OWNERS = ((1, 3), (4, 3))
+
+
+def make(name: str, table: dict[str, dict[str, Any]] = BRIEF, **settings: Any) -> Attack:
+    return attacks.get(name)(**{**table.get(name, {}), **settings})
+
+
+def psnr_db(images: Tensor, truth: Tensor) -> float:
+    """PSNR of each pair, averaged over pairs (dB)."""
+    mse = (images - truth).square().flatten(1).mean(1)
+    return float((-10 * mse.clamp(min=1e-12).log10()).mean())
+
+
+@pytest.fixture
+def problem(observe, rotation, originals):
+    """Ten digits of two clients, five each, so that a CPU tile of eight spans both."""
+    extractors = {owner: rotation(seed) for seed, owner in enumerate(OWNERS)}
+    reps = [net(part) for net, part in zip(extractors.values(), originals.split(5), strict=True)]
+    return observe(reps, extractors)
+
+
+def with_targets(problem: Observation, change) -> Observation:
+    """The same problem with other target rows."""
+    targets = tuple(
+        Upload(u.client, u.round, (replace(u.artifacts[0], reps=change(u.artifacts[0].reps)),))
+        for u in problem.targets
+    )
+    return replace(problem, targets=targets)
+
+
+def assert_same(one: Reconstruction, other: Reconstruction) -> None:
+    for name, tensor in one.save().items():
+        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other.save()[name])), name
+    assert one.stopped_because == other.stopped_because
+
+
+def test_every_listed_name_exists():
+    assert set(QUICK) <= set(NAMES) and set(BRIEF) <= set(NAMES) and {"dip", "pixel"} <= set(NAMES)
+
+
+# --- better than trivial, and only because of the upload -----------------------------------------
+
+
+@pytest.fixture
+def floor(digits, originals) -> float:
+    """What one picture given for every target scores: the best of all constants and the mean."""
+    rest = digits.images[10:].float() / 255
+    guesses = [torch.tensor(level / 100) for level in range(101)]
+    guesses += [rest.mean(0), rest.mean(), originals.mean(0)]
+    return max(psnr_db(guess.expand_as(originals), originals) for guess in guesses)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_attack_beats_every_trivial_answer(name, problem, originals, floor):
+    found = make(name, QUICK)(problem)
+    assert psnr_db(found.images, originals) > floor + MARGIN_DB
+    # target by target, and not because of a mix-up that happens to average well
+    errors = (found.images.unsqueeze(1) - originals.unsqueeze(0)).square().flatten(2).mean(2)
+    assert errors.argmin(1).tolist() == list(range(10))
+    assert psnr_db(found.prior, originals) < floor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noise_for_an_upload_tells_nothing(name, problem, originals, floor):
+    def noise(reps: Tensor) -> Tensor:
+        return reps.std() * torch.randn(reps.shape, generator=stream(0, "noise"))
+
+    found = make(name, QUICK)(with_targets(problem, noise))
+    assert psnr_db(found.images, originals) < floor + 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_upload_tells_nothing(name, problem, originals, floor):
+    found = make(name, QUICK)(with_targets(problem, lambda reps: reps.roll(1, 0)))
+    assert psnr_db(found.images, originals) < floor + 0.5
+
+
+# --- what comes back -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_and_ranges(name, problem):
+    attack = make(name)
+    found = attack(problem)
+    assert found.images.shape == found.prior.shape == (10, *problem.image_shape)
+    for images in (found.images, found.prior):
+        assert images.dtype == torch.float32 and not images.requires_grad
+        assert float(images.min()) >= 0 and float(images.max()) <= 1
+    assert found.fit.shape == (10,) and bool((found.fit >= 0).all())
+    assert found.trace.shape == (len(found.trace_steps), 10)
+    assert bool((found.trace_steps.diff() > 0).all())
+    assert found.diverged.tolist() == [False] * 10
+    assert found.stopped_because
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", [Prototypes, EntangledRep])
+def test_mixed_targets_are_read_too(name, kind, problem, observe):
+    if not issubclass(kind, attacks.get(name).consumes):
+        pytest.skip(f"{name} does not read {kind.__name__}")
+    rows = [u.artifacts[0].reps[:1] for u in problem.targets]
+    made = [
+        Prototypes(r, torch.tensor([1]))
+        if kind is Prototypes
+        else EntangledRep(r[0], torch.ones(10) / 10)
+        for r in rows
+    ]
+    found = make(name)(observe([], problem.extractors, artifacts=made))
+    plain = make(name)(observe(rows, problem.extractors))
+    assert_same(found, plain)
+
+
+# --- same question, same answer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_bytes(name, problem):
+    attack = make(name)
+    first = attack(problem, Context(seed=5))
+    torch.rand(3)
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    assert_same(attack(problem, Context(seed=5)), first)
+    assert torch.equal(torch.random.get_rng_state(), before)  # no global randomness
+    assert torch.get_num_threads() == threads
+    assert not torch.equal(attack(problem, Context(seed=6)).images, first.images)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_number_of_threads_changes_nothing(name, problem):
+    attack, threads = make(name), torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            results.append(attack(problem))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chunk_changes_nothing(name, problem):
+    if "chunk" not in {knob.name for knob in knobs(attacks.get(name))}:
+        pytest.skip(f"{name} has no chunk")
+    first = make(name, chunk=1)(problem)
+    assert_same(make(name, chunk=3)(problem), first)
+    assert_same(make(name, chunk=64)(problem), first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chunk_changes_next_to_nothing_on_a_gpu(name, problem):
+    # Tiles of another size may take other kernels: last digits differ, and grow with the steps.
+    context = Context(device=torch.device("cuda"))
+    first, second = (make(name, chunk=chunk)(problem, context) for chunk in (1, 64))
+    assert torch.allclose(first.images, second.images, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_uploads_changes_nothing(name, problem):
+    # Targets are ordered by client and round first, so the tiles are the same: bitwise.
+    first = make(name)(problem)
+    turned = make(name)(replace(problem, targets=problem.targets[::-1]))
+    assert torch.equal(turned.images, first.images.roll(5, 0))
+    assert torch.equal(turned.fit, first.fit.roll(5, 0))
+    assert torch.equal(turned.trace, first.trace.roll(5, 1))
+
+
+# --- nothing is left behind ------------------------------------------------------------------------
+
+
+def state(problem: Observation) -> list[Tensor]:
+    tensors = [t.clone() for u in problem.targets for t in u.artifacts[0].tensors().values()]
+    for module in problem.extractors.values():
+        tensors += [t.clone() for t in (*module.parameters(), *module.buffers())]
+    return tensors
+
+
+def modes(problem: Observation) -> list[Any]:
+    return [
+        (part.training, [p.requires_grad for p in part.parameters()], str(part))
+        for module in problem.extractors.values()
+        for part in module.modules()
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_frozen_observation_is_unchanged(name, problem):
+    tensors, before = state(problem), modes(problem)
+    make(name)(problem)
+    assert modes(problem) == before
+    for tensor, other in zip(tensors, state(problem), strict=True):
+        assert torch.equal(tensor, other)
+    assert all(p.grad is None for m in problem.extractors.values() for p in m.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals):
+    nets = {}
+    for owner in OWNERS:
+        nets[owner] = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.LazyLinear(16)
+        )
+        nets[owner](originals)
+        nets[owner].train()
+    training = observe([torch.ones(2, 16)] * 2, nets)
+    tensors, before = state(training), modes(training)
+    make(name)(training)
+    assert modes(training) == before
+    for tensor, other in zip(tensors, state(training), strict=True):
+        assert torch.equal(tensor, other)
+    assert all(p.grad is None for m in nets.values() for p in m.parameters())
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("threat", ["eavesdropper", "realistic"])
+def test_missing_knowledge_is_refused(name, threat, problem):
+    attack = make(name)
+    weaker = replace(problem, threat=THREAT_MODELS[threat])
+    lacking = attack.needs - weaker.threat.grants
+    if not lacking:
+        pytest.skip(f"{name} needs no more than {threat} grants")
+    with pytest.raises(IncompatibleError) as caught:
+        attack(weaker)
+    for knowledge in lacking:
+        assert f"needs {knowledge.upper()}" in str(caught.value)
+    assert threat in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unreadable_upload_is_refused(name, problem, observe):
+    head = HeadState({"weight": torch.ones(10, 256)})
+    readable = problem.targets[0].artifacts[0]
+    for artifacts in ([head, head], [readable, head]):
+        with pytest.raises(IncompatibleError, match="the targets are HeadState"):
+            make(name)(observe([], problem.extractors, artifacts=artifacts))
+    with pytest.raises(IncompatibleError, match="the targets are nothing"):
+        make(name)(replace(problem, targets=()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("key", ["steps", "lr", "restarts", "chunk"])
+def test_a_budget_of_nothing_is_refused(name, key):
+    if key not in {knob.name for knob in knobs(attacks.get(name))}:
+        pytest.skip(f"{name} has no {key}")
+    problems: list[str] = []
+    assert build_plugin(attacks, {"name": name, key: 0}, at="attack", problems=problems) is None
+    assert f"'attack.{key}'" in problems[0] and ("> 0" in problems[0] or ">= 1" in problems[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declarations(name):
+    attack = attacks.get(name)
+    assert attack.name == name and attack.consumes and attack.recovers
+    assert Knowledge.UPLOADS in attack.needs
+    assert isinstance(attack.defaults_for((3, 64, 64)), dict)
+    assert set(attack.defaults_for((3, 64, 64))) <= {knob.name for knob in knobs(attack)}
+
+
+# --- divergence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_diverged_target_is_marked_and_harms_no_other(name, problem):
+    def spoil(reps: Tensor) -> Tensor:
+        reps = reps.clone()
+        if torch.equal(reps, problem.targets[0].artifacts[0].reps):
+            reps[2, 7] = torch.nan
+        return reps
+
+    good, bad = make(name)(problem), make(name)(with_targets(problem, spoil))
+    assert bad.diverged.tolist() == [i == 2 for i in range(10)]
+    others = [i for i in range(10) if i != 2]
+    assert torch.equal(bad.images[others], good.images[others])
+    assert torch.equal(bad.fit[others], good.fit[others])
+    assert not bad.fit[2].isfinite()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_diverged_is_an_error_with_a_next_step(name, problem):
+    with pytest.raises(DivergedError, match="all 10 targets") as caught:
+        make(name)(with_targets(problem, lambda reps: reps * torch.nan))
+    assert caught.value.next_step
+
+
+# --- resume --------------------------------------------------------------------------------------
+
+
+class Box:
+    """A shelf in memory that remembers what was asked of it."""
+
+    def __init__(self, kept: dict[str, dict[str, Tensor]] | None = None) -> None:
+        self.kept = dict(kept or {})
+        self.saved: list[str] = []
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        return self.kept.get(name)
+
+    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self.saved.append(name)
+        self.kept[name] = tensors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_attack_goes_on_where_it_was(name, problem):
+    box = Box()
+    whole = make(name)(problem, Context(shelf=box))
+    assert_same(whole, make(name)(problem))
+    first = min(box.saved)
+    assert len(set(box.saved)) == len(box.saved) > 1
+
+    worked_on = set()
+    half = Box({first: box.kept[first]})
+    resumed = make(name)(
+        problem, Context(shelf=half, report=lambda event: worked_on.add(event.data.get("first")))
+    )
+    assert_same(resumed, whole)
+    assert first not in half.saved and set(half.saved) == set(box.saved) - {first}
+    assert 0 not in worked_on and worked_on
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_finished_attack_is_read_back(name, problem):
+    box = Box()
+    whole = make(name)(problem, Context(shelf=box))
+    events = []
+    again = Box(box.kept)
+    assert_same(make(name)(problem, Context(shelf=again, report=events.append)), whole)
+    assert again.saved == [] and events == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_interruption_stops_all_tiles_and_keeps_finished_ones(name, problem):
+    class Kill(Exception):
+        pass
+
+    def report(event):
+        if event.data["first"] > 0:
+            raise Kill
+
+    threads = torch.get_num_threads()
+    with pytest.raises(Kill):
+        make(name)(problem, Context(report=report))
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,128 @@
+"""When and how accuracy is measured, what a row holds, and what stops a federation."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedre_privacy.blocks.shared_head import HeadTraining
+from fedre_privacy.blocks.state import Samples
+from fedre_privacy.core.errors import DivergedError
+from fedre_privacy.federation import loop
+from fedre_privacy.protocols.base import Protocol, protocols
+
+
+class Constant(Protocol):
+    """Predicts class 1 for every image."""
+
+    def logits(self, client, images):
+        return torch.eye(4)[torch.ones(len(images)).long()]
+
+
+def test_macro_and_micro_accuracy_are_the_plain_counts(federation):
+    fed = federation(Constant())
+    hits = [(client.test.labels == 1).sum().item() for client in fed.clients]
+    counts = [len(client.test) for client in fed.clients]
+    shares = [h / n for h, n in zip(hits, counts, strict=True)]
+    assert len(set(counts)) == 3 and len(set(shares)) > 1
+    found = loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    mean = sum(shares) / 3
+    assert found.per_client == pytest.approx(tuple(shares))
+    assert found.mean_client == pytest.approx(mean)
+    assert found.pooled == pytest.approx(sum(hits) / sum(counts))
+    assert found.mean_client != pytest.approx(found.pooled)
+    assert found.sd_client == pytest.approx(math.sqrt(sum((s - mean) ** 2 for s in shares) / 2))
+
+
+def test_a_client_without_test_samples_is_left_out_of_the_mean(federation):
+    fed = federation(Constant())
+    client = fed.clients[1]
+    client.test = Samples(client.test.images[:0], client.test.labels[:0])
+    found = loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    assert found.per_client[1] is None
+    assert found.mean_client == pytest.approx((found.per_client[0] + found.per_client[2]) / 2)
+
+
+def test_evaluation_changes_nothing_but_the_mode(federation):
+    fed = federation(protocols.get("fedre")())
+    before = fed.state()
+    first = loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    assert first == loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    after = fed.state()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_rounds_between_evaluations_are_empty_and_the_last_is_always_measured(federation):
+    fed = federation(protocols.get("fedre")(), rounds=5, eval_every=2)
+    every = federation(protocols.get("fedre")(), rounds=5)
+    rows, full = fed.run(), every.run()
+    keys = [key for key in rows[0] if key.startswith("acc_")]
+    assert len(keys) == 6
+    for row, measured in zip(rows, full, strict=True):
+        if row["round"] in (2, 4, 5):
+            assert [row[key] for key in keys] == [measured[key] for key in keys]
+        else:
+            assert [row[key] for key in keys] == [None] * 6
+        assert row["loss"] == measured["loss"] and row["up_scalars"] > 0
+
+
+def test_rows_are_handed_out_every_round(federation):
+    seen, events = [], []
+    fed = federation(protocols.get("fedre")(), rounds=3)
+    rows = fed.run(on_row=lambda rows: seen.append(len(rows)), report=events.append)
+    assert seen == [1, 2, 3]
+    assert [event.data["round"] for event in events] == [1, 2, 3]
+    assert [event.data["accuracy"] for event in events] == [r["acc_post_broadcast"] for r in rows]
+    local = federation(protocols.get("local")(), rounds=1)
+    (row,) = local.run(report=events.append)
+    assert events[-1].data["accuracy"] == row["acc_post_local"]
+    assert row["acc_post_local"] == row["acc_post_broadcast"]
+
+
+def test_kept_models_are_those_that_made_the_uploads(federation):
+    fed = federation(protocols.get("fedallrep")())
+    fed.run()
+    for round in (1, 2):
+        for upload in fed.uploads(round):
+            images = fed.clients[upload.client].train.images.float() / 255
+            with torch.no_grad():
+                reps = fed.kept[round][upload.client].extractor(images)
+            torch.testing.assert_close(upload.artifacts[0].reps, reps)
+
+
+def test_a_diverging_client_is_named(federation):
+    fed = federation(protocols.get("fedre")(), lr=1e30)
+    with pytest.raises(DivergedError) as stopped:
+        fed.run()
+    for part in ("client 0", "round 1", "lr 1e+30", "--set train.lr=3.3e+29"):
+        assert part in str(stopped.value)
+    assert not (fed.folder / "uploads").exists()
+
+
+class Explodes(Protocol):
+    """A finite loss whose one step leaves the model with infinite values."""
+
+    def loss(self, client, images, labels, message):
+        own = super().loss(client, images, labels, message)
+        return own + (1e38 * client.model.head.weight).sum() * 0.5 if client.id == 1 else own
+
+
+def test_values_that_are_not_finite_are_not_uploaded(federation):
+    fedallrep = protocols.get("fedallrep")
+    fed = federation(fedallrep(), batch_size=64)
+    with torch.no_grad():
+        fed.clients[1].model.extractor.backbone[2].bias.fill_(math.inf)
+    fed.clients[1].train = replace(fed.clients[1].train)
+    fed.protocol.__class__  # noqa: B018
+    with pytest.raises(DivergedError, match="client 1 in round 1"):
+        fed.run()
+
+
+def test_a_diverging_server_is_blamed_itself(federation):
+    server = HeadTraining(lr=1e38, batch_size=1)
+    fed = federation(protocols.get("fedgh")(server=server), rounds=1)
+    with pytest.raises(DivergedError) as stopped:
+        fed.run()
+    assert "after round 1 the server" in str(stopped.value)
+    assert "protocol.server.lr" in str(stopped.value)

@@ -1,0 +1,235 @@
+"""Which room may import which, and what attack code may not even name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+
+import pytest
+
+from fedre_privacy.core import types
+from fedre_privacy.core.types import Artifact, Observation
+
+ROOT = "fedre_privacy"
+BELOW_PIPELINE = {
+    "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
+    "blocks", "protocols", "federation",
+}  # fmt: skip
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "data": {"core"},
+    "models": {"core"},
+    "partition": {"core"},
+    "entanglement": {"core"},
+    "defenses": {"core"},
+    "eval": {"core"},
+    "attacks": {"core", "models"},
+    "blocks": {"core", "data", "models"},
+    "protocols": {"core", "models", "entanglement", "blocks"},
+    "federation": {"core", "data", "models", "blocks", "protocols.base"},
+    "pipeline": BELOW_PIPELINE,
+    "cli": {
+        "pipeline", "core", "attacks.base", "data.base", "entanglement.base", "eval.metrics.base",
+        "models.zoo", "partition.base", "protocols.base",
+    },
+}  # fmt: skip
+"""Rooms, or single modules of a room, that a room may import; always itself."""
+
+
+def imported(name: str, tree: ast.Module) -> Iterator[str]:
+    """Dotted names of ours that a module names: imports of any form, and strings like them."""
+    package = name.split(".")[:-1]
+    texts = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == ROOT)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module.split(".") if node.module else []
+            if node.level:
+                base = package[: len(package) - node.level + 1] + base
+            if base[:1] == [ROOT]:
+                yield from (".".join([*base, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in texts and re.fullmatch(rf"{ROOT}(\.\w+)+", node.value):
+                yield node.value
+
+
+def violations(name: str, tree: ast.Module) -> list[str]:
+    """Imports that a module is not allowed."""
+    room = name.split(".")[1]
+    if room == "__init__":
+        return [target for target in imported(name, tree)]
+    allowed = MAY_IMPORT[room] | {room}
+    if room in {"pipeline", "cli"}:
+        allowed = allowed | {"__version__"}
+    bad = []
+    for target in imported(name, tree):
+        path = target.removeprefix(f"{ROOT}.")
+        if not any(path == door or path.startswith(f"{door}.") for door in allowed):
+            bad.append(target)
+    return bad
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """Identities of the constants that are docstrings (also of fields)."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def test_every_room_is_known(modules):
+    rooms = {name.split(".")[1] for name in modules}
+    assert rooms == set(MAY_IMPORT) | {"__init__"}
+
+
+def test_imports_go_one_way(modules):
+    bad = {name: found for name, tree in modules.items() if (found := violations(name, tree))}
+    assert bad == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target"),
+    [
+        ("attacks.dip", "from ..data.base import datasets", "data.base.datasets"),
+        ("attacks.dip", "from .. import data", "data"),
+        ("attacks.parts.inversion", "from ...eval import evaluate", "eval.evaluate"),
+        ("attacks.parts.inversion", "from ...protocols.base import x", "protocols.base.x"),
+        ("attacks.__init__", "from ..federation import loop", "federation.loop"),
+        ("attacks.dip", "import fedre_privacy.data.base as d", "data.base"),
+        ("attacks.dip", "from fedre_privacy import pipeline", "pipeline"),
+        ("attacks.dip", "def f():\n    from fedre_privacy.eval import x", "eval.x"),
+        ("attacks.dip", "import importlib as i\ni.import_module('fedre_privacy.data')", "data"),
+        ("eval.metrics.psnr", "from fedre_privacy.attacks.base import a", "attacks.base.a"),
+        ("eval.score", "from fedre_privacy.protocols.base import p", "protocols.base.p"),
+        ("core.types", "from ..models.split import SplitModel", "models.split.SplitModel"),
+        ("core.files", "import fedre_privacy", ""),
+        ("data.base", "from ..models import split", "models.split"),
+        ("federation.loop", "from fedre_privacy.protocols.fedre import F", "protocols.fedre.F"),
+        ("federation.loop", "from fedre_privacy.attacks.base import a", "attacks.base.a"),
+        ("federation.loop", "from fedre_privacy.protocols import base_two", "protocols.base_two"),
+        ("blocks.local", "from ..protocols.base import P", "protocols.base.P"),
+        ("protocols.fedre", "from fedre_privacy.federation import loop", "federation.loop"),
+        ("pipeline.train", "from fedre_privacy.cli import output", "cli.output"),
+        ("cli.attack", "from fedre_privacy.attacks.dip import D", "attacks.dip.D"),
+        ("__init__", "from .core import types", "core.types"),
+    ],
+)
+def test_a_planted_violation_is_caught(name, source, target):
+    found = violations(f"{ROOT}.{name}", ast.parse(source))
+    assert found == [f"{ROOT}.{target}".rstrip(".")]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("attacks.parts.inversion", "from ...core.types import Observation"),
+        ("attacks.parts.inversion", "from ..base import Context"),
+        ("attacks.dip", '"""See fedre_privacy.data."""'),
+        ("attacks.dip", "from fedre_privacy.models.split import Normalise"),
+        ("federation.loop", "from fedre_privacy.protocols.base import Protocol"),
+        ("pipeline.runs", "from fedre_privacy import __version__"),
+        ("core.config", "from .registry import Registry"),
+    ],
+)
+def test_an_open_door_is_open(name, source):
+    assert violations(f"{ROOT}.{name}", ast.parse(source)) == []
+
+
+# --- the attacker's blindness ------------------------------------------------------------------
+
+BLIND_TO = re.compile(r"truth|mixture|emission|private", re.IGNORECASE)
+
+
+def named(tree: ast.Module) -> Iterator[str]:
+    """Every identifier and every string of a module that is not a docstring."""
+    texts = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.keyword):
+            yield node.arg or ""
+        elif isinstance(node, ast.alias):
+            yield from (node.name, node.asname or "")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in texts:
+                yield node.value
+
+
+def test_attack_code_never_names_the_truth(modules):
+    seen = {
+        name: found
+        for name, tree in modules.items()
+        if name.startswith(f"{ROOT}.attacks.")
+        and (found := [word for word in named(tree) if BLIND_TO.search(word)])
+    }
+    assert seen == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from fedre_privacy.core.types import Truth",
+        "from fedre_privacy.core import types\ntypes.Mixture",
+        "def run(self, observation, truth): ...",
+        "load('truth.safetensors')",
+        "x = getattr(observation, 'private_images')",
+        "score(images, ground_truth=1)",
+    ],
+)
+def test_a_planted_look_at_the_truth_is_caught(source):
+    assert any(BLIND_TO.search(word) for word in named(ast.parse(source)))
+
+
+def test_prose_about_truth_is_no_look_at_it():
+    source = '"""Never sees truth."""\nclass A:\n    """No Mixture."""\n'
+    assert not any(BLIND_TO.search(word) for word in named(ast.parse(source)))
+
+
+EVALUATORS_ONLY = {types.Truth, types.Mixture, types.Emission}
+
+
+def reachable(kind: type, seen: set[type] | None = None) -> set[type]:
+    """Dataclasses that an instance of a dataclass may hold, however deep."""
+    seen = seen if seen is not None else set()
+    if kind in seen:
+        return seen
+    seen.add(kind)
+    hints = typing.get_type_hints(kind)
+    waiting = [hints[field.name] for field in dataclasses.fields(kind)]
+    while waiting:
+        hint = waiting.pop()
+        waiting += typing.get_args(hint)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            reachable(hint, seen)
+            for child in hint.__subclasses__():
+                reachable(child, seen)
+    return seen
+
+
+def test_an_observation_cannot_hold_truth():
+    held = reachable(Observation)
+    assert Artifact in held and types.Upload in held  # the walk goes deep
+    assert not held & EVALUATORS_ONLY
+    assert types.Mixture in reachable(types.Truth)  # and would find it
+
+
+def test_an_observation_has_no_other_fields():
+    # A new field is a new thing the attacker sees: think, then add it here.
+    assert [field.name for field in dataclasses.fields(Observation)] == [
+        "threat", "targets", "uploads", "broadcasts", "extractors", "image_shape", "num_classes",
+        "aux", "aux_labels",
+    ]  # fmt: skip
+    assert {field.name for field in dataclasses.fields(types.Upload)} == {
+        "client", "round", "artifacts", "counterfactual",
+    }  # fmt: skip
