@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ def fit(
     *,
     epochs: int,
     batch_size: int,
-    lr: float,
+    lr: float | Sequence[float],
     rng: torch.Generator,
+    clip_norm: float | None = None,
 ) -> float:
     """Train modules together by plain SGD on one scalar loss and return its mean.
 
@@ -29,12 +31,18 @@ def fit(
     samples than a batch trains on all of them at once.
 
     Args:
+        lr: one step size, or one for each module.
+        clip_norm: largest gradient norm of each module, or None.
         loss: batch images (b, C, H, W) in [0, 1] and labels (b,) to a scalar.
         rng: CPU stream for the order of samples.
     """
     modules = list(modules)
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(parameters, lr=lr)
+    rates = [lr] * len(modules) if isinstance(lr, float) else lr
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
+        for module, rate in zip(modules, rates, strict=True)
+    ]
+    optimiser = torch.optim.SGD(groups)
     for module in modules:
         module.train()
     count = len(samples)
@@ -48,6 +56,9 @@ def fit(
             value = loss(images, labels)
             optimiser.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]
+            if clip_norm is not None:
+                for group in groups:
+                    nn.utils.clip_grad_norm_(group["params"], clip_norm)
             optimiser.step()
             total += value.detach()
             steps += 1
@@ -65,6 +76,12 @@ def represent(extractor: nn.Module, samples: Samples) -> Tensor:
         images, _ = samples.batch(slice(start, start + EVAL_BATCH))
         pieces.append(extractor(images))
     return torch.cat(pieces)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, samples: Samples) -> Tensor:
+    """Logits (n, C) of all samples in order, in eval mode."""
+    return represent(model, samples)
 
 
 @torch.no_grad()

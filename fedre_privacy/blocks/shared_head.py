@@ -63,7 +63,7 @@ def broadcast(self: Any, server: Server) -> Message:
     return (HeadState(parameters_of(server.modules["head"])),)
 
 
-def receive(self: Any, client: Client, message: Message) -> None:
+def receive(self: Any, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's head."""
     load_parameters(client.model.head, only(message, HeadState).params)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Artifact
+from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
 
 A = TypeVar("A", bound=Artifact)
@@ -41,6 +42,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, index: Tensor) -> Samples:
+        """Keep some of them, in the order given."""
+        return Samples(self.images[index], self.labels[index])
+
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Return images in [0, 1] (b, C, H, W) float32 and labels (b,)."""
         return self.images[index].float().div_(255), self.labels[index]
@@ -48,20 +53,37 @@ class Samples:
 
 @dataclass
 class Client:
-    """One client: its model, its data, and whatever its protocol keeps across rounds."""
+    """One client: its model, its data, and whatever its protocol keeps across rounds.
+
+    Args:
+        memory: modules kept across rounds. tensors: tensors kept across rounds.
+        held: training samples that local training leaves out (FedAPEN), else None.
+    """
 
     id: int
     model: SplitModel
     train: Samples
     test: Samples
     memory: dict[str, torch.nn.Module] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    held: Tensor | None = None
+
+    @property
+    def fitted(self) -> Samples:
+        """The training samples that local training uses."""
+        if self.held is None:
+            return self.train
+        keep = torch.ones(len(self.train), dtype=torch.bool, device=self.held.device)
+        keep[self.held] = False
+        return self.train.take(keep.nonzero().squeeze(1))
 
 
 @dataclass
 class Server:
-    """What the server keeps: modules by name, saved in checkpoints."""
+    """What the server keeps: modules and tensors by name, saved in checkpoints."""
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,7 @@ class Setting:
     architectures: tuple[str, ...]
     class_counts: tuple[tuple[int, ...], ...]
     device: torch.device
+    model: ModelSettings = ModelSettings()
 
 
 @dataclass(frozen=True)

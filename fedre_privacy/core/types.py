@@ -26,6 +26,8 @@ class Content(StrEnum):
     LABEL = "label"
     LABEL_ENCODING = "label_encoding"
     COUNT = "count"
+    LOGITS = "logits"
+    STATISTIC = "statistic"
 
 
 UNCOUNTED_IN_PAPER = frozenset({Content.LABEL, Content.LABEL_ENCODING, Content.COUNT})
@@ -45,6 +47,8 @@ class Artifact:
     """
 
     kind: ClassVar[str] = ""
+    in_paper_counts: ClassVar[bool] = True
+    """Whether published communication tables count it."""
     kinds: ClassVar[dict[str, type[Artifact]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -204,6 +208,65 @@ class ModelState(Artifact):
 
     kind = "model"
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SmallModelState(Artifact):
+    """All parameters of a small model shared beside private ones (FML, FedAPEN, FedMRL)."""
+
+    kind = "small-model"
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRankUpdate(Artifact):
+    """A model or its update in low rank, each tensor dense where that is smaller (FedKD)."""
+
+    kind = "low-rank"
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GeneratorState(Artifact):
+    """Parameters of a generator of representations (FedGen)."""
+
+    kind = "generator"
+    in_paper_counts = False
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MatrixBlocks(Artifact):
+    """Diagonal blocks of a square matrix (FedRAL)."""
+
+    kind = "matrix-blocks"
+    blocks: Tensor = wire(Content.PARAMETERS, "(m, r / m, r / m)")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassLogits(Artifact):
+    """Mean output of each class present at a client, or over clients (FD)."""
+
+    kind = "class-logits"
+    outputs: Tensor = wire(Content.LOGITS, "(m, num_classes)")
+    labels: Tensor = wire(Content.LABEL, "(m,)")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RepStatistic(Artifact):
+    """Mean representation of a client, or over clients (FedAvgDBE)."""
+
+    kind = "rep-statistic"
+    in_paper_counts = False
+    mean: Tensor = wire(Content.STATISTIC, "(d,)")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Counts(Artifact):
+    """Numbers of samples: of a client (1,), of each of its classes, or of contributors."""
+
+    kind = "counts"
+    values: Tensor = wire(Content.COUNT, "(n,)")
 
 
 @dataclass(frozen=True)

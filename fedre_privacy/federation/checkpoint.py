@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Server
@@ -24,11 +25,18 @@ def _modules(clients: Sequence[Client], server: Server) -> dict[str, nn.Module]:
     return out
 
 
+def _tensors(clients: Sequence[Client], server: Server) -> dict[str, dict[str, Tensor]]:
+    out = {"server:tensors": server.tensors}
+    return out | {f"client{client.id}:tensors": client.tensors for client in clients}
+
+
 def save(
     folder: Path, clients: Sequence[Client], server: Server, *, round: int, metrics: list[Any]
 ) -> None:
     """Write the state after `round`, replacing the one before it in a single rename."""
     tensors: dict[str, Tensor] = {}
+    for owner, kept in _tensors(clients, server).items():
+        tensors |= {f"{owner}|{name}": value for name, value in kept.items()}
     for owner, module in _modules(clients, server).items():
         tensors |= {f"{owner}|{name}": value for name, value in module.state_dict().items()}
     meta = {"round": str(round), "metrics": json.dumps(metrics)}
@@ -53,4 +61,18 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
             module.load_state_dict(state)
         except RuntimeError as error:
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
+    for owner, kept in _tensors(clients, server).items():
+        prefix = f"{owner}|"
+        loaded = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        device = _device(clients)
+        kept.clear()
+        kept |= (
+            {name: value.to(device) for name, value in loaded.items()}
+            if (owner != "server:tensors")
+            else loaded
+        )
     return int(meta["round"]), json.loads(meta["metrics"])
+
+
+def _device(clients: Sequence[Client]) -> torch.device:
+    return clients[0].train.labels.device

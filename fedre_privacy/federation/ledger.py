@@ -14,7 +14,8 @@ class Traffic:
 
     Args:
         scalars_complete: every number sent.
-        scalars_paper: without labels, label encodings and counts, as published tables count.
+        scalars_paper: without labels, label encodings, counts and generators, as published
+            tables count.
         nbytes: size of the tensors as serialised (bytes).
         by_content: scalars by what they hold.
     """
@@ -28,12 +29,13 @@ class Traffic:
 def measure(messages: Iterable[tuple[tuple[Artifact, ...], int]]) -> Traffic:
     """Add up messages, each with the number of its recipients."""
     by_content: dict[Content, int] = {}
-    nbytes = 0
+    nbytes = paper = 0
     for artifacts, recipients in messages:
         for artifact in artifacts:
             nbytes += artifact.nbytes() * recipients
             for content, count in artifact.scalars().items():
                 by_content[content] = by_content.get(content, 0) + count * recipients
+                if artifact.in_paper_counts and content not in UNCOUNTED_IN_PAPER:
+                    paper += count * recipients
     complete = sum(by_content.values())
-    paper = sum(n for content, n in by_content.items() if content not in UNCOUNTED_IN_PAPER)
     return Traffic(complete, paper, nbytes, by_content)

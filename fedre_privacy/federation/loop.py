@@ -28,7 +28,7 @@ from fedre_privacy.protocols.base import Protocol
 from . import checkpoint
 from .ledger import measure
 from .recorder import Recorder
-from .steps import client_step, next_broadcast, server_step
+from .steps import Broadcasts, client_step, next_broadcast, server_step, setup
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long."""
@@ -98,13 +98,17 @@ def run(
     rows: list[Row] = []
     done = 0
     restored = checkpoint.load(checkpoints, clients, server) if resume else None
-    message = next_broadcast(protocol, server)
     if restored is not None:
         done, rows = restored
         recorder.resume(done)
-        message = next_broadcast(protocol, server)
+        post = Post(setting, done + 1, next_broadcast(protocol, server))
     else:
-        _deliver(protocol, clients, message, select(training, 1))
+        first, answer = setup(protocol, clients, server, setting)
+        if first:
+            everyone = tuple(range(training.clients))
+            recorder.write(0, first, [Broadcast(0, everyone, answer)] if answer else [])
+        post = Post(setting, 1, next_broadcast(protocol, server))
+        post.deliver(protocol, clients)
     last_saved = time.monotonic()
     for round in range(done + 1, training.rounds + 1):
         started = time.monotonic()
@@ -114,23 +118,24 @@ def run(
         for k in chosen:
             with _on_device(clients[k], setting):
                 emissions[k], loss = client_step(
-                    protocol, clients[k], message, Task(setting, round, k)
+                    protocol, clients[k], post.message(k), Task(setting, round, k)
                 )
             losses.append(loss)
         keep(round, clients, emissions)
         uploads = [Upload(k, round, tuple(e.artifact for e in emissions[k])) for k in chosen]
-        recorder.write(round, uploads, [Broadcast(round, chosen, message)])
+        sent = post.broadcasts()
+        recorder.write(round, uploads, sent)
         up = measure((upload.artifacts, 1) for upload in uploads)
-        down = measure([(message, len(chosen))])
+        down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
         last = round == training.rounds
         measured = round % training.eval_every == 0 or last
         post_local = evaluate(protocol, clients, setting) if measured else None
-        message = server_step(protocol, server, uploads, Task(setting, round))
-        receivers = tuple(range(training.clients)) if last else select(training, round + 1)
-        _deliver(protocol, clients, message, receivers)
+        messages = server_step(protocol, server, uploads, Task(setting, round))
+        post = Post(setting, round + 1, messages)
+        post.deliver(protocol, clients)
         if last:
-            recorder.write(round + 1, [], [Broadcast(round + 1, receivers, message)])
+            recorder.write(round + 1, [], post.broadcasts())
         post_broadcast = evaluate(protocol, clients, setting) if measured else None
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
@@ -158,12 +163,45 @@ def run(
     return rows
 
 
-def _deliver(
-    protocol: Protocol, clients: Sequence[Client], message: Message, receivers: Sequence[int]
-) -> None:
-    if message:
-        for k in receivers:
-            protocol.receive(clients[k], message)
+@dataclass(frozen=True)
+class Post:
+    """The broadcasts that open a round, and who gets which.
+
+    Clients of the round before had its broadcast and get the usual message; the others missed it
+    and get the one for resynchronisation (the same, for most protocols).
+    """
+
+    setting: Setting
+    round: int
+    messages: Broadcasts
+
+    def receivers(self) -> tuple[int, ...]:
+        """Clients of this round; after the last round, everyone."""
+        training = self.setting.training
+        if self.round > training.rounds:
+            return tuple(range(training.clients))
+        return select(training, self.round)
+
+    def message(self, client: int) -> Message:
+        """What one client gets."""
+        followed = self.round > 1 and client in select(self.setting.training, self.round - 1)
+        return self.messages.usual if followed else self.messages.resync
+
+    def broadcasts(self) -> list[Broadcast]:
+        """The messages with their recipients, for the record."""
+        groups: dict[int, tuple[Message, list[int]]] = {}
+        for k in self.receivers():
+            message = self.message(k)
+            groups.setdefault(id(message), (message, []))[1].append(k)
+        return [Broadcast(self.round, tuple(who), message) for message, who in groups.values()]
+
+    def deliver(self, protocol: Protocol, clients: Sequence[Client]) -> None:
+        """Hand every receiver its message."""
+        for k in self.receivers():
+            message = self.message(k)
+            if message:
+                with _on_device(clients[k], self.setting):
+                    protocol.receive(clients[k], message, Task(self.setting, self.round, k))
 
 
 @contextmanager

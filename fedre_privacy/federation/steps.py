@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedre_privacy.blocks.local import fit
-from fedre_privacy.blocks.state import Client, Message, Server, Task
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Artifact, Emission, Upload
@@ -33,11 +34,12 @@ def client_step(
         mean_loss = fit(
             protocol.modules(client),
             loss,
-            client.train,
+            client.fitted,
             epochs=training.epochs,
             batch_size=training.batch_size,
-            lr=training.lr,
+            lr=protocol.learning_rates(client, training.lr),
             rng=task.rng("batches"),
+            clip_norm=protocol.clip_norm,
         )
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -63,8 +65,8 @@ def client_step(
 
 def server_step(
     protocol: Protocol, server: Server, uploads: Sequence[Upload], task: Task
-) -> Message:
-    """Aggregate a round's uploads and return the next broadcast, on the CPU.
+) -> Broadcasts:
+    """Aggregate a round's uploads and return the next broadcasts, on the CPU.
 
     Raises:
         DivergedError: a value to be broadcast is not finite.
@@ -72,19 +74,50 @@ def server_step(
     if uploads and any(upload.artifacts for upload in uploads):
         with seeded(task.setting.training.seed, "server", round=task.round):
             protocol.aggregate(server, uploads, task)
-    message = next_broadcast(protocol, server)
-    if not _finite(message):
+    messages = next_broadcast(protocol, server)
+    if not _finite((*messages.usual, *messages.resync)):
         raise DivergedError(
             f"Training diverged: after round {task.round} the server is about to broadcast values "
             "that are not finite.",
             next_step="Lower the server's step size (protocol.server.lr) or train.lr.",
         )
-    return message
+    return messages
 
 
-def next_broadcast(protocol: Protocol, server: Server) -> Message:
-    """The message that the server's present state stands for."""
-    return tuple(artifact.detached() for artifact in protocol.broadcast(server))
+@dataclass(frozen=True)
+class Broadcasts:
+    """What goes to clients that had the last broadcast, and to those that missed it."""
+
+    usual: Message
+    resync: Message
+
+
+def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
+    """The messages that the server's present state stands for."""
+    usual = tuple(artifact.detached() for artifact in protocol.broadcast(server))
+    if type(protocol).resync is Protocol.resync:
+        return Broadcasts(usual, usual)
+    return Broadcasts(usual, tuple(a.detached() for a in protocol.resync(server)))
+
+
+def setup(
+    protocol: Protocol, clients: Sequence[Client], server: Server, setting: Setting
+) -> tuple[list[Upload], Message]:
+    """The one-off exchange before the first round; usually empty."""
+    uploads = []
+    for client in clients:
+        task = Task(setting, 0, client.id)
+        with seeded(setting.training.seed, "setup", client=client.id):
+            sent = protocol.setup_upload(client, task)
+        uploads.append(Upload(client.id, 0, tuple(e.artifact.detached() for e in sent)))
+    if not any(upload.artifacts for upload in uploads):
+        return [], ()
+    protocol.setup_aggregate(server, uploads, Task(setting, 0))
+    answer = tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
+    if answer:
+        for client in clients:
+            protocol.setup_receive(client, answer, Task(setting, 0, client.id))
+    return uploads, answer
 
 
 def _finite(artifacts: Iterable[Artifact]) -> bool:

@@ -68,6 +68,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         architectures=names,
         class_counts=tuple(tuple(int(n) for n in row) for row in counts),
         device=device,
+        model=settings.model,
     )
     problems = settings.protocol.check(setting)
     if problems:

@@ -31,6 +31,8 @@ class Protocol:
     """Kinds of artifacts that clients send; the loop refuses any other."""
     headline: ClassVar[str] = "post_local"
     """The evaluation moment to quote: ``post_local`` or ``post_broadcast``."""
+    clip_norm: ClassVar[float | None] = None
+    """Largest gradient norm of each module in local training."""
 
     def check(self, setting: Setting) -> list[str]:
         """Return every reason why this protocol cannot run in a setting."""
@@ -43,16 +45,38 @@ class Protocol:
     def start_client(self, client: Client, setting: Setting) -> None:
         """Add what the protocol keeps at a client; the global generator is seeded."""
 
-    def broadcast(self, server: Server) -> Message:
-        """What the server sends at the start of a round."""
+    def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        """What every client sends once, before the first round."""
         return ()
 
-    def receive(self, client: Client, message: Message) -> None:
-        """What a client does with a broadcast before training."""
+    def setup_aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        """What the server does with these first uploads."""
+
+    def setup_broadcast(self, server: Server) -> Message:
+        """What the server answers once, to all."""
+        return ()
+
+    def setup_receive(self, client: Client, message: Message, task: Task) -> None:
+        """What a client keeps of that answer."""
+
+    def broadcast(self, server: Server) -> Message:
+        """What the server sends at the start of a round to clients that had the one before."""
+        return ()
+
+    def resync(self, server: Server) -> Message:
+        """What a client that missed the last broadcast gets instead."""
+        return self.broadcast(server)
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        """What a client does with a broadcast before training; never called with an empty one."""
 
     def modules(self, client: Client) -> Sequence[nn.Module]:
         """What local training updates."""
         return (client.model,)
+
+    def learning_rates(self, client: Client, lr: float) -> Sequence[float]:
+        """Step size of each of `modules`, given the local one."""
+        return [lr] * len(self.modules(client))
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         """One scalar over everything in `modules`."""

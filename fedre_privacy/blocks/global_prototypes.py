@@ -1,0 +1,74 @@
+"""Class prototypes that clients upload and the server hands back (FedProto, FedTGP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedre_privacy.core.types import Emission, Prototypes, Upload
+
+from .local import represent
+from .prototypes import class_means
+from .state import Client, Message, Setting, Task, only
+
+
+def check(self: Any, setting: Setting) -> list[str]:
+    """Prototypes are compared across clients, so lengths must agree."""
+    if len(set(setting.dims)) == 1:
+        return []
+    return [
+        f"Protocol '{self.name}' compares prototypes of all clients, so every client needs the "
+        f"same representation length; got {sorted(set(setting.dims))}. Set model.dim."
+    ]
+
+
+def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+    """Class means of the trained extractor, in eval mode."""
+    reps = represent(client.model.extractor, client.train)
+    return (class_means(reps, client.train.labels, task.setting.num_classes),)
+
+
+def receive(self: Any, client: Client, message: Message, task: Task) -> None:
+    """Keep the global prototypes (C, d) and which classes have one (C,)."""
+    sent = only(message, Prototypes)
+    device = task.setting.device
+    table = torch.zeros(task.setting.num_classes, sent.means.shape[1], device=device)
+    present = torch.zeros(task.setting.num_classes, dtype=torch.bool, device=device)
+    labels = sent.labels.to(device)
+    table[labels], present[labels] = sent.means.to(device), True
+    client.tensors |= {"prototypes": table, "present": present}
+
+
+def pull(client: Client, reps: Tensor, labels: Tensor) -> Tensor:
+    """Mean squared distance to the global prototype of each sample's class, over B * d.
+
+    Samples whose class has none add 0 but count in the divisor.
+    """
+    if "prototypes" not in client.tensors:
+        return reps.new_zeros(())
+    target = client.tensors["prototypes"][labels]
+    known = client.tensors["present"][labels][:, None]
+    return F.mse_loss(reps, torch.where(known, target, reps.detach()))
+
+
+def nearest_logits(client: Client, images: Tensor) -> Tensor:
+    """Minus the mean squared distance to each global prototype; absent classes never win.
+
+    Before any prototype has arrived: the client's own head.
+    """
+    reps = client.model.extractor(images)
+    if "prototypes" not in client.tensors:
+        logits: Tensor = client.model.head(reps)
+        return logits
+    distance = torch.cdist(reps, client.tensors["prototypes"]).square() / reps.shape[1]
+    return (-distance).masked_fill(~client.tensors["present"], -torch.inf)
+
+
+def gather(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
+    """All uploaded prototypes (P, d) and their classes (P,)."""
+    sent = [only(upload.artifacts, Prototypes) for upload in uploads]
+    return torch.cat([p.means for p in sent]), torch.cat([p.labels for p in sent])

@@ -1,0 +1,75 @@
+"""A model that every client shares and the server averages (FedAvg and its kin).
+
+The functions that take a protocol first are hooks: a protocol assigns them in its class body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedre_privacy.core.types import Counts, Emission, ModelState, Upload
+from fedre_privacy.models.families import build_model
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .averaging import weighted_mean
+from .state import Client, Message, Server, Setting, Task, only
+
+
+def check(self: Any, setting: Setting) -> list[str]:
+    """Averaging whole models needs the same architecture everywhere."""
+    if len(set(setting.architectures)) == 1:
+        return []
+    listed = ", ".join(f"client {k}: {name}" for k, name in enumerate(setting.architectures))
+    return [
+        f"Protocol '{self.name}' averages whole models, so every client needs the same "
+        f"architecture; got {listed}. Choose one, for example --models cnn4."
+    ]
+
+
+def start_server(self: Any, setting: Setting) -> Server:
+    """A fresh model, which becomes every client's common start."""
+    model = build_model(setting.model, 0, setting.image_shape, setting.num_classes)
+    return Server({"model": model.to(setting.device)})
+
+
+def broadcast(self: Any, server: Server) -> Message:
+    """All parameters; no buffers, as in the published accounting."""
+    return (ModelState(parameters_of(server.modules["model"])),)
+
+
+def receive(self: Any, client: Client, message: Message, task: Task) -> None:
+    """Overwrite the client's model."""
+    load_parameters(client.model, only(message, ModelState).params)
+
+
+def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+    """All parameters after training."""
+    return (Emission(ModelState(parameters_of(client.model))),)
+
+
+def setup_upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+    """The number of training samples, once."""
+    return (Emission(Counts(torch.tensor([len(client.train)]))),)
+
+
+def setup_aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+    """Keep the numbers of samples by client."""
+    counts = torch.zeros(task.setting.training.clients, dtype=torch.int64)
+    for upload in uploads:
+        counts[upload.client] = only(upload.artifacts, Counts).values.sum()
+    server.tensors["counts"] = counts
+
+
+def shares(server: Server, uploads: Sequence[Upload]) -> torch.Tensor:
+    """Weight of each upload: n_k over the total of those that took part."""
+    return server.tensors["counts"][[upload.client for upload in uploads]].double()
+
+
+def aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+    """Average by number of samples."""
+    states = [only(upload.artifacts, ModelState).params for upload in uploads]
+    mean = weighted_mean(states, shares(server, uploads))
+    load_parameters(server.modules["model"], mean)

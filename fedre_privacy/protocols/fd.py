@@ -1,0 +1,110 @@
+"""FD (FedDistill): mean outputs per class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedre_privacy.blocks.local import outputs_of
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import ClassLogits, Counts, Emission, Upload
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fd")
+@dataclass(frozen=True, kw_only=True)
+class FD(Protocol):
+    """Clients exchange the mean softmax output of each class and learn from the others'.
+
+    Loss: cross-entropy + lambda * cross-entropy against the class's mean output of the other
+    clients: the server sends the mean, the number of contributors and the round of each
+    class's last refresh; a client removes its own part where it took part in that round.
+
+    Uploads:    ClassLogits: C values and one label per class present at the client
+    Reference:  Jeong et al., Communication-efficient on-device machine learning, 2018.
+    Deviations: outputs are collected in eval mode after training. ``target=library`` is the
+                public libraries' reading: raw logits, own part included; its loss is unbounded
+                below. Classes that nobody refreshed keep their entry.
+    """
+
+    uploads = (ClassLogits,)
+
+    weight: float = knob(1.0, help="weight lambda of the distillation", ge=0)
+    target: str = knob("others", help="whose outputs are learnt", choices=("others", "library"))
+
+    def start_server(self, setting: Setting) -> Server:
+        size = setting.num_classes
+        none = torch.zeros(size, dtype=torch.int64)
+        return Server(
+            tensors={"outputs": torch.zeros(size, size), "counts": none, "refreshed": none.clone()}
+        )
+
+    def broadcast(self, server: Server) -> Message:
+        counts = server.tensors["counts"]
+        labels = counts.nonzero().squeeze(1)
+        if not len(labels):
+            return ()
+        table = ClassLogits(server.tensors["outputs"][labels], labels)
+        if self.target == "library":
+            return (table,)
+        return (table, Counts(torch.stack([counts, server.tensors["refreshed"]])[:, labels]))
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        sent, setting = only(message, ClassLogits), task.setting
+        table = torch.zeros(setting.num_classes, setting.num_classes)
+        usable = torch.zeros(setting.num_classes, dtype=torch.bool)
+        table[sent.labels], usable[sent.labels] = sent.outputs, True
+        if self.target == "others" and "mine" in client.tensors:
+            counts, refreshed = torch.zeros(2, setting.num_classes, dtype=torch.int64)
+            counts[sent.labels], refreshed[sent.labels] = only(message, Counts).values
+            mine, sent_in = client.tensors["mine"].cpu(), client.tensors["sent_in"].cpu()
+            own = usable & (sent_in == refreshed)
+            alone = own & (counts < 2)
+            rest = (counts[:, None] * table - mine) / (counts - 1).clamp(min=1)[:, None]
+            table = torch.where(own[:, None], rest, table)
+            usable = usable & ~alone
+        client.tensors |= {"target": table.to(setting.device), "usable": usable.to(setting.device)}
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+        logits = client.model(images)
+        loss = F.cross_entropy(logits, labels)
+        if not self.weight or "target" not in client.tensors:
+            return loss
+        known = client.tensors["usable"][labels]
+        each = F.cross_entropy(logits, client.tensors["target"][labels], reduction="none")
+        return loss + self.weight * torch.where(known, each, 0.0).mean()
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        classes = task.setting.num_classes
+        outputs = outputs_of(client.model, client.train)
+        if self.target == "others":
+            outputs = outputs.softmax(1)
+        labels = client.train.labels
+        counts = torch.bincount(labels, minlength=classes)
+        sums = outputs.new_zeros((classes, classes)).index_add_(0, labels, outputs)
+        means = sums / counts.clamp(min=1)[:, None]
+        sent_in = torch.where(counts > 0, task.round, -1)
+        client.tensors |= {"mine": means, "sent_in": sent_in}
+        present = counts.nonzero().squeeze(1)
+        return (Emission(ClassLogits(means[present], present)),)
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        sent = [only(upload.artifacts, ClassLogits) for upload in uploads]
+        outputs, labels = torch.cat([s.outputs for s in sent]), torch.cat([s.labels for s in sent])
+        counts = torch.bincount(labels, minlength=task.setting.num_classes)
+        sums = torch.zeros_like(server.tensors["outputs"]).index_add_(0, labels, outputs)
+        fresh = counts > 0
+        mean = torch.where(
+            fresh[:, None], sums / counts.clamp(min=1)[:, None], server.tensors["outputs"]
+        )
+        server.tensors |= {
+            "outputs": mean,
+            "counts": torch.where(fresh, counts, server.tensors["counts"]),
+            "refreshed": torch.where(fresh, task.round, server.tensors["refreshed"]),
+        }

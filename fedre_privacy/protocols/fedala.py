@@ -1,0 +1,101 @@
+"""FedALA: adaptive local aggregation of the top layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedre_privacy.blocks import whole_model
+from fedre_privacy.blocks.state import Client, Message, Task, only
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Counts, ModelState
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fedala")
+@dataclass(frozen=True, kw_only=True)
+class FedALA(Protocol):
+    """FedAvg in which a client mixes the global model into its own, element by element, at the top.
+
+    Lower layers are overwritten. Of the top tensors the client learns weights W in [0, 1]:
+    own + (global - own) * W, by W <- clip(W - eta * gradient * (global - own)) on a random slice of
+    its data; the first time until the loss settles, then one pass a round. W never leaves.
+
+    Uploads:    ModelState: all parameters; the number of samples once
+    Reference:  Zhang et al., FedALA, AAAI 2023.
+    Deviations: the first round is recognised by exact equality, and the first learning phase has
+                a cap. The top is the last parameter tensors, as in the public library.
+    """
+
+    uploads = (ModelState, Counts)
+    headline = "post_broadcast"
+
+    top: int = knob(2, help="parameter tensors whose mixing is learnt", ge=1)
+    share: float = knob(0.8, help="share of the training data used to learn it", gt=0, le=1)
+    eta: float = knob(1.0, help="step size of the mixing weights", gt=0)
+    first_passes: int = knob(30, help="passes of the first learning phase at most", ge=1)
+    settled: float = knob(0.1, help="spread of the last ten losses that ends it", gt=0)
+
+    check = whole_model.check
+    start_server = whole_model.start_server
+    setup_upload = whole_model.setup_upload
+    setup_aggregate = whole_model.setup_aggregate
+    broadcast = whole_model.broadcast
+    upload = whole_model.upload
+    aggregate = whole_model.aggregate
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        sent = only(message, ModelState).params
+        device = task.setting.device
+        theta = {name: value.to(device) for name, value in sent.items()}
+        own = parameters_of(client.model)
+        if all(torch.equal(own[name], theta[name]) for name in own):
+            return
+        top = list(own)[-self.top :]
+        first = not any(name.startswith("mix/") for name in client.tensors)
+        if first and task.round <= 1:
+            load_parameters(client.model, theta)
+            return
+        mix = {n: client.tensors.get(f"mix/{n}", torch.ones_like(own[n])) for n in top}
+        gap = {n: theta[n] - own[n] for n in top}
+        lower = {n: v for n, v in theta.items() if n not in top}
+        losses: list[float] = []
+        for number in range(self.first_passes if first else 1):
+            losses.append(self._one_pass(client, lower, own, gap, mix, task, number))
+            if len(losses) > 10 and torch.tensor(losses[-10:]).std() < self.settled:
+                break
+        load_parameters(client.model, lower | {n: own[n] + gap[n] * mix[n] for n in top})
+        client.tensors |= {f"mix/{name}": value for name, value in mix.items()}
+
+    def _one_pass(
+        self,
+        client: Client,
+        lower: dict[str, Tensor],
+        own: dict[str, Tensor],
+        gap: dict[str, Tensor],
+        mix: dict[str, Tensor],
+        task: Task,
+        number: int,
+    ) -> float:
+        """One pass over a random contiguous slice; updates `mix` in place, returns the loss."""
+        samples = client.train
+        count = max(1, int(self.share * len(samples)))
+        rng = task.rng(f"ala {number}")
+        first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
+        total = torch.zeros((), device=samples.labels.device)
+        batches = torch.arange(first, first + count).split(task.setting.training.batch_size)
+        for index in batches:
+            images, labels = samples.batch(index.to(samples.labels.device))
+            mixed = {n: (own[n] + gap[n] * mix[n]).requires_grad_() for n in mix}
+            loss = F.cross_entropy(functional_call(client.model, lower | mixed, (images,)), labels)
+            slopes = torch.autograd.grad(loss, list(mixed.values()))
+            for name, slope in zip(mixed, slopes, strict=True):
+                mix[name] = (mix[name] - self.eta * slope * gap[name]).clamp(0, 1)
+            total += loss.detach()
+        return float(total) / len(batches)

@@ -1,0 +1,34 @@
+"""FedAvg: one global model, averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedre_privacy.blocks import whole_model
+from fedre_privacy.core.types import Counts, ModelState
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fedavg")
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Protocol):
+    """Each client trains the global model and uploads it; the server averages by sample count.
+
+    Uploads:    ModelState: all parameters; the number of samples once
+    Reference:  McMahan et al., Communication-efficient learning of deep networks from decentralized
+                data, AISTATS 2017.
+    Deviations: BatchNorm statistics are neither sent nor averaged, as in the public libraries.
+    """
+
+    uploads = (ModelState, Counts)
+    headline = "post_broadcast"
+
+    check = whole_model.check
+    start_server = whole_model.start_server
+    setup_upload = whole_model.setup_upload
+    setup_aggregate = whole_model.setup_aggregate
+    broadcast = whole_model.broadcast
+    receive = whole_model.receive
+    upload = whole_model.upload
+    aggregate = whole_model.aggregate

@@ -1,0 +1,150 @@
+"""FedGen: a server-side generator of representations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedre_privacy.blocks import shared_head, whole_model
+from fedre_privacy.blocks.averaging import weighted_mean
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Counts, Emission, GeneratorState, HeadState, Upload
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .base import Protocol, protocols
+
+
+class Generator(nn.Module):
+    """Noise and a class to a representation.
+
+    Shape: noise (b, m), labels (b,) to (b, d).
+    """
+
+    def __init__(self, noise: int, num_classes: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.noise, self.num_classes = noise, num_classes
+        self.net = nn.Sequential(
+            nn.Linear(noise + num_classes, hidden),
+            nn.BatchNorm1d(hidden, track_running_stats=False),
+            nn.ReLU(),
+            nn.Linear(hidden, dim),
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = self.net(torch.cat([noise, F.one_hot(labels, self.num_classes)], 1))
+        return out
+
+
+@protocols.register("fedgen")
+@dataclass(frozen=True, kw_only=True)
+class FedGen(Protocol):
+    """Heads are averaged, and clients also learn from representations that a generator makes up.
+
+    The server trains the generator so that the averaged heads classify its output; classes are
+    drawn from the pooled label distribution, for which clients send their class counts once. A
+    client's loss: cross-entropy + cross-entropy of its head on generated representations.
+
+    Uploads:    HeadState: C (d + 1) parameters; the class counts once
+    Reference:  Zhu, Hong, Zhou, Data-free knowledge distillation for heterogeneous federated
+                learning, ICML 2021.
+    Deviations: no diversity loss and constant weights, as in the public libraries; noise is
+                standard normal (``noise=uniform`` as in their code); the generator's BatchNorm
+                uses batch statistics on both sides.
+    """
+
+    uploads = (HeadState, Counts)
+    headline = "post_broadcast"
+
+    noise: str = knob("normal", help="law of the generator's noise", choices=("normal", "uniform"))
+    hidden: int = knob(512, help="noise length and hidden width of the generator", ge=1)
+    steps: int = knob(100, help="server steps of the generator per round", ge=0)
+    server_lr: float = knob(0.005, help="Adam step size of the generator", gt=0)
+    weight: float = knob(1.0, help="weight of generated representations at the client", ge=0)
+
+    check = shared_head.check
+
+    def start_server(self, setting: Setting) -> Server:
+        server = shared_head.start_server(self, setting)
+        server.modules["generator"] = self._generator(setting)
+        return server
+
+    def start_client(self, client: Client, setting: Setting) -> None:
+        client.memory["generator"] = self._generator(setting).requires_grad_(False)
+
+    def _generator(self, setting: Setting) -> Generator:
+        made = Generator(self.hidden, setting.num_classes, self.hidden, setting.dims[0])
+        return made.to(setting.device)
+
+    def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        counts = torch.bincount(client.train.labels, minlength=task.setting.num_classes)
+        return (Emission(Counts(counts)),)
+
+    def setup_aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        table = torch.stack([only(upload.artifacts, Counts).values for upload in uploads])
+        server.tensors |= {"counts": table.sum(1), "classes": table.sum(0)}
+
+    def setup_broadcast(self, server: Server) -> Message:
+        return (Counts(server.tensors["classes"]),)
+
+    def setup_receive(self, client: Client, message: Message, task: Task) -> None:
+        client.tensors["classes"] = only(message, Counts).values.float()
+
+    def broadcast(self, server: Server) -> Message:
+        generator = GeneratorState(parameters_of(server.modules["generator"]))
+        return (*shared_head.broadcast(self, server), generator)
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        shared_head.receive(self, client, message, task)
+        load_parameters(client.memory["generator"], only(message, GeneratorState).params)
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+        loss = F.cross_entropy(client.model(images), labels)
+        if not self.weight or len(labels) < 2:
+            return loss
+        made, classes = self._make(
+            client.memory["generator"], client.tensors["classes"], len(labels), labels.device, None
+        )
+        return loss + self.weight * F.cross_entropy(client.model.head(made), classes)
+
+    def _make(
+        self,
+        generator: nn.Module,
+        classes: Tensor,
+        count: int,
+        device: torch.device,
+        rng: torch.Generator | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Representations and their classes; without a stream the seeded global one is used."""
+        labels = torch.multinomial(classes.cpu().double(), count, True, generator=rng)
+        draw = torch.randn if self.noise == "normal" else torch.rand
+        noise = draw(count, self.hidden, generator=rng)
+        labels = labels.to(device)
+        return generator(noise.to(device), labels), labels
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        return (Emission(HeadState(parameters_of(client.model.head))),)
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        states = [only(upload.artifacts, HeadState).params for upload in uploads]
+        share = whole_model.shares(server, uploads)
+        device, generator = task.setting.device, server.modules["generator"]
+        weights = torch.stack([state["weight"] for state in states]).to(device)
+        biases = torch.stack([state["bias"] for state in states]).to(device)
+        mix = (share / share.sum()).float().to(device)
+        optimiser = torch.optim.Adam(generator.parameters(), lr=self.server_lr)
+        rng = task.rng("generator")
+        for _ in range(self.steps):
+            made, labels = self._make(
+                generator, server.tensors["classes"], task.setting.training.batch_size, device, rng
+            )
+            logits = torch.einsum("k,kcd,bd->bc", mix, weights, made) + mix @ biases
+            loss = F.cross_entropy(logits, labels)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        load_parameters(server.modules["head"], weighted_mean(states, share))

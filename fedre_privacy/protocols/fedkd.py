@@ -1,0 +1,112 @@
+"""FedKD: mutual distillation with a student sent in low rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedre_privacy.blocks import small_model
+from fedre_privacy.blocks.averaging import weighted_mean
+from fedre_privacy.blocks.compression import pack, unpack
+from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.core.config import knob, section
+from fedre_privacy.core.types import Emission, LowRankUpdate, Upload
+from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fedkd")
+@dataclass(frozen=True, kw_only=True)
+class FedKD(Protocol):
+    """A private mentor and a shared student teach each other; the student travels in low rank.
+
+    Losses, with A = CE(mentor) + CE(student): each model's CE + KL to the other / A + the mean
+    squared distance between the mentor's representation and W times the student's / A. Updates are
+    factored by SVD keeping a share of energy that grows over the rounds; server and clients apply
+    the same averaged, factored update. A client that missed broadcasts gets the student whole.
+
+    Uploads:    LowRankUpdate: factors of the student's update, dense where that is smaller
+    Reference:  Wu et al., Communication-efficient federated learning via knowledge distillation,
+                Nature Communications 13:2032, 2022.
+    Deviations: teachers and A are detached (public code: not), KL is a batch mean, convolutions are
+                factored as (out, in * kh * kw), the rank keeps at least the stated energy.
+    """
+
+    uploads = (LowRankUpdate,)
+    clip_norm = 10.0
+
+    energy_start: float = knob(0.95, help="energy kept in the first round", gt=0, le=1)
+    energy_end: float = knob(0.98, help="energy kept in the last round", gt=0, le=1)
+    student_lr: float = knob(0.01, help="student step size", gt=0)
+    small: ModelSettings = section(ModelSettings(), help="the student")
+
+    def start_server(self, setting: Setting) -> Server:
+        return small_model.start_server(self, setting)
+
+    def start_client(self, client: Client, setting: Setting) -> None:
+        small_model.start_client(self, client, setting)
+        student = small_model.small(client)
+        bridge = nn.Linear(student.dim, client.model.dim, bias=False)
+        client.memory["bridge"] = bridge.to(setting.device)
+
+    def broadcast(self, server: Server) -> Message:
+        prefix = "update/"
+        packed = {k.removeprefix(prefix): v for k, v in server.tensors.items() if prefix in k}
+        return (LowRankUpdate(packed),) if packed else self.resync(server)
+
+    def resync(self, server: Server) -> Message:
+        return small_model.broadcast(self, server)
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        student = client.memory[small_model.NAME]
+        if isinstance(message[0], LowRankUpdate):
+            before = {k.removeprefix("before/"): v for k, v in client.tensors.items()}
+            shapes = {name: value.shape for name, value in before.items()}
+            update = unpack(message[0].params, shapes)
+            state = {k: v + update[k].to(v) for k, v in before.items()}
+            load_parameters(student, state)
+        else:
+            small_model.receive(self, client, message, task)
+        client.tensors = {f"before/{k}": v for k, v in parameters_of(student).items()}
+
+    def modules(self, client: Client) -> Sequence[nn.Module]:
+        return (client.model, client.memory[small_model.NAME], client.memory["bridge"])
+
+    def learning_rates(self, client: Client, lr: float) -> Sequence[float]:
+        return (lr, self.student_lr, lr)
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+        student = small_model.small(client)
+        mine, theirs = client.model.extractor(images), student.extractor(images)
+        mentor, mentee = client.model.head(mine), student.head(theirs)
+        mentor_loss, mentee_loss = F.cross_entropy(mentor, labels), F.cross_entropy(mentee, labels)
+        scale = (mentor_loss + mentee_loss).detach()
+        hidden = F.mse_loss(mine, client.memory["bridge"](theirs))
+        both = kl(mentor, mentee) + kl(mentee, mentor) + 2 * hidden
+        return mentor_loss + mentee_loss + both / scale
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        now = parameters_of(client.memory[small_model.NAME])
+        update = {k: v - client.tensors[f"before/{k}"].to(v) for k, v in now.items()}
+        return (Emission(LowRankUpdate(pack(update, self._energy(task)))),)
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        student = server.modules[small_model.NAME]
+        now = parameters_of(student)
+        shapes = {name: value.shape for name, value in now.items()}
+        updates = [unpack(only(u.artifacts, LowRankUpdate).params, shapes) for u in uploads]
+        packed = pack(weighted_mean(updates, torch.ones(len(updates))), self._energy(task))
+        applied = unpack(packed, shapes)
+        load_parameters(student, {k: v + applied[k].to(v) for k, v in now.items()})
+        server.tensors = {f"update/{name}": value for name, value in packed.items()}
+
+    def _energy(self, task: Task) -> float:
+        done = task.round / task.setting.training.rounds
+        return self.energy_start + done * (self.energy_end - self.energy_start)

@@ -1,0 +1,125 @@
+"""FedRAL: a shared square matrix that turns representations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedre_privacy.blocks import global_prototypes, whole_model
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Counts, Emission, MatrixBlocks, Upload
+
+from .base import Protocol, protocols
+
+
+@protocols.register("fedral")
+@dataclass(frozen=True, kw_only=True)
+class FedRAL(Protocol):
+    """Only a d x d matrix A is shared; a client uploads its diagonal blocks.
+
+    logits = head(R + R A), trained with the whole local model. Client k uploads m_k blocks of size
+    (d / m_k)^2; the server adds them up element by element with the weights n_k / n, so elements
+    that few clients supply shrink (``aggregation=supplier-mean`` divides by their number instead).
+
+    Uploads:    MatrixBlocks: d^2 / m_k parameters; the number of samples once
+    Reference:  Yi et al., Federated representation angle learning (FedRAL).
+    Deviations: the initial law of A is unpublished; N(0, 1/d) here, common to all. The broadcast is
+                the diagonal blocks that cover every client's (all of A before the first round).
+    """
+
+    uploads = (MatrixBlocks, Counts)
+
+    blocks: tuple[int, ...] = knob(
+        (4,),
+        help="number m of diagonal blocks; client k takes entry "
+        "k modulo their number; each must divide d",
+        ge=1,
+    )
+    aggregation: str = knob(
+        "weighted", help="how elements are combined", choices=("weighted", "supplier-mean")
+    )
+    init: float = knob(1.0, help="standard deviation of A's entries times sqrt(d); 0: zeros", ge=0)
+    train_matrix: bool = knob(True, help="train A at the clients")
+
+    setup_upload = whole_model.setup_upload
+    setup_aggregate = whole_model.setup_aggregate
+
+    def check(self, setting: Setting) -> list[str]:
+        problems = global_prototypes.check(self, setting)
+        dim = setting.dims[0]
+        for count in sorted(set(self.blocks)):
+            if dim % count:
+                near = [m for m in range(1, dim + 1) if dim % m == 0]
+                best = min(near, key=lambda m: abs(m - count))
+                problems.append(
+                    f"Protocol 'fedral' cuts the {dim} x {dim} matrix into {count} equal diagonal "
+                    f"blocks, and {count} does not divide {dim}. Nearest that does: {best}."
+                )
+        return problems
+
+    def start_server(self, setting: Setting) -> Server:
+        dim = setting.dims[0]
+        return Server(tensors={"matrix": torch.randn(dim, dim) * self.init * dim**-0.5})
+
+    def start_client(self, client: Client, setting: Setting) -> None:
+        client.memory["matrix"] = nn.Linear(client.model.dim, client.model.dim, bias=False).to(
+            setting.device
+        )
+
+    def broadcast(self, server: Server) -> Message:
+        count = int(server.tensors.get("cover", torch.tensor(1)))
+        return (MatrixBlocks(diagonal_blocks(server.tensors["matrix"], count)),)
+
+    def receive(self, client: Client, message: Message, task: Task) -> None:
+        matrix = torch.block_diag(*only(message, MatrixBlocks).blocks)
+        with torch.no_grad():
+            client.memory["matrix"].weight.copy_(matrix.T)  # type: ignore[union-attr,operator]
+
+    def modules(self, client: Client) -> Sequence[nn.Module]:
+        return (client.model, client.memory["matrix"]) if self.train_matrix else (client.model,)
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+        return F.cross_entropy(self.logits(client, images), labels)
+
+    def logits(self, client: Client, images: Tensor) -> Tensor:
+        reps = client.model.extractor(images)
+        logits: Tensor = client.model.head(reps + client.memory["matrix"](reps))
+        return logits
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        matrix = next(client.memory["matrix"].parameters()).detach().T
+        return (Emission(MatrixBlocks(diagonal_blocks(matrix, self._count(client.id)))),)
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        share = whole_model.shares(server, uploads)
+        if self.aggregation == "weighted":
+            weights = share / share.sum()
+        else:
+            weights = torch.ones(len(uploads), dtype=torch.float64)
+        total = torch.zeros_like(server.tensors["matrix"], dtype=torch.float64)
+        supplied = torch.zeros_like(total)
+        for upload, weight in zip(uploads, weights, strict=True):
+            blocks = only(upload.artifacts, MatrixBlocks).blocks.double()
+            total += weight * torch.block_diag(*blocks)
+            supplied += torch.block_diag(*torch.ones_like(blocks))
+        if self.aggregation == "supplier-mean":
+            total = total / supplied.clamp(min=1)
+        cover = reduce(gcd, {self._count(upload.client) for upload in uploads})
+        server.tensors |= {"matrix": total.float(), "cover": torch.tensor(cover)}
+
+    def _count(self, client: int) -> int:
+        return self.blocks[client % len(self.blocks)]
+
+
+def diagonal_blocks(matrix: Tensor, count: int) -> Tensor:
+    """The `count` diagonal blocks of a square matrix (r, r): (count, r / count, r / count)."""
+    size = len(matrix) // count
+    grid = matrix.reshape(count, size, count, size)
+    return grid.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()

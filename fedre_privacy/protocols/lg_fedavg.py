@@ -1,0 +1,42 @@
+"""LG-FedAvg: private extractors, an averaged head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedre_privacy.blocks import shared_head, whole_model
+from fedre_privacy.blocks.averaging import weighted_mean
+from fedre_privacy.blocks.state import Client, Server, Task, only
+from fedre_privacy.core.types import Counts, Emission, HeadState, Upload
+from fedre_privacy.models.split import load_parameters, parameters_of
+
+from .base import Protocol, protocols
+
+
+@protocols.register("lg-fedavg")
+@dataclass(frozen=True, kw_only=True)
+class LGFedAvg(Protocol):
+    """Extractors stay at the clients; heads are averaged by sample count.
+
+    Uploads:    HeadState: C (d + 1) parameters; the number of samples once
+    Reference:  Liang et al., Think locally, act globally, arXiv 2001.01523, 2020.
+    """
+
+    uploads = (HeadState, Counts)
+    headline = "post_broadcast"
+
+    check = shared_head.check
+    start_server = shared_head.start_server
+    setup_upload = whole_model.setup_upload
+    setup_aggregate = whole_model.setup_aggregate
+    broadcast = shared_head.broadcast
+    receive = shared_head.receive
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        return (Emission(HeadState(parameters_of(client.model.head))),)
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        states = [only(upload.artifacts, HeadState).params for upload in uploads]
+        mean = weighted_mean(states, whole_model.shares(server, uploads))
+        load_parameters(server.modules["head"], mean)
