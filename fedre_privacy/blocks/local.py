@@ -37,7 +37,7 @@ def fit(
         rng: CPU stream for the order of samples.
     """
     modules = list(modules)
-    rates = [lr] * len(modules) if isinstance(lr, float) else lr
+    rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
     groups: list[dict[str, Any]] = [
         {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
         for module, rate in zip(modules, rates, strict=True)

@@ -9,8 +9,7 @@ broadcast (`post_broadcast`), over all clients, selected or not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedre_privacy.protocols.base import Protocol
 from . import checkpoint
 from .ledger import measure
 from .recorder import Recorder
-from .steps import Broadcasts, client_step, next_broadcast, server_step, setup
+from .steps import Broadcasts, client_step, next_broadcast, on_device, server_step, setup
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long."""
@@ -60,7 +59,7 @@ def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) ->
     for client in clients:
         for module in (client.model, *client.memory.values()):
             module.eval()
-        with _on_device(client, setting):
+        with on_device(client, setting):
             correct.append(count_correct(partial(protocol.logits, client), client.test))
         totals.append(len(client.test))
     per_client = tuple(c / n if n else None for c, n in zip(correct, totals, strict=True))
@@ -116,7 +115,7 @@ def run(
         emissions: dict[int, tuple[Emission, ...]] = {}
         losses = []
         for k in chosen:
-            with _on_device(clients[k], setting):
+            with on_device(clients[k], setting):
                 emissions[k], loss = client_step(
                     protocol, clients[k], post.message(k), Task(setting, round, k)
                 )
@@ -200,19 +199,5 @@ class Post:
         for k in self.receivers():
             message = self.message(k)
             if message:
-                with _on_device(clients[k], self.setting):
+                with on_device(clients[k], self.setting):
                     protocol.receive(clients[k], message, Task(self.setting, self.round, k))
-
-
-@contextmanager
-def _on_device(client: Client, setting: Setting) -> Iterator[None]:
-    """Bring a client's modules to the device for its step when they are kept off it."""
-    home = next(client.model.parameters()).device
-    modules = [client.model, *client.memory.values()]
-    for module in modules:
-        module.to(setting.device)
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.to(home)

@@ -43,12 +43,14 @@ class Recorder:
         file = f"r{round:04d}.safetensors"
         tensors: dict[str, Tensor] = {}
         entries = []
-        for broadcast in broadcasts:
+        for number, broadcast in enumerate(broadcasts):
+            who = f"group{number}" if number else "all"
             head = {"direction": "broadcast", "recipients": list(broadcast.recipients)}
-            entries.append(_entry(head, broadcast.round, broadcast.artifacts, file, tensors))
+            entries.append(_entry(head, who, broadcast.round, broadcast.artifacts, file, tensors))
         for upload in uploads:
             head = {"direction": "upload", "client": upload.client}
-            entries.append(_entry(head, upload.round, upload.artifacts, file, tensors))
+            who = f"client{upload.client}"
+            entries.append(_entry(head, who, upload.round, upload.artifacts, file, tensors))
         self._files[file] = files.write_tensors(self.folder / file, tensors)
         self._messages += entries
         files.write_json(
@@ -59,12 +61,12 @@ class Recorder:
 
 def _entry(
     head: dict[str, Any],
+    who: str,
     round: int,
     artifacts: tuple[Artifact, ...],
     file: str,
     tensors: dict[str, Tensor],
 ) -> dict[str, Any]:
-    who = f"client{head['client']}" if "client" in head else "all"
     described = []
     for number, artifact in enumerate(artifacts):
         parts: dict[str, Any] = {}

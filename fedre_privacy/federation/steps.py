@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,6 +49,12 @@ def client_step(
                 next_step=_lower(training.lr),
             )
         emissions = protocol.upload(client, task)
+    return _sent(protocol, emissions, task), mean_loss
+
+
+def _sent(protocol: Protocol, emissions: Sequence[Emission], task: Task) -> tuple[Emission, ...]:
+    """Copies on the CPU of what a client sends, if it is declared and finite."""
+    lr = task.setting.training.lr
     for emission in emissions:
         if not isinstance(emission.artifact, protocol.uploads):
             raise IncompatibleError(
@@ -56,11 +63,11 @@ def client_step(
             )
     if not _finite(emission.artifact for emission in emissions):
         raise DivergedError(
-            f"Training diverged: client {client.id} in round {task.round} is about to upload "
-            f"values that are not finite, with lr {training.lr:g}.",
-            next_step=_lower(training.lr),
+            f"Training diverged: client {task.client} in round {task.round} is about to upload "
+            f"values that are not finite, with lr {lr:g}.",
+            next_step=_lower(lr),
         )
-    return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions), mean_loss
+    return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions)
 
 
 def server_step(
@@ -103,13 +110,17 @@ def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
 def setup(
     protocol: Protocol, clients: Sequence[Client], server: Server, setting: Setting
 ) -> tuple[list[Upload], Message]:
-    """The one-off exchange before the first round; usually empty."""
+    """The one-off exchange before the first round; usually empty.
+
+    Raises:
+        DivergedError, IncompatibleError: as in `client_step`.
+    """
     uploads = []
     for client in clients:
         task = Task(setting, 0, client.id)
-        with seeded(setting.training.seed, "setup", client=client.id):
-            sent = protocol.setup_upload(client, task)
-        uploads.append(Upload(client.id, 0, tuple(e.artifact.detached() for e in sent)))
+        with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
+            sent = _sent(protocol, protocol.setup_upload(client, task), task)
+        uploads.append(Upload(client.id, 0, tuple(e.artifact for e in sent)))
     if not any(upload.artifacts for upload in uploads):
         return [], ()
     protocol.setup_aggregate(server, uploads, Task(setting, 0))
@@ -118,6 +129,20 @@ def setup(
         for client in clients:
             protocol.setup_receive(client, answer, Task(setting, 0, client.id))
     return uploads, answer
+
+
+@contextmanager
+def on_device(client: Client, setting: Setting) -> Iterator[None]:
+    """Bring a client's modules to the device for its step when they are kept off it."""
+    home = next(client.model.parameters()).device
+    modules = [client.model, *client.memory.values()]
+    for module in modules:
+        module.to(setting.device)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.to(home)
 
 
 def _finite(artifacts: Iterable[Artifact]) -> bool:

@@ -65,6 +65,7 @@ class FedALA(Protocol):
         mix = {n: client.tensors.get(f"mix/{n}", torch.ones_like(own[n])) for n in top}
         gap = {n: theta[n] - own[n] for n in top}
         lower = {n: v for n, v in theta.items() if n not in top}
+        client.model.eval()
         losses: list[float] = []
         for number in range(self.first_passes if first else 1):
             losses.append(self._one_pass(client, lower, own, gap, mix, task, number))

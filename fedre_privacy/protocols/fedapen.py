@@ -58,7 +58,7 @@ class FedAPEN(Protocol):
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         small_model.receive(self, client, message, task)
-        if client.held is None:
+        if client.held is None or task.round == 1:  # nothing has been learnt yet
             return
         held = client.train.take(client.held)
         mine, shared = outputs_of(client.model, held), outputs_of(small_model.small(client), held)

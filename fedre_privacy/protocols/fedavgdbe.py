@@ -94,7 +94,8 @@ class FedAvgDBE(Protocol):
         return (RepStatistic(server.tensors["consensus"]),)
 
     def setup_receive(self, client: Client, message: Message, task: Task) -> None:
-        client.tensors["consensus"] = only(message, RepStatistic).mean.to(task.setting.device)
+        sent = only(message, RepStatistic).mean
+        client.tensors["consensus"] = sent.to(task.setting.device, copy=True)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         whole_model.receive(self, client, message, task)

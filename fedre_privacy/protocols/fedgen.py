@@ -138,10 +138,9 @@ class FedGen(Protocol):
         mix = (share / share.sum()).float().to(device)
         optimiser = torch.optim.Adam(generator.parameters(), lr=self.server_lr)
         rng = task.rng("generator")
+        count = max(2, task.setting.training.batch_size)  # BatchNorm needs two
         for _ in range(self.steps):
-            made, labels = self._make(
-                generator, server.tensors["classes"], task.setting.training.batch_size, device, rng
-            )
+            made, labels = self._make(generator, server.tensors["classes"], count, device, rng)
             logits = torch.einsum("k,kcd,bd->bc", mix, weights, made) + mix @ biases
             loss = F.cross_entropy(logits, labels)
             optimiser.zero_grad(set_to_none=True)

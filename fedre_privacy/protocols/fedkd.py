@@ -58,7 +58,9 @@ class FedKD(Protocol):
 
     def broadcast(self, server: Server) -> Message:
         prefix = "update/"
-        packed = {k.removeprefix(prefix): v for k, v in server.tensors.items() if prefix in k}
+        # sorted: a resumed run has read them in another order
+        found = sorted(server.tensors.items())
+        packed = {k.removeprefix(prefix): v for k, v in found if k.startswith(prefix)}
         return (LowRankUpdate(packed),) if packed else self.resync(server)
 
     def resync(self, server: Server) -> Message:

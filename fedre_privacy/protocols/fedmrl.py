@@ -13,7 +13,7 @@ from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.state import Client, Message, Setting
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Counts, SmallModelState
-from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.models.families import ModelSettings, representation_dim
 
 from .base import Protocol, protocols
 
@@ -49,8 +49,8 @@ class FedMRL(Protocol):
     aggregate = small_model.aggregate
 
     def check(self, setting: Setting) -> list[str]:
-        small = self.small.dim
-        if small is None or small <= min(setting.dims):
+        small = representation_dim(self.small, setting.image_shape)
+        if small <= min(setting.dims):
             return []
         return [
             f"Protocol 'fedmrl' nests the small representation in the own one; the small length "

@@ -56,6 +56,8 @@ class FedTGP(Protocol):
         return Server({"prototypes": net.to(setting.device)})
 
     def broadcast(self, server: Server) -> Message:
+        if "trained" not in server.tensors:
+            return ()
         net = server.modules["prototypes"]
         device = next(net.parameters()).device
         labels = torch.arange(next(net.parameters()).shape[0], device=device)
@@ -85,6 +87,7 @@ class FedTGP(Protocol):
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
+        server.tensors["trained"] = torch.tensor(task.round)
 
     def logits(self, client: Client, images: Tensor) -> Tensor:
         return global_prototypes.nearest_logits(client, images)

@@ -51,7 +51,10 @@ class FPL(Protocol):
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         sent, device = only(message, Prototypes), task.setting.device
-        client.tensors |= {"clusters": sent.means.to(device), "classes": sent.labels.to(device)}
+        client.tensors |= {
+            "clusters": sent.means.to(device, copy=True),
+            "classes": sent.labels.to(device, copy=True),
+        }
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         reps = client.model.extractor(images)

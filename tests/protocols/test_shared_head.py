@@ -83,11 +83,11 @@ def test_the_servers_head_shares_storage_with_nobody(federation, name):
 @pytest.mark.parametrize("name", SHARING)
 def test_a_broadcast_is_a_copy_on_both_sides(federation, name):
     fed = federation(protocols.get(name)())
-    message = next_broadcast(fed.protocol, fed.server)
+    message = next_broadcast(fed.protocol, fed.server).usual
     sent = {key: tensor.clone() for key, tensor in message[0].params.items()}
     client, other = fed.clients[:2]
     for receiver in (client, other):
-        fed.protocol.receive(receiver, message)
+        fed.protocol.receive(receiver, message, Task(fed.setting, 1, receiver.id))
     with torch.no_grad():
         client.model.head.weight.zero_()
         fed.server.modules["head"].bias.zero_()
@@ -118,6 +118,7 @@ def test_clients_get_a_head_and_nothing_else(federation):
     fed = federation(protocols.get("fedgh")())
     client = fed.clients[0]
     extractor = copy.deepcopy(client.model.extractor.state_dict())
-    fed.protocol.receive(client, (HeadState({"weight": torch.ones(4, 6), "bias": torch.ones(4)}),))
+    ones = HeadState({"weight": torch.ones(4, 6), "bias": torch.ones(4)})
+    fed.protocol.receive(client, (ones,), Task(fed.setting, 1, client.id))
     assert client.model.head.weight.eq(1).all() and client.model.head.bias.eq(1).all()
     torch.testing.assert_close(client.model.extractor.state_dict(), extractor, rtol=0, atol=0)
