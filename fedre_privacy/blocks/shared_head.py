@@ -88,7 +88,7 @@ def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task:
     rng = task.rng("server")
     for _ in range(settings.epochs):
         order = torch.randperm(len(inputs), generator=rng).to(device)
-        for index in order.split(settings.batch_size):
+        for index in order.split(settings.batch_size):  # type: ignore[no-untyped-call]
             loss = nn.functional.cross_entropy(
                 head(inputs[index]), targets[index], reduction=settings.reduction
             )
