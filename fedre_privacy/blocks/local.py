@@ -47,7 +47,7 @@ def fit(
             images, labels = samples.batch(order[start : start + size])
             value = loss(images, labels)
             optimiser.zero_grad(set_to_none=True)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             optimiser.step()
             total += value.detach()
             steps += 1

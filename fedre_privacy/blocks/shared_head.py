@@ -35,7 +35,9 @@ class TrainsHead(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def server(self) -> HeadTraining: ...
+    def server(self) -> HeadTraining:
+        """How its server trains the head."""
+        ...
 
 
 def check(self: Any, setting: Setting) -> list[str]:
@@ -88,10 +90,10 @@ def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task:
     rng = task.rng("server")
     for _ in range(settings.epochs):
         order = torch.randperm(len(inputs), generator=rng).to(device)
-        for index in order.split(settings.batch_size):  # type: ignore[no-untyped-call]
+        for index in order.split(settings.batch_size):
             loss = nn.functional.cross_entropy(
                 head(inputs[index]), targets[index], reduction=settings.reduction
             )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
