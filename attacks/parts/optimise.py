@@ -159,7 +159,7 @@ def fit_tile(
         if budget.tv:
             loss = loss + budget.tv * total_variation(images).sum()
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
         with torch.no_grad():
             shown = images.detach()

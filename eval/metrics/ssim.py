@@ -48,7 +48,7 @@ class Ssim(Metric):
         from skimage.metrics import structural_similarity
 
         # Every channel of every image is its own plane: one call instead of one per image.
-        _, similarity = structural_similarity(  # type: ignore[no-untyped-call]
+        _, similarity = structural_similarity(
             recovered.double().flatten(0, 1).numpy(),
             original.double().flatten(0, 1).numpy(),
             gaussian_weights=True,

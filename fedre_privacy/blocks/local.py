@@ -55,7 +55,7 @@ def fit(
             images, labels = samples.batch(order[start : start + size])
             value = loss(images, labels)
             optimiser.zero_grad(set_to_none=True)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if clip_norm is not None:
                 for group in groups:
                     nn.utils.clip_grad_norm_(group["params"], clip_norm)

@@ -35,7 +35,9 @@ class TrainsHead(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def server(self) -> HeadTraining: ...
+    def server(self) -> HeadTraining:
+        """How its server trains the head."""
+        ...
 
 
 def check(self: Any, setting: Setting) -> list[str]:
@@ -93,5 +95,5 @@ def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task:
                 head(inputs[index]), targets[index], reduction=settings.reduction
             )
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()

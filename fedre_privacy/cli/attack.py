@@ -152,12 +152,11 @@ def _recorded(given: str, runs_dir: Path) -> Run:
         if (place / "record.json").is_file():
             return Run(place)
     places = dict.fromkeys(p for p in (folder, folder.parent, runs_dir) if p.is_dir())
-    near = [str(found.parent) for p in places for found in sorted(p.glob("*/record.json"))]
-    close = nearest(str(folder), near) or nearest(folder.name, near)
-    hint = f" Did you mean {close}?" if close else ""
-    near = list(dict.fromkeys(near))
+    near = dict.fromkeys(found.parent for p in places for found in sorted(p.glob("*/record.json")))
+    close = nearest(folder.name, [path.name for path in near])
+    hint = next((f" Did you mean {path}?" for path in near if path.name == close), "")
     more = f" and {len(near) - 8} more" if len(near) > 8 else ""
-    listed = f" Runs near it: {', '.join(near[:8])}{more}." if near else ""
+    listed = f" Runs near it: {', '.join(map(str, list(near)[:8]))}{more}." if near else ""
     raise MissingInputError(
         f"No run at {given}: record.json is not there.{hint}{listed}",
         next_step="Train one with fedre-train, or give --protocol instead of a folder.",

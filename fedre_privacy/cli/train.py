@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pipeline.rehearse import rehearse
-from fedre_privacy.pipeline.runs import Run
+from fedre_privacy.pipeline.runs import Run, begin
 from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, check_sections, resolve_training
 from fedre_privacy.pipeline.train import train
 
@@ -59,6 +59,13 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     device = choose_device(options.device)
     if options.dry_run:
+        if not options.restart:
+            begin(
+                options.runs_dir / settings.run_name,
+                resume=options.resume,
+                restart=False,
+                what="Run",
+            )
         plan = rehearse(settings, None, device)
         for heading, text in plan.lines.items():
             output.line(heading, text)

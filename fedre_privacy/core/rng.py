@@ -42,7 +42,7 @@ def seeded(
 
     For code that takes no generator: layer initialisation and dropout.
     """
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if started else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive(seed, purpose, client=client, round=round, index=index))

@@ -45,7 +45,8 @@ class Recorder:
         entries = []
         for number, broadcast in enumerate(broadcasts):
             who = f"group{number}" if number else "all"
-            head = {"direction": "broadcast", "recipients": list(broadcast.recipients)}
+            whom = list(broadcast.recipients)
+            head: dict[str, Any] = {"direction": "broadcast", "recipients": whom}
             entries.append(_entry(head, who, broadcast.round, broadcast.artifacts, file, tensors))
         for upload in uploads:
             head = {"direction": "upload", "client": upload.client}
@@ -145,11 +146,12 @@ def read_messages(
 
 
 def _artifact(part: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Artifact:
-    cls = Artifact.kinds.get(part.get("kind"))
+    kind = str(part.get("kind"))
+    cls = Artifact.kinds.get(kind)
     if cls is None:
         known = ", ".join(sorted(kind for kind in Artifact.kinds if kind))
         raise DamagedInputError(
-            f"{path} holds an artifact of unknown kind '{part.get('kind')}'. Known kinds: {known}."
+            f"{path} holds an artifact of unknown kind '{kind}'. Known kinds: {known}."
         )
     try:
         values = {name: tensors[spec["key"]] for name, spec in part["tensors"].items()}

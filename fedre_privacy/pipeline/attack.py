@@ -108,8 +108,10 @@ class Game:
         names = " + ".join(type(a).__name__ for a in first.artifacts)
         size = sum(a.nbytes() for a in first.artifacts)
         sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
-        whom = "per client" if len(sizes) == 1 else f"by client {first.client}"
-        return f"{names}: {what} {whom} and round ({human_bytes(size)})"
+        whom = "per client and round"
+        if len(sizes) > 1:
+            whom = f"by client {first.client} in round {round}, others differ"
+        return f"{names}: {what} {whom} ({human_bytes(size)})"
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Game:
@@ -497,9 +499,9 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
 
 def _read_back(folder: Path) -> Reconstruction:
     path = folder / "recovered.safetensors"
-    tensors = files.read_tensors(path)
+    parts: dict[str, Any] = {**files.read_tensors(path), **files.read_metadata(path)}
     try:
-        return Reconstruction(**tensors, **files.read_metadata(path))
+        return Reconstruction(**parts)
     except TypeError as error:
         raise DamagedInputError(f"{path} is not a recorded reconstruction: {error}.") from None
 

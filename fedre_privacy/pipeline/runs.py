@@ -215,15 +215,15 @@ class Run:
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        name = f"mixtures-r{round:04d}.safetensors"
-        kept = sorted(int(p.stem[-4:]) for p in (self.folder / "private").glob("mixtures-r*"))
+        found = (self.folder / "private").glob("mixtures-r*.safetensors")
+        kept = sorted(int(path.stem.removeprefix("mixtures-r")) for path in found)
         if kept and round not in kept:
             near = min(kept, key=lambda r: abs(r - round))
             raise MissingInputError(
                 f"The truth of round {round} was not kept; kept: {', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        tensors = self._private(name)
+        tensors = self._private(f"mixtures-r{round:04d}.safetensors")
         out = {}
         for key in {name.rsplit("/", 1)[0] for name in tensors}:
             client, number = key.split("/")

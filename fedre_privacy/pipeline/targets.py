@@ -165,7 +165,7 @@ class TargetSource:
         rows, samples, weights = [], [], []
         first_row = first_image = 0
         for client, mixture, row_labels in parts:
-            used, position = mixture.sample.unique(return_inverse=True)
+            used, position = torch.unique(mixture.sample, return_inverse=True)
             index = self.train[client][used]
             images.append(self.data.floats(index))
             labels.append(self.data.labels[index])

@@ -144,6 +144,6 @@ class FedGen(Protocol):
             logits = torch.einsum("k,kcd,bd->bc", mix, weights, made) + mix @ biases
             loss = F.cross_entropy(logits, labels)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
         load_parameters(server.modules["head"], weighted_mean(states, share))

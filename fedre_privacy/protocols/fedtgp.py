@@ -85,7 +85,7 @@ class FedTGP(Protocol):
                 own = F.one_hot(labels[index], setting.num_classes)
                 loss = F.cross_entropy(-(distance + margin * own), labels[index])
                 optimiser.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
         server.tensors["trained"] = torch.tensor(task.round)
 

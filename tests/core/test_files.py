@@ -46,7 +46,9 @@ def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path):
         temporary.write_text("new")
         seen.append(path.read_text())
 
-    files.write_with(path, write)
+    with path.open() as reader:  # who opened the old file goes on reading the old file
+        files.write_with(path, write)
+        assert reader.read() == "old"
     assert seen == ["old"] and path.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
 

@@ -1,0 +1,131 @@
+"""What calling an attack checks, before and after the author's part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Attack, EmptyShelf, attacks, mismatch, readers
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.types import (
+    THREAT_MODELS,
+    EntangledRep,
+    HeadState,
+    Knowledge,
+    Prototypes,
+    Reconstruction,
+    Representations,
+)
+
+
+def answer(images: Tensor, diverged: Tensor | None = None) -> Reconstruction:
+    count = len(images)
+    return Reconstruction(
+        images=images,
+        prior=torch.zeros_like(images),
+        fit=torch.zeros(count),
+        trace=torch.zeros(1, count),
+        trace_steps=torch.zeros(1),
+        stopped_because="done",
+        diverged=torch.zeros(count, dtype=torch.bool) if diverged is None else diverged,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Attack):
+    """Returns what it was told to."""
+
+    name = "answers"
+    consumes = (Representations,)
+    given: ClassVar[Reconstruction]
+
+    def run(self, observation, context) -> Reconstruction:
+        return self.given
+
+
+@pytest.fixture
+def problem(observe, rotation):
+    return observe([torch.ones(3, 256)], {(0, 1): rotation()}, image_shape=(1, 2, 2))
+
+
+def returns(images: Tensor, diverged: Tensor | None = None) -> Answers:
+    Answers.given = answer(images, diverged)
+    return Answers()
+
+
+def test_a_good_answer_passes(problem):
+    images = torch.rand(3, 1, 2, 2)
+    images[0, 0, 0, 0], images[0, 0, 0, 1] = 0, 1
+    assert torch.equal(returns(images)(problem).images, images)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 2, 2), (3, 2, 2), (3, 1, 2, 3), (3, 3, 2, 2)])
+def test_a_wrong_shape_is_refused(problem, shape):
+    with pytest.raises(IncompatibleError, match=r"3 targets need \(3, 1, 2, 2\)"):
+        returns(torch.zeros(shape))(problem)
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01])
+def test_values_outside_the_range_are_refused(problem, value):
+    images = torch.full((3, 1, 2, 2), 0.5)
+    images[1, 0, 0, 0] = value
+    with pytest.raises(IncompatibleError, match=r"images are in \[0, 1\]"):
+        returns(images)(problem)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_divergence_must_be_marked(problem, value):
+    images = torch.full((3, 1, 2, 2), 0.5)
+    images[1, 0, 0, 0] = value
+    with pytest.raises(IncompatibleError, match="without marking"):
+        returns(images)(problem)
+    marked = torch.tensor([False, True, False])
+    assert returns(images, marked)(problem).diverged.tolist() == marked.tolist()
+
+
+def test_no_finite_answer_is_an_error(problem):
+    with pytest.raises(DivergedError, match="all 3 targets"):
+        returns(torch.full((3, 1, 2, 2), torch.nan), torch.ones(3, dtype=torch.bool))(problem)
+
+
+def test_an_attack_without_run_says_so(problem):
+    class Empty(Attack):
+        consumes = (Representations,)
+
+    with pytest.raises(TypeError, match="Empty does not define run"):
+        Empty()(problem)
+
+
+def test_every_reason_is_given_at_once():
+    problems = mismatch(attacks.get("dip"), THREAT_MODELS["eavesdropper"], {HeadState})
+    assert len(problems) == 2
+    assert "HeadState" in problems[0] and "needs EXTRACTOR" in problems[1]
+    assert "grants UPLOADS" in problems[1]
+    reads = {Representations, Prototypes, EntangledRep}
+    assert mismatch(attacks.get("dip"), THREAT_MODELS["fedre-paper"], reads) == []
+
+
+def test_declared_oracles_are_knowledge():
+    @dataclass(frozen=True, kw_only=True)
+    class Cheater(Answers):
+        needs = frozenset({Knowledge.UPLOADS, Knowledge.TRUE_LABELS})
+
+    threat = THREAT_MODELS["strong"]
+    assert len(mismatch(Cheater, threat, {Representations})) == 1
+    more = threat.with_oracles(Knowledge.TRUE_LABELS)
+    assert mismatch(Cheater, more, {Representations}) == []
+
+
+def test_readers_of_a_kind():
+    assert {"dip", "pixel"} <= set(readers([EntangledRep]))
+    assert readers([HeadState]) == [] and readers([]) == []
+
+
+def test_the_empty_shelf_keeps_nothing():
+    shelf = EmptyShelf()
+    shelf.save("a", {"x": torch.ones(1)})
+    assert shelf.load("a") is None

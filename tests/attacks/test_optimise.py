@@ -1,0 +1,332 @@
+"""The optimisation loop: routing, restarts, the running mean, early stop, and what it can reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.parts.objectives import l2rel
+from fedre_privacy.attacks.parts.optimise import Budget, by_owner, fit_tile
+from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.core.errors import OutOfMemoryError
+from fedre_privacy.core.types import Representations, Upload
+
+
+@dataclass(frozen=True)
+class Free:
+    """Pixels that are the parameters themselves, a uniform start from each stream."""
+
+    side: int = 4
+
+    def start(self, generators: Sequence[torch.Generator]) -> tuple[list[Tensor], list[Tensor]]:
+        return [
+            torch.stack([torch.rand(1, self.side, self.side, generator=g) for g in generators])
+        ], []
+
+    def images(
+        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float
+    ) -> Tensor:
+        return parameters[0].clone()
+
+
+def flat(images: Tensor) -> Tensor:
+    return images.flatten(1)
+
+
+def targets(count: int) -> Tensor:
+    return torch.rand(count, 16, generator=torch.Generator().manual_seed(9)) + 0.1
+
+
+def fit(budget: Budget, wanted: Tensor, *, first_index: int = 0, seed: int = 0, **more):
+    return fit_tile(Free(), flat, wanted, l2rel, budget, seed=seed, first_index=first_index, **more)
+
+
+STILL = Budget(steps=1, lr=1e-12)
+"""Too short to move: what comes back is the start."""
+
+
+# --- which extractor sees which image ------------------------------------------------------------
+
+
+def test_every_row_goes_through_its_own_extractor():
+    class Times(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor, self.batches = factor, []
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.batches.append(len(images))
+            return images.flatten(1) * self.factor
+
+    nets = {(0, 1): Times(1.0), (0, 2): Times(2.0), (3, 1): Times(3.0)}
+    owners = [(0, 1), (0, 1), (0, 2), (3, 1), (3, 1), (3, 1), (0, 1)]
+    images = torch.rand(7, 1, 2, 2)
+    found = by_owner(nets, owners)(images)
+    for i, owner in enumerate(owners):
+        assert torch.equal(found[i], images[i].flatten() * nets[owner].factor)
+    assert nets[3, 1].batches == [3] and nets[0, 1].batches == [2, 1]  # neighbours as one batch
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+def test_a_restart_is_chosen_by_its_match():
+    wanted, restarts = targets(3), 5
+    best = fit(replace(STILL, restarts=restarts), wanted)
+    for i in range(3):
+        alone = [
+            fit(STILL, wanted[i : i + 1], first_index=i * restarts + r) for r in range(restarts)
+        ]
+        fits = [float(f.fit) for f in alone]
+        assert len(set(fits)) == restarts
+        chosen = alone[fits.index(min(fits))]
+        assert float(best.fit[i]) == min(fits)
+        assert torch.equal(best.images[i], chosen.images[0])
+        assert torch.equal(best.prior[i], chosen.prior[0])
+        assert float(best.trace[0, i]) == float(chosen.trace[0, 0])
+
+
+def test_mean_is_the_average_of_the_restarts():
+    wanted, restarts = targets(3), 4
+    budget = Budget(steps=20, lr=0.05, restarts=restarts, combine="mean")
+    mean = fit(budget, wanted)
+    for i in range(3):
+        single = Budget(steps=20, lr=0.05)
+        alone = [
+            fit(single, wanted[i : i + 1], first_index=i * restarts + r).images[0]
+            for r in range(restarts)
+        ]
+        average = torch.stack(alone).mean(0)
+        assert torch.allclose(mean.images[i], average, atol=1e-6)
+        assert float(mean.fit[i]) == pytest.approx(
+            float(l2rel(flat(average[None]), wanted[i : i + 1])), rel=1e-4
+        )
+
+
+def test_a_diverged_restart_is_not_chosen():
+    wanted = targets(2)
+
+    def extract(images: Tensor) -> Tensor:
+        reps = flat(images)
+        return torch.cat([reps[:1] * torch.nan, reps[1:]])  # first restart of the first target
+
+    found = fit_tile(
+        Free(), extract, wanted, l2rel, Budget(steps=3, lr=0.01, restarts=2), seed=0, first_index=0
+    )
+    assert bool(found.images.isfinite().all()) and bool(found.fit.isfinite().all())
+
+
+# --- the running mean ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95])
+def test_the_answer_is_the_running_mean_of_the_images(decay):
+    seen: list[Tensor] = []
+
+    def extract(images: Tensor) -> Tensor:
+        seen.append(images.detach().clone())
+        return flat(images)
+
+    budget = Budget(steps=12, lr=0.05, average=decay)
+    found = fit_tile(Free(), extract, targets(2), l2rel, budget, seed=0, first_index=0)
+    shown, last = seen[:-1], seen[-1]  # the last pass measures the answer
+    assert len(shown) == 12
+    mean = shown[0]
+    for image in shown[1:]:
+        mean = decay * mean + (1 - decay) * image
+    assert torch.allclose(found.images, mean, atol=1e-6)
+    assert torch.equal(found.images, last)
+    assert torch.equal(found.prior, shown[0])
+    assert torch.equal(found.fit, l2rel(flat(found.images), targets(2)))
+
+
+# --- the loss ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "tv"), [("plain", 0.0), ("plain", 0.3), ("log", 0.0), ("log", 2.0)]
+)
+def test_the_first_step_follows_the_stated_loss(loss, tv):
+    wanted = targets(2)
+    budget = Budget(steps=2, lr=0.01, average=0.0, loss=loss, tv=tv)
+    found = fit(budget, wanted)
+    x = found.prior.clone().double().requires_grad_()
+    match = (x.flatten(1) - wanted).square().sum(1) / wanted.square().sum(1)
+    dx = (x[..., 1:] - x[..., :-1]).abs().mean((1, 2, 3))
+    dy = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((1, 2, 3))
+    value = (match.log() if loss == "log" else match) + tv * (dx + dy)
+    (grad,) = torch.autograd.grad(value.sum(), x)
+    moved = found.images - found.prior  # the first step of Adam is lr times the sign
+    assert torch.allclose(moved.double(), -0.01 * grad.sign(), atol=1e-4)
+
+
+def test_warm_up_rises_and_the_cosine_falls_to_the_floor():
+    from fedre_privacy.attacks.parts.optimise import _schedule
+
+    budget = Budget(steps=110, lr=1.0, warmup=10, lr_floor=0.1)
+    rates = [_schedule(step, budget) for step in range(110)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10] == 1 and rates[60] == pytest.approx(0.55)
+    assert rates[109] == pytest.approx(0.1, abs=1e-3) and min(rates[10:]) >= 0.1
+
+
+# --- traces and early stop -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 7, 50, 51, 130])
+def test_the_trace_has_first_and_last_step_and_few_points(steps):
+    ticks = []
+    found = fit(Budget(steps=steps, lr=0.01), targets(2), tick=lambda s, m: ticks.append((s, m)))
+    logged = found.trace_steps.tolist()
+    assert logged[0] == 0 and logged[-1] == steps - 1 and logged == sorted(set(logged))
+    assert len(logged) <= 100 and found.steps == steps
+    assert [s for s, _ in ticks] == logged
+    assert torch.equal(torch.stack([m for _, m in ticks]), found.trace)
+    assert float(found.trace[0, 0]) == float(l2rel(flat(found.prior), targets(2))[0])
+
+
+def test_patience_ends_what_no_longer_improves():
+    found = fit(Budget(steps=2000, lr=1e-9, patience=60), targets(2))
+    assert 60 < found.steps < 200
+    assert found.trace_steps[-1] == found.steps - 1
+
+
+def test_patience_waits_for_the_last_target():
+    wanted = targets(2)
+    start = fit(STILL, wanted).prior
+    wanted[0] = start[0].flatten()  # found before the first step; the other one still improves
+    alone = fit(Budget(steps=400, lr=0.01, patience=10, loss="plain"), wanted[:1])
+    both = fit(Budget(steps=400, lr=0.01, patience=10, loss="plain"), wanted)
+    assert alone.steps < both.steps
+
+
+def test_without_patience_the_whole_budget_is_spent():
+    assert fit(Budget(steps=300, lr=1e-9), targets(1)).steps == 300
+
+
+def test_the_reason_for_stopping_is_stated(observe, rotation):
+    problem = observe([torch.ones(2, 256)], {(0, 1): rotation()})
+    assert PixelInversion(steps=20)(problem).stopped_because == "budget spent"
+    early = PixelInversion(steps=400, lr=1e-9, patience=5)(problem)
+    assert early.stopped_because == "no further improvement"
+    assert int(early.trace_steps[-1]) < 399
+
+
+# --- what can be reached -------------------------------------------------------------------------
+
+
+def test_a_lossless_extractor_gives_the_images_back(observe, rotation, originals):
+    net = rotation()
+    found = PixelInversion(steps=300, tv=0.0, average=0.0)(observe([net(originals)], {(0, 1): net}))
+    mse = (found.images - originals).square().flatten(1).mean(1)
+    assert float((-10 * mse.log10()).min()) > 40
+    assert bool((found.fit < 1e-4).all())
+
+
+def test_more_total_variation_gives_smoother_images(observe, rotation, originals):
+    net = rotation()
+    problem = observe([net(originals)], {(0, 1): net})
+    rough, smooth = (PixelInversion(steps=60, tv=tv)(problem).images for tv in (0.0, 30.0))
+    assert float(smooth.diff(dim=3).abs().mean()) < 0.5 * float(rough.diff(dim=3).abs().mean())
+
+
+# --- tiles ---------------------------------------------------------------------------------------
+
+
+def test_extractors_of_others_are_not_touched(observe, rotation):
+    class Untouchable(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            raise AssertionError("this client is not attacked")
+
+    problem = observe([torch.ones(1, 256)], {(0, 1): rotation()})
+    extractors = {**problem.extractors, (1, 1): Untouchable(), (0, 0): Untouchable()}
+    found = PixelInversion(steps=2)(replace(problem, extractors=extractors))
+    assert len(found.images) == 1
+
+
+@pytest.mark.parametrize(("restarts", "tiles"), [(1, 2), (2, 3), (4, 5), (8, 10), (16, 10)])
+def test_restarts_share_a_tile(observe, rotation, restarts, tiles):
+    names = []
+
+    class Shelf:
+        def load(self, name: str) -> None:
+            names.append(name)
+
+        def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+            assert tensors["images"].shape[0] == len(range(*map(int, name.split("-")[1:])))
+
+    problem = observe([torch.rand(10, 256)], {(0, 1): rotation()})
+    found = PixelInversion(steps=2, restarts=restarts)(problem, Context(shelf=Shelf()))
+    assert len(found.images) == 10 and len(set(names)) == len(names) == tiles
+
+
+def test_rounds_of_one_client_have_their_own_extractors(observe, rotation, originals):
+    nets = {(0, 2): rotation(0), (0, 1): rotation(1)}
+    reps = [net(originals[:2]) for net in nets.values()]
+    found = PixelInversion(steps=200, tv=1.0)(observe(reps, nets))
+    expected = originals[[0, 1, 0, 1]]
+    assert float((found.images - expected).square().mean()) < 1e-3
+    # the same targets under the other round's extractor are not found
+    wrong = dict(zip(nets, reversed(list(nets.values())), strict=True))
+    lost = PixelInversion(steps=200, tv=1.0)(observe(reps, wrong))
+    assert float((lost.images - expected).square().mean()) > 0.05
+
+
+def test_several_uploads_of_one_owner_are_kept_apart(observe, rotation, originals):
+    net = rotation()
+    reps = net(originals[:2])
+    problem = observe([reps], {(0, 1): net})
+    parts = [Representations(reps[i : i + 1], torch.zeros(1).long()) for i in range(2)]
+    split = replace(problem, targets=tuple(Upload(0, 1, (part,)) for part in parts))
+    attack = PixelInversion(steps=5)
+    assert torch.equal(attack(split).images, attack(problem).images)
+
+
+class TestFullMemory:
+    """A GPU that is full: tiles are halved until they fit."""
+
+    @staticmethod
+    def pieces(fits: int, count: int, tile: int) -> tuple[list[int], list[str]]:
+        notes: list[str] = []
+
+        def piece(start: int, stop: int, stopped) -> dict[str, Tensor]:
+            if stop - start > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return {"rows": torch.arange(start, stop)}
+
+        context = Context(report=lambda event: notes.append(event.data["text"]))
+        made = inversion._in_turn(piece, count, tile, context)
+        assert torch.cat([p["rows"] for p in made]).tolist() == list(range(count))
+        return [len(p["rows"]) for p in made], notes
+
+    def test_everything_fits(self):
+        assert self.pieces(8, 20, 8) == ([8, 8, 4], [])
+
+    def test_halved_until_it_fits(self):
+        sizes, notes = self.pieces(3, 20, 8)
+        assert sizes == [2] * 10
+        assert notes == ["GPU memory: chunk halved to 4", "GPU memory: chunk halved to 2"]
+
+    def test_not_even_one(self):
+        with pytest.raises(OutOfMemoryError, match="single target") as caught:
+            self.pieces(0, 20, 8)
+        assert "0 of 20" in str(caught.value) and "--resume" in str(caught.value)
+
+
+def test_a_budget_without_steps_is_refused():
+    with pytest.raises(ValueError, match="zero steps"):
+        fit(Budget(steps=0, lr=0.1), targets(1))
+
+
+def test_the_log_keeps_a_found_target_finite():
+    wanted = targets(1)
+    start = fit(STILL, wanted).prior
+    found = fit(Budget(steps=5, lr=1e-6), start.flatten(1))
+    assert math.isfinite(float(found.fit)) and float(found.trace[0, 0]) == 0
