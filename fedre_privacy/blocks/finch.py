@@ -55,5 +55,6 @@ def _first_neighbours(points: Tensor) -> Tensor:
         lowest = torch.minimum(component, component[nearest])
         lowest = lowest.scatter_reduce(0, nearest, lowest, "amin")
         if torch.equal(lowest, component):
-            return component.unique(return_inverse=True)[1]
+            numbered: Tensor = component.unique(return_inverse=True)[1]
+            return numbered
         component = lowest

@@ -61,11 +61,13 @@ def nearest_logits(client: Client, images: Tensor) -> Tensor:
     Before any prototype has arrived: the client's own head.
     """
     reps = client.model.extractor(images)
+    logits: Tensor
     if "prototypes" not in client.tensors:
-        logits: Tensor = client.model.head(reps)
+        logits = client.model.head(reps)
         return logits
     distance = torch.cdist(reps, client.tensors["prototypes"]).square() / reps.shape[1]
-    return (-distance).masked_fill(~client.tensors["present"], -torch.inf)
+    logits = (-distance).masked_fill(~client.tensors["present"], -torch.inf)
+    return logits
 
 
 def gather(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:

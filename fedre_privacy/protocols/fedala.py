@@ -29,8 +29,8 @@ class FedALA(Protocol):
 
     Uploads:    ModelState: all parameters; the number of samples once
     Reference:  Zhang et al., FedALA, AAAI 2023.
-    Deviations: the first round is recognised by exact equality, and the first learning phase has
-                a cap. The top is the last parameter tensors, as in the public library.
+    Deviations: the first broadcast that a client gets is taken whole, and the first learning phase
+                has a cap. The top is the last parameter tensors, as in the public library.
     """
 
     uploads = (ModelState, Counts)
@@ -55,13 +55,14 @@ class FedALA(Protocol):
         device = task.setting.device
         theta = {name: value.to(device) for name, value in sent.items()}
         own = parameters_of(client.model)
+        if "joined" not in client.tensors:
+            load_parameters(client.model, theta)
+            client.tensors["joined"] = torch.tensor(task.round)
+            return
         if all(torch.equal(own[name], theta[name]) for name in own):
             return
         top = list(own)[-self.top :]
         first = not any(name.startswith("mix/") for name in client.tensors)
-        if first and task.round <= 1:
-            load_parameters(client.model, theta)
-            return
         mix = {n: client.tensors.get(f"mix/{n}", torch.ones_like(own[n])) for n in top}
         gap = {n: theta[n] - own[n] for n in top}
         lower = {n: v for n, v in theta.items() if n not in top}

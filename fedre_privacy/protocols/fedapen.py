@@ -84,5 +84,6 @@ class FedAPEN(Protocol):
 
     def logits(self, client: Client, images: Tensor) -> Tensor:
         share = client.tensors["lambda"].to(images.device)
-        mixed: Tensor = share * client.model(images)
-        return mixed + (1 - share) * small_model.small(client)(images)
+        shared = small_model.small(client)(images)
+        mixed: Tensor = share * client.model(images) + (1 - share) * shared
+        return mixed

@@ -42,7 +42,7 @@ class FedKD(Protocol):
     uploads = (LowRankUpdate,)
     clip_norm = 10.0
 
-    energy_start: float = knob(0.95, help="energy kept in the first round", gt=0, le=1)
+    energy_start: float = knob(0.95, help="energy kept at first, rising each round", gt=0, le=1)
     energy_end: float = knob(0.98, help="energy kept in the last round", gt=0, le=1)
     student_lr: float = knob(0.01, help="student step size", gt=0)
     small: ModelSettings = section(ModelSettings(), help="the student")

@@ -69,9 +69,9 @@ class FedRAL(Protocol):
         return Server(tensors={"matrix": torch.randn(dim, dim) * self.init * dim**-0.5})
 
     def start_client(self, client: Client, setting: Setting) -> None:
-        client.memory["matrix"] = nn.Linear(client.model.dim, client.model.dim, bias=False).to(
-            setting.device
-        )
+        matrix = nn.Linear(client.model.dim, client.model.dim, bias=False)
+        nn.init.zeros_(matrix.weight)  # a client that has not received A yet is its own model
+        client.memory["matrix"] = matrix.to(setting.device)
 
     def broadcast(self, server: Server) -> Message:
         count = int(server.tensors.get("cover", torch.tensor(1)))
@@ -80,7 +80,7 @@ class FedRAL(Protocol):
     def receive(self, client: Client, message: Message, task: Task) -> None:
         matrix = torch.block_diag(*only(message, MatrixBlocks).blocks)
         with torch.no_grad():
-            client.memory["matrix"].weight.copy_(matrix.T)  # type: ignore[union-attr,operator]
+            client.memory["matrix"].weight.copy_(matrix.T)  # type: ignore[operator]
 
     def modules(self, client: Client) -> Sequence[nn.Module]:
         return (client.model, client.memory["matrix"]) if self.train_matrix else (client.model,)

@@ -69,7 +69,8 @@ class FPL(Protocol):
         contrast = torch.where(known, similar.logsumexp(1) - numerator, 0.0)
         share = own.float() / own.sum(1, keepdim=True).clamp(min=1)
         consistency = (reps - share @ clusters).square().mean(1) * known
-        return loss + (contrast + consistency).sum() / len(labels)
+        total: Tensor = loss + (contrast + consistency).sum() / len(labels)
+        return total
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         points, labels = global_prototypes.gather(uploads)

@@ -54,11 +54,11 @@ def test_the_order_of_the_clients_does_not_matter(federation, name):
     sent, states = [], []
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         fed = federation(protocols.get(name)())
-        message = next_broadcast(fed.protocol, fed.server)
+        message = next_broadcast(fed.protocol, fed.server).usual
         uploads = {}
         for k in order:
             if message:
-                fed.protocol.receive(fed.clients[k], message)
+                fed.protocol.receive(fed.clients[k], message, Task(fed.setting, 1, k))
             task = Task(fed.setting, round=1, client=k)
             emissions, loss = client_step(fed.protocol, fed.clients[k], message, task)
             uploads[f"{k}/loss"] = torch.tensor(loss)
@@ -75,7 +75,9 @@ def test_the_order_of_the_clients_does_not_matter(federation, name):
 @pytest.mark.parametrize("name", ["fedre", "fedgh", "fedallrep"])
 def test_an_upload_is_a_copy(federation, name):
     fed = federation(protocols.get(name)())
-    fed.protocol.receive(fed.clients[0], next_broadcast(fed.protocol, fed.server))
+    fed.protocol.receive(
+        fed.clients[0], next_broadcast(fed.protocol, fed.server).usual, Task(fed.setting, 1, 0)
+    )
     (emission,), _ = client_step(fed.protocol, fed.clients[0], (), Task(fed.setting, 1, 0))
     before = {key: t.clone() for key, t in emission.artifact.tensors().items()}
     with torch.no_grad():
