@@ -90,6 +90,9 @@ class Attack:
         """
         kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
         problems = mismatch(type(self), observation.threat, kinds)
+        carried = [a.rows() for upload in observation.targets for a in upload.artifacts]
+        if not problems and all(rows is not None and len(rows) == 0 for rows in carried):
+            problems = ["There is nothing to attack: the targets hold no representation."]
         if problems:
             raise IncompatibleError(*problems)
         result = self.run(observation, context or Context())

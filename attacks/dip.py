@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     EntangledRep,
     Knowledge,
@@ -65,6 +66,10 @@ class DeepImagePrior(Attack):
     combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
     patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
+
+    def __post_init__(self) -> None:
+        if not self.channels:
+            raise ConfigError("'attack.channels' is empty; at least one scale is needed.")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         shape = observation.image_shape

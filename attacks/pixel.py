@@ -35,7 +35,7 @@ class PixelInversion(Attack):
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR          Recovers: inputs
-    Cost:       one extractor forward and backward per step, 16 targets at once on a CPU
+    Cost:       one extractor forward and backward per step, 8 targets at once on each core
     Reference:  Mahendran and Vedaldi, Understanding deep image representations by inverting
                 them, CVPR 2015.
     Deviations: sigmoid pixels and Adam in place of a bounded-range prior and momentum.

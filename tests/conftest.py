@@ -1,6 +1,7 @@
 """What tests of several rooms share: the checkout, real digits, and a small known inversion."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,15 +39,20 @@ def originals(digits: ImageData) -> Tensor:
     return digits.images[:10].float() / 255
 
 
+@cache
+def orthogonal(size: int, seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(size, size, generator=rng)).Q
+
+
 @pytest.fixture
 def rotation() -> Callable[[int], nn.Module]:
     """Extractors that lose nothing: 256 pixels times a random orthogonal matrix."""
 
-    def make(seed: int = 0, size: int = 16) -> nn.Module:
-        rng = torch.Generator().manual_seed(seed)
-        linear = nn.Linear(size * size, size * size, bias=False)
+    def make(seed: int = 0) -> nn.Module:
+        linear = nn.utils.skip_init(nn.Linear, 256, 256, bias=False)
         with torch.no_grad():
-            linear.weight.copy_(torch.linalg.qr(torch.randn(linear.weight.shape, generator=rng)).Q)
+            linear.weight.copy_(orthogonal(256, seed))
         return nn.Sequential(Normalise(), nn.Flatten(), linear).eval().requires_grad_(False)
 
     return make

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -10,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.errors import OutOfMemoryError
+from fedre_privacy.core.errors import IncompatibleError, OutOfMemoryError
 from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from .objectives import Objective
@@ -42,11 +45,14 @@ def invert(
     order = sorted(range(len(owners)), key=lambda i: owners[i])
     rows = rows[torch.tensor(order)].float()
     owners = [owners[i] for i in order]
+    seeds = _seeds(owners, context.seed, budget.restarts)
     extractors = {
         key: _frozen(module, device)
         for key, module in observation.extractors.items()
         if key in set(owners)
     }
+
+    _check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
 
     def piece(start: int, stop: int, stopped: Event) -> dict[str, Tensor]:
         name = f"rows-{start:06d}-{stop:06d}"
@@ -55,6 +61,7 @@ def invert(
             kept = _fit(
                 rows[start:stop],
                 owners[start:stop],
+                seeds[start * budget.restarts : stop * budget.restarts],
                 extractors,
                 prior,
                 objective,
@@ -89,6 +96,50 @@ def invert(
         stopped_because="no further improvement" if early else "budget spent",
         diverged=diverged,
     )
+
+
+def _check_extractors(
+    extractors: dict[tuple[int, int], nn.Module],
+    owners: list[tuple[int, int]],
+    length: int,
+    image_shape: tuple[int, int, int],
+    device: torch.device,
+) -> None:
+    """Refuse targets whose extractor is absent or returns another length.
+
+    Raises:
+        IncompatibleError: all such targets, by client and round.
+    """
+    problems = []
+    for client, round in sorted(set(owners)):
+        if (client, round) not in extractors:
+            problems.append(f"No extractor of client {client} in round {round} was given.")
+            continue
+        with torch.no_grad():
+            found = extractors[client, round](torch.zeros(1, *image_shape, device=device)).shape[1]
+        if found != length:
+            problems.append(
+                f"The extractor of client {client} in round {round} returns {found} values; its "
+                f"upload holds {length}. Is it another model, or another model.dim?"
+            )
+    if problems:
+        raise IncompatibleError(*problems)
+
+
+def _seeds(owners: list[tuple[int, int]], seed: int, restarts: int) -> list[int]:
+    """One seed per row and restart, keyed by the row's number among its own (client, round).
+
+    A start then does not change with who else is attacked.
+    """
+    seen: Counter[tuple[int, int]] = Counter()
+    out = []
+    for client, round in owners:
+        index = seen[client, round]
+        seen[client, round] += 1
+        for restart in range(restarts):
+            purpose = f"attack restart {restart}"
+            out.append(derive(seed, purpose, client=client, round=round, index=index))
+    return out
 
 
 Piece = Callable[[int, int, Event], dict[str, Tensor]]
@@ -128,7 +179,7 @@ def _in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict
         stop = min(start + tile, count)
         try:
             pieces.append(piece(start, stop, Event()))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if tile == 1:
                 raise OutOfMemoryError(
@@ -150,6 +201,7 @@ class _Stopped(Exception):
 def _fit(
     rows: Tensor,
     owners: list[tuple[int, int]],
+    seeds: list[int],
     extractors: dict[tuple[int, int], nn.Module],
     prior: ImagePrior,
     objective: Objective,
@@ -184,8 +236,7 @@ def _fit(
         rows.to(context.device),
         objective,
         budget,
-        seed=context.seed,
-        first_index=first,
+        seeds=seeds,
         tick=tick,
     )
     return {
@@ -199,4 +250,4 @@ def _fit(
 
 
 def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    return module.to(device).eval().requires_grad_(False)
+    return copy.deepcopy(module).to(device).eval().requires_grad_(False)

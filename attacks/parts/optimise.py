@@ -1,7 +1,7 @@
 """One optimisation loop for every attack that seeks images whose representations match targets.
 
-Targets are cut into tiles of fixed composition; a tile is one tensor program (one prior, one
-optimiser), so results do not depend on how many tiles are held at once. Restarts are further rows
+Targets are cut into tiles; a tile is one tensor program (one prior, one optimiser). On a CPU its
+composition is fixed, so results do not depend on the chunk size. Restarts are further rows
 of the same tile. Nothing in the loop waits for the device.
 """
 
@@ -14,8 +14,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-
-from fedre_privacy.core.rng import stream
 
 from .objectives import Objective, total_variation
 
@@ -116,8 +114,7 @@ def fit_tile(
     objective: Objective,
     budget: Budget,
     *,
-    seed: int,
-    first_index: int,
+    seeds: Sequence[int],
     tick: Callable[[int, Tensor], None] = lambda step, match: None,
 ) -> Fitted:
     """Optimise one tile of targets.
@@ -126,16 +123,12 @@ def fit_tile(
         extract: images (n, C, H, W) to representations (n, d); n counts restarts, target by
             target.
         targets: (n / restarts, d) on the device to use.
-        first_index: number of the tile's first target in the attack; keys the random streams.
+        seeds: one per row, restarts of a target side by side.
         tick: called every few steps with the step and the matches (device tensor).
     """
     device, restarts = targets.device, budget.restarts
     count = len(targets)
-    generators = [
-        stream(seed, "attack", index=(first_index + i) * restarts + r)
-        for i in range(count)
-        for r in range(restarts)
-    ]
+    generators = [torch.Generator().manual_seed(one) for one in seeds]
     parameters, constants = prior.start(generators)
     parameters = [p.to(device).requires_grad_() for p in parameters]
     constants = [c.to(device) for c in constants]

@@ -237,7 +237,7 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         return _refused(
             OutOfMemoryError(
                 f"The GPU is full: {_first_line(error)}",

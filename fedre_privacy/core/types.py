@@ -316,7 +316,9 @@ class Mixture:
         return self.sample[mask].sort().values
 
     def mean(self, values: Tensor) -> Tensor:
-        """Weighted mean of per-sample values (M, ...) for each row: (num_rows, ...)."""
+        """Weighted mean of per-sample values (M, ...) for each row: (num_rows, ...), floating."""
+        if not values.is_floating_point():
+            values = values.float()
         shape = (-1,) + (1,) * (values.dim() - 1)
         picked = values[self.sample] * self.weight.reshape(shape).to(values.dtype)
         out = values.new_zeros((self.num_rows, *values.shape[1:]))

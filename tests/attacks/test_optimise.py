@@ -45,7 +45,9 @@ def targets(count: int) -> Tensor:
 
 
 def fit(budget: Budget, wanted: Tensor, *, first_index: int = 0, seed: int = 0, **more):
-    return fit_tile(Free(), flat, wanted, l2rel, budget, seed=seed, first_index=first_index, **more)
+    first = 1000 * seed + first_index * budget.restarts
+    seeds = range(first, first + len(wanted) * budget.restarts)
+    return fit_tile(Free(), flat, wanted, l2rel, budget, seeds=seeds, **more)
 
 
 STILL = Budget(steps=1, lr=1e-12)
@@ -118,7 +120,7 @@ def test_a_diverged_restart_is_not_chosen():
         return torch.cat([reps[:1] * torch.nan, reps[1:]])  # first restart of the first target
 
     found = fit_tile(
-        Free(), extract, wanted, l2rel, Budget(steps=3, lr=0.01, restarts=2), seed=0, first_index=0
+        Free(), extract, wanted, l2rel, Budget(steps=3, lr=0.01, restarts=2), seeds=range(4)
     )
     assert bool(found.images.isfinite().all()) and bool(found.fit.isfinite().all())
 
@@ -135,7 +137,7 @@ def test_the_answer_is_the_running_mean_of_the_images(decay):
         return flat(images)
 
     budget = Budget(steps=12, lr=0.05, average=decay)
-    found = fit_tile(Free(), extract, targets(2), l2rel, budget, seed=0, first_index=0)
+    found = fit_tile(Free(), extract, targets(2), l2rel, budget, seeds=range(2))
     shown, last = seen[:-1], seen[-1]  # the last pass measures the answer
     assert len(shown) == 12
     mean = shown[0]
@@ -298,7 +300,7 @@ class TestFullMemory:
 
         def piece(start: int, stop: int, stopped) -> dict[str, Tensor]:
             if stop - start > fits:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
             return {"rows": torch.arange(start, stop)}
 
         context = Context(report=lambda event: notes.append(event.data["text"]))

@@ -407,7 +407,7 @@ def test_unexpected_error(cli: Any, tiny: list[str], nowhere: Path, monkeypatch:
 
 def test_full_gpu(cli: Any, tiny: list[str], nowhere: Path, monkeypatch: Any) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
 
     monkeypatch.setattr("fedre_privacy.federation.loop.client_step", fail)
     done = cli.train(*tiny)

@@ -212,7 +212,6 @@ def test_the_order_of_uploads_changes_nothing(name, problem):
     assert torch.equal(turned.trace, first.trace.roll(5, 1))
 
 
-@pytest.mark.xfail(strict=True, reason="streams are keyed by the position among all targets")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_start_does_not_depend_on_who_else_is_attacked(name, problem):
     both = make(name)(problem)
@@ -248,7 +247,6 @@ def test_a_frozen_observation_is_unchanged(name, problem):
     assert all(p.grad is None for m in problem.extractors.values() for p in m.parameters())
 
 
-@pytest.mark.xfail(strict=True, reason="the observation's own extractors are frozen in place")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals):
     nets = {}

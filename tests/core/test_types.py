@@ -189,6 +189,12 @@ def test_mean_is_the_explicit_weighted_sum(pair, shape):
         assert torch.allclose(found[row], expected, atol=1e-12, rtol=1e-12)
 
 
+def test_mean_of_pixels_is_not_rounded():
+    mixture = Mixture(torch.tensor([0, 0]), torch.tensor([0, 1]), torch.tensor([0.5, 0.5]), 1)
+    pixels = torch.tensor([[200], [255]], dtype=torch.uint8)
+    assert mixture.mean(pixels).tolist() == [[227.5]]
+
+
 @given(mixtures(), st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_select_renumbers_in_the_order_given(pair, random):

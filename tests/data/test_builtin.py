@@ -37,7 +37,7 @@ def test_digits_are_the_scans() -> None:
 def test_digits_golden() -> None:
     data = Digits().load()
     assert data.image_shape == (1, 24, 24)
-    assert data.sha256[:16] == "93d84264ffe7f863"
+    assert data.sha256[:16] == "6f54d58e74f7fc7c"
     # Enlarging keeps the mean but for the doubled weight of edge pixels and rounding.
     small = Digits(size=8).load().images.float().mean()
     assert abs(float(data.images.float().mean() - small)) < 0.5

@@ -48,6 +48,11 @@ class Stop:
             raise KeyboardInterrupt
 
 
+def _assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
 def _outcome(fed, rows):
     uploads = {p.name: p.read_bytes() for p in (fed.folder / "uploads").iterdir()}
     return [{**row, "wall_s": 0} for row in rows], uploads
@@ -73,9 +78,10 @@ def test_resuming_changes_nothing(federation, monkeypatch, name, round, moment):
     first_again = round + (moment == "after")
     assert seen == list(range(first_again, ROUNDS + 1))  # earlier rounds are not trained again
     assert _outcome(resumed, again) == _outcome(whole, rows)
-    one, other = whole.state(), resumed.state()
-    assert one.keys() == other.keys()
-    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+    _assert_equal(whole.state(), resumed.state())
+    for r, models in resumed.kept.items():  # idle clients too hold what they held
+        for one, other in zip(models, whole.kept[r], strict=True):
+            _assert_equal(one.state_dict(), other.state_dict())
 
 
 def test_resuming_without_a_checkpoint_begins_anew(federation):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fedre_privacy.blocks.state import Task
 from fedre_privacy.federation.steps import client_step, next_broadcast
-from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.base import Protocol, protocols
 
 NAMES = ["fedre", "fedgh", "fedallrep", "local"]
 
@@ -47,6 +48,25 @@ def test_training_leaves_the_global_generator_alone(federation):
     torch.manual_seed(5)
     fed.run()
     assert torch.equal(torch.rand(3), expected)
+
+
+class Draws(Protocol):
+    """Notes what the global generator gives during local training."""
+
+    def loss(self, client, images, labels, message):
+        client.memory["notes"].values.append(torch.rand(()).item())
+        return super().loss(client, images, labels, message)
+
+    def start_client(self, client, setting):
+        client.memory["notes"] = nn.Module()
+        client.memory["notes"].values = []
+
+
+def test_dropout_draws_of_its_own_for_every_client_and_round(federation):
+    fed = federation(Draws(), rounds=3, batch_size=64)
+    fed.run()
+    drawn = [value for client in fed.clients for value in client.memory["notes"].values]
+    assert len(drawn) == len(set(drawn)) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)
