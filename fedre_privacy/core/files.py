@@ -74,7 +74,14 @@ def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
     """Write a safetensors file atomically and return its SHA-256 (hex)."""
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    ready: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory, such as tied weights
+        ready[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
     data = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
     write_bytes(path, data)
     return hashlib.sha256(data).hexdigest()

@@ -20,7 +20,7 @@ from fedre_privacy.core.types import EntangledRep, HeadState, Knowledge, Prototy
 
 UNKNOWN = [
     (["--attack", "dipp"], "Unknown attack 'dipp'. Did you mean 'dip'? Available: dip"),
-    (["--protocol", "fedr"], "Unknown protocol 'fedr'. Did you mean 'fedre'? Available: fed"),
+    (["--protocol", "fedr"], "Unknown protocol 'fedr'. Did you mean 'fedre'? Available: fd, fed"),
     (["--target", "proto"], "Unknown target 'proto'. Did you mean 'prototypes'? Available: up"),
     (["--dataset", "digit"], "Unknown data set 'digit'. Did you mean 'digits'? Available: "),
     (["--partition", "prb:1"], "Unknown partition 'prb'. Did you mean 'pra'? Available: iid"),

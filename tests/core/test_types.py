@@ -14,15 +14,22 @@ from fedre_privacy.core.types import (
     ORACLES,
     THREAT_MODELS,
     Artifact,
+    ClassLogits,
     Content,
+    Counts,
     EntangledRep,
+    GeneratorState,
     HeadState,
     Knowledge,
+    LowRankUpdate,
+    MatrixBlocks,
     Mixture,
     ModelState,
     Prototypes,
     Reconstruction,
     Representations,
+    RepStatistic,
+    SmallModelState,
     wire,
 )
 
@@ -33,6 +40,13 @@ EXAMPLES: list[Artifact] = [
     EntangledRep(torch.randn(5), torch.tensor([0.25, 0.0, 0.75])),
     HeadState(PARAMS),
     ModelState({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2, dtype=torch.float64)}),
+    SmallModelState(PARAMS),
+    LowRankUpdate({"w.U": torch.ones(3, 1), "w.s": torch.ones(1), "w.V": torch.ones(1, 4)}),
+    GeneratorState(PARAMS),
+    MatrixBlocks(torch.randn(2, 3, 3)),
+    ClassLogits(torch.randn(2, 4), torch.tensor([0, 3])),
+    RepStatistic(torch.randn(5)),
+    Counts(torch.tensor([7])),
 ]
 ROWS = [a for a in EXAMPLES if a.rows() is not None]
 
