@@ -16,7 +16,7 @@ from fedre_privacy.federation import loop
 from fedre_privacy.pipeline import attack as pipeline
 
 SLOW = ["--attack", "pixel", "--target", "representations", "--targets", "24"]
-SLOW += ["--set", "attack.steps=40", "--set", "eval.metrics=psnr"]
+SLOW += ["--set", "attack.steps=250", "--set", "eval.metrics=psnr"]
 
 
 def after(calls: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ def test_commands_are_installed() -> None:
     assert found == {
         "fedre-train": "fedre_privacy.cli.train:main",
         "fedre-attack": "fedre_privacy.cli.attack:main",
+        "fedre-benchmark": "fedre_privacy.cli.benchmark:main",
     }
 
 
