@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,8 @@ class Commands:
             [sys.executable, "-m", f"fedre_privacy.cli.{name}", *map(str, arguments)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             text=True,
+            # a test run in the background ignores SIGINT, and its children would inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 
