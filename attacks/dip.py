@@ -37,8 +37,8 @@ class DeepImagePrior(Attack):
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR          Recovers: inputs
-    Cost:       one prior and one extractor forward and backward per step, 16 targets at once on
-                a CPU, `chunk` on a GPU
+    Cost:       one prior and one extractor forward and backward per step, 8 targets at once on each
+                core of a CPU, `chunk` on a GPU
     Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior and feature inversion);
                 FedRE, CVPR 2026, question 2 (inverting uploads with the client's extractor).
     Deviations: fewer and narrower scales than the original recipe for 224 px images, a scale-free
