@@ -19,7 +19,7 @@ from fedre_privacy.core.types import (
     Artifact,
     Knowledge,
     Observation,
-    Reconstruction,
+    Outcome,
     ThreatModel,
 )
 
@@ -69,19 +69,24 @@ class Attack:
     """Knowledge that it cannot do without."""
     recovers: ClassVar[str] = ""
     """What it returns, in words."""
+    answers: ClassVar[str] = "images"
+    """The question it answers: images, prototypes, labels or membership."""
 
     @classmethod
     def defaults_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
         """Settings whose measured best value depends on the image size (C, H, W)."""
         return {}
 
-    def run(self, observation: Observation, context: Context) -> Reconstruction:
+    def run(self, observation: Observation, context: Context) -> Outcome:
         """Attack all targets of an observation at once."""
         raise TypeError(f"{type(self).__name__} does not define run")
 
     @final
-    def __call__(self, observation: Observation, context: Context | None = None) -> Reconstruction:
+    def __call__(self, observation: Observation, context: Context | None = None) -> Any:
         """Check the observation, run, and check what came back.
+
+        Returns:
+            What `run` returns: the outcome that its question asks for.
 
         Raises:
             IncompatibleError: missing knowledge, an upload it cannot read, or a result whose
@@ -96,7 +101,14 @@ class Attack:
         if problems:
             raise IncompatibleError(*problems)
         result = self.run(observation, context or Context())
-        _check_result(self.name, observation, result)
+        found = result.problems(observation)
+        if found:
+            raise IncompatibleError(*(f"Attack '{self.name}' {problem}" for problem in found))
+        if result.lost:
+            raise DivergedError(
+                f"Attack '{self.name}' diverged on all {observation.image_count()} targets.",
+                next_step="Lower its step size, for example --set attack.lr=0.005.",
+            )
         return result
 
 
@@ -130,26 +142,3 @@ def readers(kinds: Collection[type[Artifact]]) -> list[str]:
         if kinds and all(issubclass(kind, consumes) for kind in kinds):
             found.append(name)
     return found
-
-
-def _check_result(name: str, observation: Observation, result: Reconstruction) -> None:
-    count = len(observation.target_rows()[1])
-    wanted = (count, *observation.image_shape)
-    if tuple(result.images.shape) != wanted:
-        raise IncompatibleError(
-            f"Attack '{name}' returned images of shape {tuple(result.images.shape)}; "
-            f"{count} targets need {wanted}."
-        )
-    finite = result.images.isfinite().flatten(1).all(1)
-    if not bool((finite | result.diverged).all()):
-        raise IncompatibleError(f"Attack '{name}' returned NaN without marking it as diverged.")
-    if not bool(finite.any()):
-        raise DivergedError(
-            f"Attack '{name}' diverged on all {count} targets.",
-            next_step="Lower its step size, for example --set attack.lr=0.005.",
-        )
-    low, high = float(result.images[finite].min()), float(result.images[finite].max())
-    if low < 0 or high > 1:
-        raise IncompatibleError(
-            f"Attack '{name}' returned values in [{low:.3g}, {high:.3g}]; images are in [0, 1]."
-        )

@@ -211,6 +211,14 @@ class ModelState(Artifact):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class GradientState(Artifact):
+    """Gradient of the loss of one batch with respect to all parameters (FedSGD)."""
+
+    kind = "gradient"
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class SmallModelState(Artifact):
     """All parameters of a small model shared beside private ones (FML, FedAPEN, FedMRL)."""
 
@@ -351,6 +359,7 @@ class Knowledge(StrEnum):
     ALL_EXTRACTORS = "all-extractors"
     HEAD = "head"
     AUX_DATA = "aux-data"
+    TRAINING = "training"
     TRUE_LABELS = "true-labels"
     TRUE_WEIGHTS = "true-weights"
 
@@ -387,7 +396,7 @@ THREAT_MODELS: dict[str, ThreatModel] = {
     for model in (
         ThreatModel(
             "fedre-paper",
-            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}),
+            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD, Knowledge.TRAINING}),
             "last",
             "honest-but-curious server holding every client's extractor of the attacked round "
             "(white box); no auxiliary images, no labels beyond those uploaded",
@@ -401,7 +410,7 @@ THREAT_MODELS: dict[str, ThreatModel] = {
         ),
         ThreatModel(
             "realistic",
-            frozenset({Knowledge.UPLOADS, Knowledge.HEAD}),
+            frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.TRAINING}),
             "all",
             "honest-but-curious server holding what the protocol gives it: uploads and the "
             "global head, no client extractor",
@@ -415,6 +424,7 @@ THREAT_MODELS: dict[str, ThreatModel] = {
                     Knowledge.ALL_EXTRACTORS,
                     Knowledge.HEAD,
                     Knowledge.AUX_DATA,
+                    Knowledge.TRAINING,
                 }
             ),
             "all",
@@ -426,6 +436,38 @@ THREAT_MODELS: dict[str, ThreatModel] = {
 
 
 # --- what an attack receives and returns -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a server that sets the local training knows about it.
+
+    Args:
+        lr: step size of plain SGD.
+        epochs, batch_size: of a round; the last short batch is dropped, and a client with fewer
+            samples than a batch trains on all of them at once.
+        sizes: training samples of each client.
+    """
+
+    lr: float
+    epochs: int
+    batch_size: int
+    sizes: Mapping[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Samples about which a membership attack is asked: did this client train on this one?
+
+    Shape: images (M, C, H, W) in [0, 1]; labels, clients (M,) int64.
+    """
+
+    images: Tensor
+    labels: Tensor
+    clients: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -442,6 +484,12 @@ class Observation:
         num_classes: length of a label encoding.
         aux: auxiliary images in [0, 1] (m, C, H, W), or None unless granted.
         aux_labels: their labels (m,), or None.
+        training: how clients train, or None unless granted.
+        candidates: samples whose membership is asked, or None.
+        models: (client, round) to the whole model, with the parameters from which the client
+            started the round, where the protocol's own messages give it to the server.
+        images_per_target: images sought in each target where targets carry no rows (gradients,
+            updates); 0 where each row is one target.
     """
 
     threat: ThreatModel
@@ -453,6 +501,16 @@ class Observation:
     num_classes: int
     aux: Tensor | None = None
     aux_labels: Tensor | None = None
+    training: LocalTraining | None = None
+    candidates: Candidates | None = None
+    models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
+    images_per_target: int = 0
+
+    def image_count(self) -> int:
+        """Number of images sought: one for each target row, or a number for each upload."""
+        if self.images_per_target:
+            return self.images_per_target * len(self.targets)
+        return len(self.target_rows()[1])
 
     def target_rows(self) -> tuple[Tensor, list[tuple[int, int]]]:
         """Return all target vectors (N, d) and, for each, its (client, round)."""
@@ -467,8 +525,57 @@ class Observation:
 
 
 @dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """What an attack recovered. It holds no truth and no score against truth.
+class Outcome:
+    """Base of what an attack returns. It holds no truth and no score against truth.
+
+    Fields are tensors, texts, or tuples of texts, so that every outcome is saved the same way.
+    """
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return tensors and texts to write to ``recovered.safetensors``."""
+        tensors: dict[str, Tensor] = {}
+        texts: dict[str, str] = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                tensors[item.name] = value.detach().cpu().contiguous()
+            else:
+                texts[item.name] = value if isinstance(value, str) else "\n".join(value)
+        return tensors, texts
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> Self:
+        """Rebuild an outcome from what `save` returned.
+
+        Raises:
+            ValueError: a field is absent, or an unknown one is present.
+        """
+        known = {item.name: item for item in dataclasses.fields(cls)}
+        found: dict[str, Any] = {**tensors, **texts}
+        if set(found) != set(known):
+            raise ValueError(
+                f"{cls.__name__} needs {sorted(known)}; "
+                f"absent: {sorted(set(known) - set(found)) or 'none'}, "
+                f"not known: {sorted(set(found) - set(known)) or 'none'}"
+            )
+        for name, value in texts.items():
+            if known[name].type == "tuple[str, ...]":
+                found[name] = tuple(value.splitlines())
+        return cls(**found)
+
+    def problems(self, observation: Observation) -> list[str]:
+        """Every way in which it is not what was promised; each starts with a verb."""
+        return []
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing in it is finite."""
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction(Outcome):
+    """Images that an attack recovered.
 
     Shape:
         images (N, C, H, W) in [0, 1]; row i belongs to target i. NaN rows diverged.
@@ -485,16 +592,106 @@ class Reconstruction:
     stopped_because: str
     diverged: Tensor
 
-    def save(self) -> dict[str, Tensor]:
-        """Return the tensors to write to ``recovered.safetensors``."""
-        return {
-            "images": self.images,
-            "prior": self.prior,
-            "fit": self.fit,
-            "trace": self.trace,
-            "trace_steps": self.trace_steps,
-            "diverged": self.diverged,
+    def problems(self, observation: Observation) -> list[str]:
+        count = observation.image_count()
+        wanted = (count, *observation.image_shape)
+        if tuple(self.images.shape) != wanted:
+            return [
+                f"returned images of shape {tuple(self.images.shape)}; {count} targets need "
+                f"{wanted}."
+            ]
+        finite = self.images.isfinite().flatten(1).all(1)
+        found = []
+        if not bool((finite | self.diverged).all()):
+            found.append("returned NaN without marking it as diverged.")
+        if bool(finite.any()):
+            low, high = float(self.images[finite].min()), float(self.images[finite].max())
+            if low < 0 or high > 1:
+                found.append(f"returned values in [{low:.3g}, {high:.3g}]; images are in [0, 1].")
+        return found
+
+    @property
+    def lost(self) -> bool:
+        return not bool(self.images.isfinite().flatten(1).all(1).any())
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveredPrototypes(Outcome):
+    """Class prototypes that an attack worked out of mixtures of them.
+
+    Shape:
+        vectors (N, d): one row per client and class; NaN where the uploads do not determine it.
+        clients, labels, rounds (N,) int64: whose, of which class, as of which round.
+        rounds_used (N,) int64: uploads of that client that entered the answer.
+        s_min (N,): smallest singular value of that client's weight matrix.
+        expected_error (N,): relative error ||p - p'|| / ||p'|| that the attack itself expects; NaN
+            where it has no estimate.
+    Args:
+        notes: what was recognised, one sentence each (single class, fixed weights, ...).
+    """
+
+    vectors: Tensor
+    clients: Tensor
+    labels: Tensor
+    rounds: Tensor
+    rounds_used: Tensor
+    s_min: Tensor
+    expected_error: Tensor
+    notes: tuple[str, ...]
+
+    def problems(self, observation: Observation) -> list[str]:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("vectors", "clients", "labels", "rounds", "rounds_used", "s_min")
         }
+        if len(set(lengths.values())) > 1:
+            return [f"returned fields of different lengths: {lengths}."]
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class LabelEstimate(Outcome):
+    """What an attack says about the labels of each client.
+
+    Shape:
+        clients (K,) int64.
+        support (K, C): belief in [0, 1] that the client holds the class; above 0.5 means it does.
+        proportions (K, C): estimated share of each class, rows summing to 1; NaN where unknown.
+        sizes (K,): estimated number of training samples; NaN where unknown.
+    """
+
+    clients: Tensor
+    support: Tensor
+    proportions: Tensor
+    sizes: Tensor
+    notes: tuple[str, ...]
+
+    def problems(self, observation: Observation) -> list[str]:
+        wanted = (len(self.clients), observation.num_classes)
+        if tuple(self.support.shape) != wanted or tuple(self.proportions.shape) != wanted:
+            return [
+                f"returned a support of shape {tuple(self.support.shape)} and proportions of shape "
+                f"{tuple(self.proportions.shape)}; both must be {wanted}."
+            ]
+        return []
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipScores(Outcome):
+    """How strongly an attack believes that each candidate was trained on.
+
+    Shape: scores (M,), higher means member, comparable within a client and class; NaN where the
+    uploads say nothing.
+    """
+
+    scores: Tensor
+    notes: tuple[str, ...]
+
+    def problems(self, observation: Observation) -> list[str]:
+        wanted = len(observation.candidates) if observation.candidates else 0
+        if tuple(self.scores.shape) != (wanted,):
+            return [f"returned {tuple(self.scores.shape)} scores for {wanted} candidates."]
+        return []
 
 
 @dataclass(frozen=True, eq=False)

@@ -447,11 +447,8 @@ def _attack(
             record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
             files.write_json(folder / "record.json", record)
             raise
-        files.write_tensors(
-            folder / "recovered.safetensors",
-            recovered.save(),
-            metadata={"stopped_because": recovered.stopped_because},
-        )
+        tensors, texts = recovered.save()
+        files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
     parts = _cut(recovered, [len(group) for group in game.groups.values()])
@@ -499,10 +496,9 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
 
 def _read_back(folder: Path) -> Reconstruction:
     path = folder / "recovered.safetensors"
-    parts: dict[str, Any] = {**files.read_tensors(path), **files.read_metadata(path)}
     try:
-        return Reconstruction(**parts)
-    except TypeError as error:
+        return Reconstruction.load(files.read_tensors(path), files.read_metadata(path))
+    except ValueError as error:
         raise DamagedInputError(f"{path} is not a recorded reconstruction: {error}.") from None
 
 

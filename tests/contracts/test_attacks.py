@@ -72,8 +72,8 @@ def with_targets(problem: Observation, change) -> Observation:
 
 
 def assert_same(one: Reconstruction, other: Reconstruction) -> None:
-    for name, tensor in one.save().items():
-        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other.save()[name])), name
+    for name, tensor in one.save()[0].items():
+        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other.save()[0][name])), name
     assert one.stopped_because == other.stopped_because
 
 

@@ -19,6 +19,7 @@ from fedre_privacy.core.types import (
     Counts,
     EntangledRep,
     GeneratorState,
+    GradientState,
     HeadState,
     Knowledge,
     LowRankUpdate,
@@ -41,6 +42,7 @@ EXAMPLES: list[Artifact] = [
     HeadState(PARAMS),
     ModelState({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2, dtype=torch.float64)}),
     SmallModelState(PARAMS),
+    GradientState(PARAMS),
     LowRankUpdate({"w.U": torch.ones(3, 1), "w.s": torch.ones(1), "w.V": torch.ones(1, 4)}),
     GeneratorState(PARAMS),
     MatrixBlocks(torch.randn(2, 3, 3)),
@@ -261,7 +263,7 @@ def test_a_reconstruction_saves_every_tensor_it_holds():
         field.name: "" if field.name == "stopped_because" else torch.full((1,), float(i))
         for i, field in enumerate(dataclasses.fields(Reconstruction))
     }
-    saved = Reconstruction(**values).save()
+    saved, _ = Reconstruction(**values).save()
     assert saved.keys() == values.keys() - {"stopped_because"}
     for name, tensor in saved.items():
         assert torch.equal(tensor, values[name])
