@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown
@@ -20,6 +21,8 @@ RULES = {
     "best": "the nearest by MSE of the images that entered the target (the only one if one did)",
     "mean-image": "the pixel mean of the images that entered the target, weighted as they did",
     "nearest-rep": "the image whose representation is nearest to the target",
+    "assigned": "each of the images that entered a client's upload with at most one answer, so "
+    "that the summed MSE is lowest",
 }
 """Matching rules by name, each in words."""
 
@@ -91,6 +94,37 @@ def best(answers: Tensor, truth: Truth) -> Tensor:
     return found
 
 
+def assigned(answers: Tensor, truth: Truth) -> Tensor:
+    """Give each client's answers different images of its support, at the lowest summed MSE.
+
+    Args:
+        answers: (N, C, H, W); rows with non-finite values get what is left.
+        truth: the N targets; those of one client share one support.
+
+    Returns:
+        (N,) int64 into the truth's images.
+
+    Raises:
+        IncompatibleError: a client has more targets than images in their support.
+    """
+    rows, samples = support_pairs(truth)
+    _require_support(torch.bincount(rows, minlength=truth.mixture.num_rows))
+    found = torch.empty(truth.mixture.num_rows, dtype=torch.int64)
+    for client in torch.unique(truth.target_clients):
+        mine = (truth.target_clients == client).nonzero().squeeze(1)
+        pool = torch.unique(samples[torch.isin(rows, mine)])
+        if len(pool) < len(mine):
+            raise IncompatibleError(
+                f"Client {int(client)} has {len(mine)} targets but only {len(pool)} images entered "
+                "its upload, so each cannot have one of its own.",
+                next_step="Use the rule 'best', or ask for fewer images per upload.",
+            )
+        gap = torch.cdist(_centred(answers[mine]), _centred(truth.images[pool]))
+        order = linear_sum_assignment(gap.square().nan_to_num(1e9).numpy())
+        found[mine[torch.from_numpy(order[0])]] = pool[torch.from_numpy(order[1])]
+    return found
+
+
 def _nearest(answers: Tensor, images: Tensor, rows: Tensor, samples: Tensor) -> Tensor:
     """Nearest allowed image of each answer; (rows, samples) lists the allowed pairs."""
     flat = _centred(answers).nan_to_num(0.0, 0.0, 0.0)
@@ -144,13 +178,14 @@ def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callab
     if rule not in RULES:
         raise ConfigError(unknown("matching rule", rule, list(RULES)))
     _require_support(support_sizes(truth))
-    if rule == "best":
+    if rule in ("best", "assigned"):
+        choose = best if rule == "best" else assigned
 
-        def by_best(answers: Tensor) -> Match:
-            index = best(answers, truth)
+        def by_distance(answers: Tensor) -> Match:
+            index = choose(answers, truth)
             return Match(truth.images[index], index)
 
-        return by_best
+        return by_distance
     if rule == "mean-image":
         fixed = Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
     else:

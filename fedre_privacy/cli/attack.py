@@ -259,7 +259,7 @@ def _trained(
 
 def print_result(result: AttackResult, options: argparse.Namespace, output: Output) -> None:
     """Print the result table, the verdict, the files and what to do next."""
-    game, summary = result.game, result.scores["target"].summary
+    game, summary = result.game, result.card.summary
     if "attack.reused" in output.reused:
         output.line("Note", "this attack was finished before and is read back (--restart repeats)")
     lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""

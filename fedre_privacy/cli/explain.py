@@ -9,16 +9,17 @@ from typing import Any
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
+from fedre_privacy.core.types import THREAT_MODELS, Artifact, EntangledRep, ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
+from fedre_privacy.pipeline.observe import effective
 from fedre_privacy.pipeline.runs import COMPLETE, Run
-from fedre_privacy.pipeline.settings import AttackSettings, TrainSettings
+from fedre_privacy.pipeline.settings import RECOVERED, AttackSettings, TrainSettings
 from fedre_privacy.pipeline.targets import KINDS
-from fedre_privacy.protocols.base import protocols
+from fedre_privacy.protocols.base import Protocol, protocols
 
 from .output import Output
 
@@ -148,16 +149,17 @@ def list_all(output: Output) -> None:
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     """Print which attack can read which target of a run, or why not."""
     protocol = run.settings.protocol
-    uploaded = {kind.kind for kind in protocol.uploads}
     rows = [
         {
             "target": target,
-            f"uploaded by {protocol.name}": "yes" if target in uploaded else "no: counterfactual",
+            f"uploaded by {protocol.name}": real,
             "attack": name,
-            "possible": _obstacle(name, target, threat) or "yes",
+            "answers": attacks.get(name).answers,
+            "possible": _obstacle(name, effective(threat, protocol.uploads)) or "yes",
         }
-        for target in KINDS
+        for target, kinds, real in _targets(protocol)
         for name in attacks.names()
+        if _asks(name, target, kinds)
     ]
     rounds = run.kept_rounds()
     missing = []
@@ -179,15 +181,36 @@ def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     )
 
 
-def _obstacle(name: str, target: str, threat: ThreatModel) -> str:
-    """Say in a few words why an attack cannot be run on a target, or nothing."""
+def _targets(protocol: Protocol) -> list[tuple[str, set[type[Artifact]], str]]:
+    """Targets with the artifacts that carry them, and whether the protocol uploads them."""
+    sent = set(protocol.uploads)
+    out: list[tuple[str, set[type[Artifact]], str]] = [("uploaded", sent, "yes")] if sent else []
+    for target, kind in KINDS.items():
+        real = "yes" if kind in sent else "no: counterfactual"
+        if target == RECOVERED:
+            if EntangledRep not in sent:
+                continue
+            real = "worked out"
+        out.append((target, {kind}, real))
+    updates = {kind for kind in sent if kind.updates}
+    return [*out, ("update", updates, "yes")] if updates else out
+
+
+def _asks(name: str, target: str, kinds: set[type[Artifact]]) -> bool:
+    """Whether an attack is for a target: it reads its artifacts, and answers that question."""
     attack = attacks.get(name)
-    reasons = []
-    if not issubclass(KINDS[target], attack.consumes):
-        reasons.append(f"reads {', '.join(kind.__name__ for kind in attack.consumes)}")
+    reads = [kind for kind in kinds if issubclass(kind, attack.consumes)]
+    if attack.answers == "images":
+        return target != "uploaded" and len(reads) == len(kinds)
+    return target == "uploaded" and bool(reads)
+
+
+def _obstacle(name: str, threat: ThreatModel) -> str:
+    """Say in a few words why an attack cannot be run, or nothing."""
+    attack = attacks.get(name)
     lacking = sorted(attack.needs - threat.grants)
-    if lacking:
-        enough = next((n for n, t in THREAT_MODELS.items() if attack.needs <= t.grants), None)
-        remedy = f" (--threat {enough})" if enough else ""
-        reasons.append(f"needs {', '.join(lacking)}{remedy}")
-    return f"no: {'; '.join(reasons)}" if reasons else ""
+    if not lacking:
+        return ""
+    enough = next((n for n, t in THREAT_MODELS.items() if attack.needs <= t.grants), None)
+    remedy = f" (--threat {enough})" if enough else ""
+    return f"no: needs {', '.join(lacking)}{remedy}"

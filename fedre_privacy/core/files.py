@@ -87,12 +87,15 @@ def write_tensors(
     return hashlib.sha256(data).hexdigest()
 
 
-def read_tensors(path: Path, *, sha256: str | None = None) -> dict[str, torch.Tensor]:
+def read_tensors(
+    path: Path, *, sha256: str | None = None, prefix: str = ""
+) -> dict[str, torch.Tensor]:
     """Read a safetensors file onto the CPU.
 
     Args:
         path: the file.
         sha256: expected hash of the whole file, when an index recorded one.
+        prefix: read only tensors whose name starts so, and leave the rest on disk.
 
     Raises:
         MissingInputError: no such file.
@@ -108,7 +111,10 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> dict[str, torch.Te
                 f"{found[:12]}...): the file was changed or cut short after it was written."
             )
     try:
-        return safetensors.torch.load_file(path)
+        if not prefix:
+            return safetensors.torch.load_file(path)
+        with safe_open(path, framework="pt") as handle:
+            return {n: handle.get_tensor(n) for n in handle.keys() if n.startswith(prefix)}
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise _unreadable(path, error) from None
 

@@ -49,6 +49,8 @@ class Artifact:
     kind: ClassVar[str] = ""
     in_paper_counts: ClassVar[bool] = True
     """Whether published communication tables count it."""
+    updates: ClassVar[bool] = False
+    """Whether it holds trained parameters or gradients, the input of gradient inversion."""
     kinds: ClassVar[dict[str, type[Artifact]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -199,6 +201,7 @@ class HeadState(Artifact):
     """Parameters of the classifier head."""
 
     kind = "head"
+    updates = True
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -207,6 +210,7 @@ class ModelState(Artifact):
     """All parameters of a model."""
 
     kind = "model"
+    updates = True
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -215,6 +219,7 @@ class GradientState(Artifact):
     """Gradient of the loss of one batch with respect to all parameters (FedSGD)."""
 
     kind = "gradient"
+    updates = True
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -223,6 +228,7 @@ class SmallModelState(Artifact):
     """All parameters of a small model shared beside private ones (FML, FedAPEN, FedMRL)."""
 
     kind = "small-model"
+    updates = True
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -231,6 +237,7 @@ class LowRankUpdate(Artifact):
     """A model or its update in low rank, each tensor dense where that is smaller (FedKD)."""
 
     kind = "low-rank"
+    updates = True
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
 
 

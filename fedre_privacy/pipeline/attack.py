@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks, mismatch, readers
-from fedre_privacy.blocks.local import represent
-from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -28,90 +25,21 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    ORACLES,
-    THREAT_MODELS,
-    Knowledge,
-    Observation,
-    Reconstruction,
-    Truth,
-)
-from fedre_privacy.core.units import human_bytes, plural
+from fedre_privacy.core.types import ORACLES, THREAT_MODELS, Outcome
+from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.eval import PublicImages, Scores, evaluate
-from fedre_privacy.eval.metrics.base import metrics as metric_registry
-from fedre_privacy.eval.report import attack_trace, reconstruction_sheet, save_figure
-from fedre_privacy.eval.score import NOT_BETTER
-from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.eval.report import save_figure
 from fedre_privacy.protocols.base import Protocol
 
+from .observe import effective
+from .questions import QUESTIONS, Card, Game, Question
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
 from .settings import AttackSettings, TrainSettings
-from .targets import KINDS, TargetGroup, TargetSource, resolve_kind
-from .train import write_csv
-
-TARGET, ACTUAL, CEILING = "target", "actual", "ceiling"
-NAMES = {"entangled": "entangled representations"}
-"""Kinds whose name does not say what they are."""
 
 
-@dataclass(frozen=True, eq=False)
-class Game:
-    """An attack ready to run: what the attacker gets, and what the evaluator keeps."""
-
-    run: Run
-    settings: AttackSettings
-    kind: str
-    groups: dict[str, TargetGroup]
-    observation: Observation
-    public: PublicImages
-    data: ImageData
-
-    @property
-    def counterfactual(self) -> bool:
-        """Whether the protocol does not upload what is attacked."""
-        return self.groups[TARGET].counterfactual
-
-    def lines(self) -> dict[str, str]:
-        """The game in words: what was uploaded, who attacks, what is sought."""
-        run, target = self.run, self.groups[TARGET]
-        channels, height, width = run.image_shape
-        dim = self.observation.target_rows()[0].shape[1]
-        oracles = sorted(self.settings.threat.grants & ORACLES)
-        attacker = self.settings.threat.summary
-        if oracles:
-            attacker += f". ORACLE: {', '.join(oracles)}"
-        kind = NAMES.get(target.kind, target.kind)
-        named = f"{kind} of round {target.uploads[0].round}"
-        if target.counterfactual:
-            named += f"   COUNTERFACTUAL: not uploaded by {run.settings.protocol.name}"
-        return {
-            "Uploaded": self._uploaded(),
-            "Attacker": attacker,
-            "Target": named,
-            "Unknown": f"{len(target)} x {channels}x{height}x{width} values from {len(target)} x "
-            f"{dim} observed",
-        }
-
-    def _uploaded(self) -> str:
-        round = self.groups[TARGET].uploads[0].round
-        uploads, _ = read_messages(self.run.folder / "uploads", [round])
-        first = next((u for u in uploads if u.artifacts), None)
-        if first is None:
-            return f"nothing: {self.run.settings.protocol.name} uploads no artifact"
-        what = " + ".join(
-            f"{count} {content.replace('_', ' ')} values"
-            for artifact in first.artifacts
-            for content, count in artifact.scalars().items()
-        )
-        names = " + ".join(type(a).__name__ for a in first.artifacts)
-        size = sum(a.nbytes() for a in first.artifacts)
-        sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
-        whom = "per client and round"
-        if len(sizes) > 1:
-            whom = f"by client {first.client} in round {round}, others differ"
-        return f"{names}: {what} {whom} ({human_bytes(size)})"
+def question_of(settings: AttackSettings) -> Question:
+    """The question that an attack answers."""
+    return QUESTIONS[settings.attack.answers]
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Game:
@@ -122,9 +50,8 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
         MissingInputError: the run lacks a round, an extractor, or its truth.
         DamagedInputError: the data set is not the one the run was trained on.
     """
-    protocol = run.settings.protocol
     require_complete(run)
-    check_fit(protocol, settings)
+    check_fit(run.settings.protocol, settings)
     data = data or run.settings.data.load()
     if data.sha256 != run.record["data_sha256"]:
         raise DamagedInputError(
@@ -132,20 +59,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
             f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
             next_step="Restore the data, or train again with fedre-train --restart.",
         )
-    evaluation = settings.evaluation
-    source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
-    kind = resolve_kind(source, settings.target, protocol.name)
-    groups = {TARGET: source.group(kind, evaluation.targets)}
-    actual = source.uploaded_kind()
-    if actual is not None and actual != kind:
-        groups[ACTUAL] = source.group(actual, evaluation.targets)
-    if kind != "representations" and actual != "representations" and evaluation.ceiling:
-        groups[CEILING] = source.group("representations", evaluation.ceiling)
-    public, aux = _held_out(source, evaluation.public, evaluation.seed)
-    for metric in settings.metrics.values():
-        metric.check(run.image_shape)
-    observation = _observe(run, settings, source, groups, aux)
-    return Game(run, settings, kind, groups, observation, public, data)
+    return question_of(settings).prepare(run, settings, data)
 
 
 def require_complete(run: Run) -> None:
@@ -202,76 +116,53 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     Raises:
         IncompatibleError: with the attacks or the threat model that would do.
     """
-    wanted = KINDS.get(settings.target)
-    kinds = {wanted} if wanted else set(protocol.uploads)
-    if not kinds:
+    if not protocol.uploads and settings.target == "uploaded":
         raise IncompatibleError(
             f"Protocol '{protocol.name}' uploads nothing, so target 'uploaded' is empty.",
             next_step="Ask what it would leak if it did: --target representations, prototypes or "
             "entangled (counterfactual).",
         )
-    problems = mismatch(type(settings.attack), settings.threat, kinds)
+    kinds = question_of(settings).kinds(protocol, settings)
+    if not kinds:
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads "
+            f"{', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}, none of which "
+            f"is a target '{settings.target}'.",
+            next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
+            "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
+        )
+    threat = effective(settings.threat, protocol.uploads)
+    problems = mismatch(type(settings.attack), threat, kinds)
+    if settings.via is not None:
+        problems += [
+            text
+            for text in mismatch(type(settings.via), threat, set(settings.via.consumes))
+            if "needs" in text
+        ]
+        if not any(issubclass(kind, settings.via.consumes) for kind in protocol.uploads):
+            problems.append(
+                f"Attack '{settings.via.name}', which would recover the prototypes, reads "
+                f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "
+                f"uploads {', '.join(k.__name__ for k in protocol.uploads) or 'nothing'}."
+            )
     if not problems:
         return
     step = "See: fedre-attack list."
-    if settings.attack.needs - settings.threat.grants:
-        granted = settings.threat.grants
+    fitting = [n for n in readers(kinds) if attacks.get(n).answers == settings.attack.answers]
+    if settings.attack.needs - threat.grants:
         options = [
             f"--threat {name}"
-            for name, threat in THREAT_MODELS.items()
-            if settings.attack.needs <= threat.grants
+            for name, other in THREAT_MODELS.items()
+            if settings.attack.needs <= other.grants
         ][:1]
-        options += [f"--attack {n}" for n in readers(kinds) if attacks.get(n).needs <= granted]
+        options += [f"--attack {n}" for n in fitting if attacks.get(n).needs <= threat.grants]
         step = f"Use {', or '.join(options)}." if options else step
-    raise IncompatibleError(*problems, next_step=step)
-
-
-def _observe(
-    run: Run,
-    settings: AttackSettings,
-    source: TargetSource,
-    groups: Mapping[str, TargetGroup],
-    aux: PublicImages,
-) -> Observation:
-    """Let through what the threat model grants, and nothing else."""
-    threat = settings.threat
-    observed = [source.round] if threat.rounds == "last" else None
-    uploads, broadcasts = read_messages(run.folder / "uploads", observed)
-    extractors = {}
-    clients = sorted({u.client for group in groups.values() for u in group.uploads})
-    if Knowledge.EXTRACTOR in threat.grants:
-        rounds = run.kept_rounds() if Knowledge.ALL_EXTRACTORS in threat.grants else [source.round]
-        if source.round not in rounds:
-            rounds.append(source.round)  # raises below with the nearest kept round
-        extractors = {(k, r): run.model(k, r).extractor for r in rounds for k in clients}
-    return Observation(
-        threat=threat,
-        targets=tuple(upload for group in groups.values() for upload in group.uploads),
-        uploads=tuple(u for u in uploads if u.round <= source.round),
-        broadcasts=tuple(
-            b for b in broadcasts if b.round <= source.round and Knowledge.HEAD in threat.grants
-        ),
-        extractors=extractors,
-        image_shape=run.image_shape,
-        num_classes=len(run.record["classes"]),
-        aux=aux.images if Knowledge.AUX_DATA in threat.grants else None,
-        aux_labels=aux.labels if Knowledge.AUX_DATA in threat.grants else None,
-    )
-
-
-def _held_out(source: TargetSource, limit: int, seed: int) -> tuple[PublicImages, PublicImages]:
-    """Images that no client trained on, in two halves: for floors, and for the attacker."""
-    pool = torch.cat(source.test)
-    if len(pool) < 2:
-        raise IncompatibleError(
-            "No held-out images are left for the floors: the clients' test parts are empty.",
-            next_step="Lower train.train_ratio, or use more images.",
+    elif not fitting:
+        step = (
+            "Ask what it would leak if it uploaded them: --target representations, prototypes or "
+            "entangled (counterfactual)."
         )
-    order = pool[torch.randperm(len(pool), generator=stream(seed, "held out"))]
-    half = len(order) // 2
-    parts = (order[:half][:limit], order[half:][:limit])
-    made = [PublicImages(source.data.floats(p), source.data.labels[p]) for p in parts]
-    return made[0], made[1]
+    raise IncompatibleError(*problems, next_step=step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,80 +172,35 @@ class AttackResult:
     Args:
         folder: the attack's folder inside the run.
         game: what was played.
-        scores: "target", and where they apply "actual" (the real upload) and "ceiling" (single
-            representations), each with its floors.
-        recovered: the reconstructions of each.
+        outcome: what the attack returned.
+        card: its scores beside their floors.
+        record: the contents of ``record.json``.
     """
 
     folder: Path
     game: Game
-    scores: dict[str, Scores]
-    recovered: dict[str, Reconstruction]
+    outcome: Outcome
+    card: Card
     record: dict[str, Any] = field(default_factory=dict)
-
-    def headings(self) -> dict[str, Scores]:
-        """Columns of the result table beside the target's own."""
-        out = {}
-        if ACTUAL in self.scores:
-            out[f"{self.game.groups[ACTUAL].kind} upload (actual)"] = self.scores[ACTUAL]
-        if CEILING in self.scores:
-            out["single representation (ceiling)"] = self.scores[CEILING]
-        return out
 
     def table(self) -> list[dict[str, str]]:
         """The result table, row by row."""
-        return self.scores[TARGET].table(self.headings())
+        return self.card.table()
 
     def verdict(self) -> str:
-        """The verdict and its reason; one that found nothing says what that can mean."""
-        summary = self.scores[TARGET].summary
-        if summary["verdict"] != NOT_BETTER:
-            return f"{summary['verdict']}: {summary['verdict_because']}"
-        delta = summary["metrics"]["psnr"]["difference"]
-        return (
-            f"{summary['verdict']} (delta {delta:+.1f} dB, n = {summary['n']}): a weak attack or "
-            f"a strong protocol. {summary['verdict_because']}"
-        )
+        """The verdict and its reason."""
+        return self.card.verdict()
 
     def frame(self) -> pd.DataFrame:
-        """Per-target scores of all groups."""
-        return pd.concat(
-            [scores.rows.assign(group=name) for name, scores in self.scores.items()],
-            ignore_index=True,
-        )
+        """Scores of single targets."""
+        return self.card.frame()
 
     def figure(self) -> Figure:
-        """The reconstruction sheet."""
-        game, target = self.game, self.scores[TARGET]
-        words = game.lines()
-        caption = (
-            f"Run {game.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
-            f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
-        )
-        return reconstruction_sheet(
-            target,
-            self.recovered[TARGET].images,
-            title=f"{game.settings.attack.name} on {game.kind} ({game.run.name})",
-            caption=caption,
-            extra=self._ceiling_columns(),
-            counterfactual=game.run.settings.protocol.name if game.counterfactual else None,
-            oracles=sorted(game.settings.threat.grants & ORACLES),
-        )
-
-    def _ceiling_columns(self) -> dict[str, Tensor]:
-        if CEILING not in self.scores:
-            return {}
-        mine, other = self.game.groups[TARGET].truth, self.game.groups[CEILING].truth
-        same_client = mine.target_clients[:, None] == other.target_clients[None]
-        same_label = mine.target_labels[:, None] == other.target_labels[None]
-        partner = (2 * same_client.int() + same_label.int()).argmax(1)
-        return {
-            "single image,\nsame client": self.scores[CEILING].originals[partner],
-            "ceiling: from its\nrepresentation": self.recovered[CEILING].images[partner],
-        }
+        """The main figure."""
+        return next(iter(self.card.figures().values()))
 
     def __repr__(self) -> str:
-        summary = self.scores[TARGET].summary
+        summary = self.card.summary
         return (
             f"AttackResult({self.game.settings.attack.name} on {self.game.kind} of "
             f"{self.game.run.name}: {summary['verdict']}; {summary['verdict_because']})"
@@ -432,7 +278,7 @@ def _attack(
     shelf = _Shelf(folder / "checkpoints")
     if finished:
         report(Event("attack.reused", {"folder": str(folder)}))
-        recovered = _read_back(folder)
+        outcome = _read_back(folder, question_of(settings))
         record = files.read_json(folder / "record.json")
     else:
         folder.mkdir(parents=True, exist_ok=True)
@@ -441,32 +287,26 @@ def _attack(
         files.write_json(folder / "record.json", record)
         context = Context(settings.evaluation.seed, device, report, shelf)
         try:
-            recovered = settings.attack(game.observation, context)
+            outcome = settings.attack(game.observation, context)
         except BaseException as error:
             record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
             record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
             files.write_json(folder / "record.json", record)
             raise
-        tensors, texts = recovered.save()
+        tensors, texts = outcome.save()
         files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
-    parts = _cut(recovered, [len(group) for group in game.groups.values()])
-    pieces = dict(zip(game.groups, parts, strict=True))
-    scores = {
-        name: _score(game, group, pieces[name], settings.metrics, settings.evaluation.rule)
-        for name, group in game.groups.items()
-    }
-    result = AttackResult(folder, game, scores, pieces, record)
+    card = question_of(settings).score(game, outcome)
+    result = AttackResult(folder, game, outcome, card, record)
     if not finished:
         record |= {
             "status": COMPLETE,
             "attack_s": attack_s,
             "wall_s": time.monotonic() - started,
             "peak_memory": peak_memory(device),
-            "stopped_because": recovered.stopped_because,
-            "scores": {name: s.summary for name, s in scores.items()},
-            "rules": _other_rules(game, pieces[TARGET]),
+            **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
+            **card.record(),
         }
         _write(result)
         shelf.clear()
@@ -475,100 +315,20 @@ def _attack(
     return result
 
 
-def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
-    out, start = [], 0
-    for size in sizes:
-        rows = slice(start, start + size)
-        out.append(
-            Reconstruction(
-                rec.images[rows],
-                rec.prior[rows],
-                rec.fit[rows],
-                rec.trace[:, rows],
-                rec.trace_steps,
-                rec.stopped_because,
-                rec.diverged[rows],
-            )
-        )
-        start += size
-    return out
-
-
-def _read_back(folder: Path) -> Reconstruction:
-    path = folder / "recovered.safetensors"
+def _read_back(folder: Path, question: Question) -> Outcome:
+    path, kind = folder / "recovered.safetensors", question.outcome()
     try:
-        return Reconstruction.load(files.read_tensors(path), files.read_metadata(path))
+        return kind.load(files.read_tensors(path), files.read_metadata(path))
     except ValueError as error:
-        raise DamagedInputError(f"{path} is not a recorded reconstruction: {error}.") from None
-
-
-def _score(
-    game: Game, group: TargetGroup, rec: Reconstruction, metrics: Mapping[str, Any], rule: str
-) -> Scores:
-    evaluation = game.settings.evaluation
-    nearest = _nearest_by_representation(game, group) if rule == "nearest-rep" else None
-    return evaluate(
-        rec,
-        group.truth,
-        game.public,
-        metrics=metrics,
-        rule=rule,
-        gallery=evaluation.gallery,
-        seed=evaluation.seed,
-        nearest=nearest,
-    )
-
-
-def _other_rules(game: Game, rec: Reconstruction) -> dict[str, Any]:
-    """PSNR under every matching rule, for targets made of several images.
-
-    The paper does not say which rule it used (FedRE, question 2), so all are recorded.
-    """
-    group = game.groups[TARGET]
-    if group.kind == "representations":
-        return {}
-    psnr = {"psnr": metric_registry.get("psnr")()}
-    out = {}
-    for rule in ("best", "mean-image", "nearest-rep"):
-        entry = _score(game, group, rec, psnr, rule).summary["metrics"]["psnr"]
-        out[rule] = {
-            key: entry[key] for key in ("mean", "n", "floor", "floor_mean", "leakage", "leakage_ci")
-        }
-    return out
-
-
-def _nearest_by_representation(game: Game, group: TargetGroup) -> Tensor:
-    """For each target the image of its support whose representation is closest to it."""
-    truth: Truth = group.truth
-    rows = torch.cat([r for u in group.uploads for a in u.artifacts if (r := a.rows()) is not None])
-    reps = torch.empty(len(truth.images), rows.shape[1])
-    for upload in group.uploads:
-        where = (truth.clients == upload.client).nonzero().squeeze(1)
-        extractor = game.run.model(upload.client, upload.round).extractor
-        images = (truth.images[where] * 255).round().to(torch.uint8)
-        reps[where] = represent(extractor, Samples(images, truth.labels[where]))
-    distance = torch.cdist(rows.double(), reps.double())
-    member = torch.zeros_like(distance, dtype=torch.bool)
-    member[truth.mixture.row, truth.mixture.sample] = truth.mixture.weight > 0
-    return distance.masked_fill(~member, torch.inf).argmin(1)
+        raise DamagedInputError(f"{path} is not a recorded result: {error}.") from None
 
 
 def _write(result: AttackResult) -> None:
     folder = result.folder
-    frame = result.frame()
-    files.write_text(folder / "scores.csv", frame.to_csv(index=False))
-    rec = result.recovered[TARGET]
-    write_csv(
-        folder / "trace.csv",
-        [
-            {"step": int(step), **{f"target{i}": float(v) for i, v in enumerate(row)}}
-            for step, row in zip(rec.trace_steps, rec.trace, strict=True)
-        ],
-    )
-    save_figure(result.figure(), folder / "figure")
-    if bool(rec.trace.isfinite().any()):
-        title = f"{result.game.settings.attack.name} on {result.game.kind}"
-        save_figure(attack_trace(rec.trace_steps, rec.trace, title=title), folder / "trace")
+    files.write_text(folder / "scores.csv", result.frame().to_csv(index=False))
+    result.card.write(folder)
+    for name, figure in result.card.figures().items():
+        save_figure(figure, folder / name)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

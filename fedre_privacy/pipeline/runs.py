@@ -174,9 +174,8 @@ class Run:
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
-        tensors = self._models(round)
         prefix = f"client{client}/"
-        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
         settings = self.settings
         num_classes = len(self.record["classes"])
         model = build_model(settings.model, client, self.image_shape, num_classes)
@@ -188,7 +187,7 @@ class Run:
             ) from None
         return model.eval().requires_grad_(False)
 
-    def _models(self, round: int) -> dict[str, Tensor]:
+    def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
         kept = self.kept_rounds()
         if round not in kept:
             if not kept:
@@ -199,10 +198,9 @@ class Run:
                 f"{', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        cache: dict[int, dict[str, Tensor]] = self.__dict__.setdefault("_cache", {})
-        if round not in cache:
-            cache[round] = files.read_tensors(self.folder / "models" / f"r{round:04d}.safetensors")
-        return cache[round]
+        return files.read_tensors(
+            self.folder / "models" / f"r{round:04d}.safetensors", prefix=prefix
+        )
 
     def split_indices(self) -> tuple[list[Tensor], list[Tensor]]:
         """Training and test indices of each client (evaluator only)."""

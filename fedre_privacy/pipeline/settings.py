@@ -20,7 +20,16 @@ from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
 
-TARGETS = ("uploaded", "representations", "prototypes", "entangled")
+TARGETS = (
+    "uploaded",
+    "representations",
+    "prototypes",
+    "entangled",
+    "recovered-prototypes",
+    "update",
+)
+
+RECOVERED = "recovered-prototypes"
 
 Values = Mapping[str, Any]
 
@@ -48,7 +57,19 @@ class Evaluation:
     )
     round: int | None = knob(None, help="round to attack; none: the last one", ge=1)
     rule: str = knob(
-        "best", help="how a target with several originals is matched", choices=tuple(RULES)
+        "auto",
+        help="how a target with several originals is matched; auto: assigned for the images of an "
+        "update, best otherwise",
+        choices=("auto", *RULES),
+    )
+    max_images: int | None = knob(
+        None, help="attack only targets made of at most so many images", ge=1
+    )
+    per_update: int = knob(
+        8, help="images sought in each gradient or update, at most as many as made it", ge=1
+    )
+    candidates: int = knob(
+        200, help="membership: training and other images asked about per client, of each", ge=2
     )
     metrics: tuple[str, ...] = knob(DEFAULT_METRICS, help="metrics to report")
     gallery: int = knob(100, help="images in an identification line-up", ge=2)
@@ -94,6 +115,8 @@ class AttackSettings:
     threat: ThreatModel
     evaluation: Evaluation
     metrics: Mapping[str, Metric]
+    via: Attack | None = None
+    """The attack that recovers the prototypes which are then attacked."""
 
     def plain(self) -> dict[str, Any]:
         """The settings as written to ``config.yaml``."""
@@ -103,6 +126,7 @@ class AttackSettings:
             "threat": self.threat.name,
             "eval": plain(self.evaluation),
             "metrics": {name: plain(metric) for name, metric in self.metrics.items()},
+            **({"via": plain_plugin(self.via)} if self.via is not None else {}),
         }
 
     @property
@@ -113,12 +137,13 @@ class AttackSettings:
 
 
 TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record")
-ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics")
+ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
 DEFAULTS = {
     "data": "digits",
     "partition": "pra",
     "protocol": "fedre",
     "attack": "dip",
+    "via": "disentangle",
     "target": "uploaded",
     "threat": "fedre-paper",
 }
@@ -213,9 +238,21 @@ def resolve_attack(
                 f"'metrics.{name}' has settings, but eval.metrics asks for "
                 f"{', '.join(evaluation.metrics)}."
             )
+    via = None
+    if target == RECOVERED:
+        section = values.get("via") or {}
+        section = {"name": DEFAULTS["via"], **section} if isinstance(section, Mapping) else section
+        via = build_plugin(attacks, section, at="via", problems=problems, where=where)
+        if via is not None and via.answers != "prototypes":
+            problems.append(
+                f"'via' is '{via.name}', which answers {via.answers}; target '{RECOVERED}' "
+                "needs an attack that answers prototypes."
+            )
+    elif values.get("via"):
+        problems.append(f"'via' goes with target '{RECOVERED}'; the target is '{target}'.")
     if target not in TARGETS or attack is None or threat is None or evaluation is None:
         return None
-    return AttackSettings(str(target), attack, threat, evaluation, chosen)
+    return AttackSettings(str(target), attack, threat, evaluation, chosen, via)
 
 
 def absolute_path(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from fedre_privacy.core.types import (
     EntangledRep,
     Mixture,
     Prototypes,
+    RecoveredPrototypes,
     Representations,
     Truth,
     Upload,
 )
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.entanglement.base import Entanglement, schemes
+from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
 from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 
 from .runs import Run
@@ -33,7 +34,9 @@ KINDS: dict[str, type[Artifact]] = {
     "representations": Representations,
     "prototypes": Prototypes,
     "entangled": EntangledRep,
+    "recovered-prototypes": Prototypes,
 }
+"""Targets that are rows of numbers, and the artifact that carries each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,36 +87,137 @@ class TargetSource:
                     return artifact.kind
         return None
 
-    def group(self, kind: str, count: int) -> TargetGroup:
+    def group(
+        self,
+        kind: str,
+        count: int,
+        *,
+        max_images: int | None = None,
+        recovered: RecoveredPrototypes | None = None,
+    ) -> TargetGroup:
         """Choose up to `count` targets of a kind, spread over clients, the same for every attack.
 
         Rows that were uploaded are taken from the record; others are computed from the client's
         own model and data, and marked counterfactual.
+
+        Args:
+            max_images: only targets made of at most so many images.
+            recovered: what an attack made of the uploads, for the kind "recovered-prototypes".
+
+        Raises:
+            IncompatibleError: no target is left.
         """
-        real = self.uploaded_kind() == kind
-        emissions = {k: self._emission(k, kind, real, count) for k in self.clients}
-        chosen = self._choose(
-            {k: e.mixture.num_rows for k, e in emissions.items() if e.mixture}, count, kind
-        )
+        real = recovered is not None or self.uploaded_kind() == kind
+        emitted = {k: self._emission(k, kind, real, count, recovered) for k in self.clients}
+        emissions = {k: emission for k, emission in emitted.items() if emission is not None}
+        eligible = {
+            k: _small_enough(e.mixture, max_images) for k, e in emissions.items() if e.mixture
+        }
+        chosen = self._choose(eligible, count, kind)
+        if not chosen:
+            limit = "" if max_images is None else f" made of at most {max_images} images"
+            raise IncompatibleError(
+                f"Run {self.run.name} has no {kind}{limit} to attack in round {self.round}.",
+                next_step="Raise eval.max_images, attack another round, or another target.",
+            )
+        return self._gather(kind, {k: (emissions[k], rows) for k, rows in chosen.items()}, real)
+
+    def true_prototypes(self, of: TargetGroup) -> TargetGroup:
+        """The true prototypes of the clients and classes of another group, row by row."""
+        chosen = {}
+        for upload in of.uploads:
+            emission = self._prototypes(upload.client)
+            wanted = torch.cat([a.labels for a in upload.artifacts if isinstance(a, Prototypes)])
+            chosen[upload.client] = (emission, _rows_of(emission, wanted))
+        return self._gather("prototypes", chosen, self.uploaded_kind() == "prototypes")
+
+    def updates(self, count: int, per_update: int) -> tuple[TargetGroup, int]:
+        """Choose gradients or updates of up to `count` images in all; return images of each.
+
+        The images that made an update are those of the recorded provenance, or all of the
+        client's training samples where a whole round of training made it.
+
+        Raises:
+            IncompatibleError: the protocol uploads neither.
+        """
+        uploads = {
+            k: Upload(k, self.round, tuple(a for a in u.artifacts if a.updates))
+            for k, u in self.uploads.items()
+        }
+        uploads = {k: u for k, u in uploads.items() if u.artifacts}
+        if not uploads:
+            raise IncompatibleError(
+                f"Protocol '{self.run.settings.protocol.name}' uploads no gradient or parameters.",
+                next_step="Attack what it uploads (--target uploaded), or train fedsgd or fedavg.",
+            )
+        mixtures = self.run.mixtures(self.round)
+        made = {}
+        for k in uploads:
+            kept = [m for (client, _), m in mixtures.items() if client == k]
+            whole = torch.arange(len(self.train[k]))
+            made[k] = torch.unique(kept[0].sample) if kept else whole
+        images = min(per_update, count, *(len(samples) for samples in made.values()))
+        order = torch.randperm(len(made), generator=stream(self.seed, "targets update"))
+        wanted = sorted(sorted(made)[i] for i in order[: max(1, count // images)].tolist())
+        parts = []
+        for k in wanted:
+            samples = made[k].repeat(images)
+            rows = torch.arange(images).repeat_interleave(len(made[k]))
+            weight = torch.full((len(samples),), 1 / len(made[k]))
+            labels = torch.full((images,), -1)
+            parts.append((k, Mixture(rows, samples, weight, images), labels))
+        truth = self._truth(parts)
+        return TargetGroup("update", False, tuple(uploads[k] for k in wanted), truth), images
+
+    def _gather(
+        self, kind: str, chosen: dict[int, tuple[Emission, Tensor]], real: bool
+    ) -> TargetGroup:
         uploads: list[Upload] = []
         parts: list[tuple[int, Mixture, Tensor]] = []
-        for k, rows in chosen.items():
-            mixture = emissions[k].mixture
-            if mixture is None:
+        for k, (emission, rows) in chosen.items():
+            if emission.mixture is None:
                 raise MissingInputError(
                     f"The run has no provenance for client {k}'s {kind} in round {self.round}."
                 )
-            artifact = emissions[k].artifact
-            uploads.append(Upload(k, self.round, (artifact.take(rows),), counterfactual=not real))
-            parts.append((k, mixture.select(rows), self._labels(artifact.take(rows))))
+            taken = emission.artifact.take(rows)
+            uploads.append(Upload(k, self.round, (taken,), counterfactual=not real))
+            parts.append((k, emission.mixture.select(rows), self._labels(taken)))
         return TargetGroup(kind, not real, tuple(uploads), self._truth(parts))
 
-    def _emission(self, client: int, kind: str, real: bool, count: int) -> Emission:
+    def _prototypes(self, client: int) -> Emission:
+        own = self.train[client]
+        reps, labels = self._represent(client, own)
+        return class_means(reps, labels, self.data.num_classes)
+
+    def _recovered(self, client: int, recovered: RecoveredPrototypes) -> Emission:
+        """What was recovered of a client, with the provenance of the true prototypes."""
+        true = self._prototypes(client)
+        usable = recovered.vectors.isfinite().all(1) & (recovered.clients == client)
+        held = _labels_of(true)
+        usable &= torch.isin(recovered.labels, held) & (recovered.rounds == self.round)
+        index = usable.nonzero().squeeze(1)
+        index = index[recovered.labels[index].argsort()]
+        labels = recovered.labels[index]
+        mixture = true.mixture.select(_rows_of(true, labels)) if true.mixture else None
+        return Emission(Prototypes(recovered.vectors[index].float(), labels), mixture)
+
+    def _emission(
+        self,
+        client: int,
+        kind: str,
+        real: bool,
+        count: int,
+        recovered: RecoveredPrototypes | None,
+    ) -> Emission | None:
+        """All targets that a client offers; None if its scheme refused to upload."""
+        if recovered is not None:
+            return self._recovered(client, recovered)
         if real:
             mixtures = self.run.mixtures(self.round)
             for number, artifact in enumerate(self.uploads[client].artifacts):
                 if artifact.kind == kind:
                     return Emission(artifact, mixtures.get((client, number)))
+            return None
         own = self.train[client]
         if kind == "representations":
             order = torch.randperm(len(own), generator=stream(self.seed, "targets", client=client))
@@ -122,27 +226,38 @@ class TargetSource:
             index = torch.arange(len(picked))
             mixture = Mixture(index, picked, torch.ones(len(picked)), num_rows=len(picked))
             return Emission(Representations(reps, labels), mixture)
-        reps, labels = self._represent(client, own)
         if kind == "prototypes":
-            return class_means(reps, labels, self.data.num_classes)
+            return self._prototypes(client)
+        reps, labels = self._represent(client, own)
         scheme = getattr(self.run.settings.protocol, "entanglement", None)
         if not isinstance(scheme, Entanglement):
             scheme = schemes.get("rap")()
-        rng = stream(self.run.settings.train.seed, "entangle", client=client, round=self.round)
-        return scheme(reps, labels, self.data.num_classes, rng)
+        draw = Draw(
+            labels=labels,
+            num_classes=self.data.num_classes,
+            dim=reps.shape[1],
+            seed=self.run.settings.train.seed,
+            client=client,
+            round=self.round,
+        )
+        return scheme(reps, draw)
 
     def _represent(self, client: int, index: Tensor) -> tuple[Tensor, Tensor]:
         samples = Samples(self.data.images[index], self.data.labels[index])
         return represent(self.run.model(client, self.round).extractor, samples), samples.labels
 
-    def _choose(self, available: dict[int, int], count: int, kind: str) -> dict[int, Tensor]:
-        """Deal targets out to clients in turn, random within a client."""
-        orders = {
-            k: torch.randperm(n, generator=stream(self.seed, f"targets {kind}", client=k)).tolist()
-            for k, n in available.items()
-        }
-        taken: dict[int, list[int]] = {k: [] for k in available}
-        left = min(count, sum(available.values()))
+    def _choose(self, eligible: dict[int, Tensor], count: int, kind: str) -> dict[int, Tensor]:
+        """Deal targets out to clients in turn, random within a client.
+
+        The draw is over all rows, so that a limit leaves the order of the rest as it was.
+        """
+        orders = {}
+        for k, mask in eligible.items():
+            rng = stream(self.seed, f"targets {kind}", client=k)
+            drawn = torch.randperm(len(mask), generator=rng)
+            orders[k] = drawn[mask[drawn]].tolist()
+        taken: dict[int, list[int]] = {k: [] for k in eligible}
+        left = min(count, sum(map(len, orders.values())))
         depth = 0
         while left > 0:
             for k, order in orders.items():
@@ -185,6 +300,25 @@ class TargetSource:
             target_clients=torch.cat(owners),
             target_labels=torch.cat(target_labels),
         )
+
+
+def _small_enough(mixture: Mixture, max_images: int | None) -> Tensor:
+    """Mask of the rows that at most so many images entered, (num_rows,)."""
+    if max_images is None:
+        return torch.ones(mixture.num_rows, dtype=torch.bool)
+    return torch.bincount(mixture.row, minlength=mixture.num_rows) <= max_images
+
+
+def _labels_of(prototypes: Emission) -> Tensor:
+    artifact = prototypes.artifact
+    if not isinstance(artifact, Prototypes):
+        raise TypeError(f"expected prototypes, not {artifact}")
+    return artifact.labels
+
+
+def _rows_of(prototypes: Emission, labels: Tensor) -> Tensor:
+    """Row of each class among a client's prototypes; their labels ascend."""
+    return torch.searchsorted(_labels_of(prototypes).contiguous(), labels.contiguous())
 
 
 def resolve_kind(source: TargetSource, target: str, protocol: str) -> str:

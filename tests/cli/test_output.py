@@ -192,15 +192,17 @@ def test_list_for_a_run_has_one_line_per_target_and_attack(cli: Any, run: Path, 
     done = cli.attack("list", "--for", run.name, "--runs-dir", runs)
     assert done.code == 0 and "2, 3 can be attacked" in done.line("Rounds")
     rows = [line.split() for line in done.out.splitlines() if line.startswith("  ")]
-    table = {(row[0], row[-2]): row for row in rows[1:]}
-    assert len(table) == len(rows) - 1 == 6
-    assert all(row[-1] == "yes" for row in table.values())
+    table = {(row[0], row[-3]): row for row in rows[1:] if row[-1] == "yes"}
+    assert {target for target, name in table if name == "dip"} == {
+        "representations", "prototypes", "entangled", "recovered-prototypes",
+    }  # fmt: skip
     assert "counterfactual" in table["prototypes", "dip"]
     assert "counterfactual" not in table["entangled", "dip"]
     weak = cli.attack("list", "--for", run, "--threat", "eavesdropper")
     lines = [line for line in weak.out.splitlines() if line.startswith("  ")]
-    assert all("no: needs extractor (--threat fedre-paper)" in line for line in lines[1:])
-    assert max(map(len, lines)) < 100
+    inversion = [line for line in lines if " dip " in line or " pixel " in line]
+    assert inversion
+    assert all("no: needs extractor (--threat fedre-paper)" in line for line in inversion)
 
 
 def test_list_for_says_what_a_run_lacks(cli: Any, copy: Path, read_json: Callable[[Path], Any]):

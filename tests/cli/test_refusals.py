@@ -38,7 +38,7 @@ VALUES = [
     (["--set", "train.lr=-1"], "'train.lr' is -1; it must be > 0. Default: 0.06."),
     (["--set", "attack.average=1"], "'attack.average' is 1; it must be >= 0 and < 1. Default: 0.9"),
     (["--set", "attack.steps=many"], "'attack.steps' is 'many'; it must be a whole number. Def"),
-    (["--set", "eval.rule=any"], "'eval.rule' is 'any'; it must be one of best, mean-image, near"),
+    (["--set", "eval.rule=any"], "'eval.rule' is 'any'; it must be one of auto, best, mean-im"),
     (["--set", "data.size=2"], "'data.size' is 2; it must be >= 4 pixels. Default: 24."),
     (["--set", "train=5"], "'train' is a group of settings, not 5."),
     (["--set", "metrics=5"], "'metrics' holds a group of settings per metric, not 5."),
@@ -169,11 +169,12 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: None) -> None:
     done = cli.attack("--attack", "heads-only")
     assert done.code == 3 and list(nowhere.iterdir()) == []
-    assert done.err.splitlines() == [
+    said, step = done.err.splitlines()
+    assert said.startswith(
         "Attack 'heads-only' reads HeadState; the targets are EntangledRep. Attacks for them: "
-        "dip, pixel, wire-only.",
-        "See: fedre-attack list.",
-    ]
+    )
+    assert {"dip", "pixel", "wire-only"} <= set(said.removesuffix(".").replace(",", "").split())
+    assert step == "See: fedre-attack list."
     listed = cli.attack("list", "--threat", "eavesdropper")
     assert "heads-only" in listed.out
 
@@ -182,8 +183,8 @@ def test_list_for_gives_the_reason_in_short(cli: Any, run: Path, plugin: None) -
     done = cli.attack("list", "--for", run, "--threat", "realistic")
     rows = {tuple(r[:1] + r[-1:]): line for line in done.out.splitlines() if (r := line.split())}
     text = "\n".join(rows.values())
-    assert "no: reads HeadState" in text and "no: needs extractor" in text
-    assert sum("wire-only" in line and line.endswith("yes") for line in done.out.splitlines()) == 2
+    assert "heads-only" not in text and "no: needs extractor" in text
+    assert sum("wire-only" in line and line.endswith("yes") for line in done.out.splitlines()) == 3
 
 
 @pytest.mark.parametrize("threat", ["eavesdropper", "realistic"])

@@ -228,7 +228,7 @@ def test_an_observation_has_no_other_fields():
     # A new field is a new thing the attacker sees: think, then add it here.
     assert [field.name for field in dataclasses.fields(Observation)] == [
         "threat", "targets", "uploads", "broadcasts", "extractors", "image_shape", "num_classes",
-        "aux", "aux_labels",
+        "aux", "aux_labels", "training", "candidates", "models", "images_per_target",
     ]  # fmt: skip
     assert {field.name for field in dataclasses.fields(types.Upload)} == {
         "client", "round", "artifacts", "counterfactual",
