@@ -160,7 +160,9 @@ def mean_images(truth: Truth) -> Tensor:
         total += Mixture(
             mixture.row[part], mixture.sample[part], mixture.weight[part], mixture.num_rows
         ).mean(truth.images)
-    return total.clamp(0, 1)
+    # what is not a sample (decoys) has no pixels: its share of the weight is left out
+    shares = torch.zeros(mixture.num_rows).index_add_(0, mixture.row, mixture.weight)
+    return (total / shares.clamp_min(1e-9).reshape(-1, 1, 1, 1)).clamp(0, 1)
 
 
 def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callable[[Tensor], Match]:

@@ -153,6 +153,8 @@ def build(
             continue
         field = fields[key]
         if "registry" in field.metadata:
+            if isinstance(value, Mapping):
+                value = {"name": field.metadata["default_name"], **value}
             accepted[key] = build_plugin(
                 field.metadata["registry"], value, at=path, problems=problems, where=where
             )
@@ -319,10 +321,15 @@ def plain_plugin(instance: Any) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one nested mapping over another; scalars and lists are replaced whole."""
+    """Lay one nested mapping over another; scalars and lists are replaced whole.
+
+    A plugin given by name alone keeps its name when settings of it are laid over.
+    """
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
+        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value:
+            old = {"name": old}
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
     return out

@@ -63,6 +63,12 @@ class DivergedError(FedreError):
     exit_code = 5
 
 
+class PartialError(FedreError):
+    """Part of the work failed; the rest is kept."""
+
+    exit_code = 5
+
+
 class OutOfMemoryError(FedreError):
     """Not enough memory even for the smallest piece of work (exit 5)."""
 

@@ -315,7 +315,8 @@ class Mixture:
     """Which samples entered each row of an upload, and with which weight.
 
     Entry j says that sample `sample[j]` entered row `row[j]` with weight `weight[j]`; weights of
-    a row sum to 1. Evaluator only: it is never part of an upload.
+    a row sum to 1, or to less where part of the row comes from no sample (decoys). Evaluator
+    only: it is never part of an upload.
 
     Shape: row, sample, weight (nnz,); int64, int64, float32.
     """

@@ -1,22 +1,86 @@
 """What an entanglement scheme is: weights over a client's samples, summing to one.
 
-A scheme answers one question, which weight each training sample gets; the mixed representation
-and the mixed label encoding follow from it, so a scheme is a few lines and the recorded weights
-are always the used ones.
+A scheme answers one question, which weight each training sample gets (`sample_weights`); the
+mixed representation and the mixed label encoding follow from it, so a scheme is a few lines and
+the recorded weights are always the used ones. A scheme that changes what another one does, or
+says about itself something else than what it mixed, writes `mix` instead.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Emission, EntangledRep, Mixture
 
 schemes: Registry[Entanglement] = Registry("entanglement scheme", "fedre_privacy.entanglement")
+
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Draw:
+    """One client in one round: the labels it holds, and the random streams for its weights.
+
+    Args:
+        labels: (n,) int64 on the CPU, values below num_classes.
+        num_classes: length of a label encoding.
+        dim: length of a representation.
+        seed: the run's.
+        client: its number.
+        round: the round, or -1 where weights are drawn once and kept for the whole run.
+    """
+
+    labels: Tensor
+    num_classes: int
+    dim: int
+    seed: int
+    client: int
+    round: int = -1
+
+    def rng(self, purpose: str = "") -> torch.Generator:
+        """Return a fresh stream of this client and round; other purposes, other numbers."""
+        return stream(self.seed, _purpose(purpose), client=self.client, round=self.round)
+
+    def shared_rng(self, purpose: str) -> torch.Generator:
+        """Return a fresh stream that is the same at every client and in every round."""
+        return stream(self.seed, _purpose(purpose))
+
+    def of_run(self) -> Draw:
+        """Return the same client with the streams of the whole run: the same in every round."""
+        return dataclasses.replace(self, round=-1)
+
+    def only(self, keep: Tensor) -> Draw:
+        """Return the same client with some of its samples; keep (n,) bool."""
+        return dataclasses.replace(self, labels=self.labels[keep])
+
+
+def _purpose(purpose: str) -> str:
+    return f"entangle {purpose}".rstrip()
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """What a client mixes, and what it says it mixed.
+
+    Shape:
+        weights (n,) float64, non-negative: of the samples. They sum to 1, or to less where the
+            rest of the upload is a decoy.
+        encoding (C,) float64, non-negative, summing to 1: the label encoding to upload.
+        decoy (d,) float64 or None: what is added to the mixed representation and comes from no
+            sample, in units of the length of the client's mean representation.
+    """
+
+    weights: Tensor
+    encoding: Tensor
+    decoy: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +89,10 @@ class Entanglement:
 
     name: ClassVar[str] = ""
 
-    def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
-        """Weight of each of a client's training samples.
+    def sample_weights(
+        self, labels: Tensor, num_classes: int, rng: torch.Generator
+    ) -> Tensor | None:
+        """Weight of each of a client's training samples, or None to upload nothing this round.
 
         Args:
             labels: (n,) int64 on the CPU, values below num_classes.
@@ -34,21 +100,71 @@ class Entanglement:
                 protocol re-uses its weights in every round.
 
         Returns:
-            (n,) float64, non-negative, summing to 1.
+            (n,) floating, non-negative, summing to 1.
         """
         raise TypeError(f"{type(self).__name__} does not define sample_weights")
 
-    def __call__(
-        self, reps: Tensor, labels: Tensor, num_classes: int, rng: torch.Generator
-    ) -> Emission:
-        """Mix a client's representations (n, d) and one-hot labels with the same weights."""
-        labels = labels.cpu()
-        weights = self.sample_weights(labels, num_classes, rng)
-        mixed = weights.to(reps) @ reps
-        encoding = torch.zeros(num_classes, dtype=torch.float64).index_add_(0, labels, weights)
+    def mix(self, draw: Draw) -> Mix | None:
+        """What is mixed and what is said about it, or None to upload nothing this round.
+
+        The default asks `sample_weights` and says the truth. Override it to build on another
+        scheme (`compose`), or for weights that need streams of the run (`Draw.of_run`).
+
+        Raises:
+            IncompatibleError: the weights are no distribution over the samples.
+        """
+        given = self.sample_weights(draw.labels, draw.num_classes, draw.rng())
+        if given is None:
+            return None
+        weights = self._shares("weights", given, len(draw.labels))
+        return Mix(weights, by_class(weights, draw))
+
+    def __call__(self, reps: Tensor, draw: Draw) -> Emission | None:
+        """Mix a client's representations (n, d) and labels; None if it uploads nothing.
+
+        Raises:
+            IncompatibleError: the scheme broke what `Mix` promises.
+        """
+        mix = self.mix(draw)
+        if mix is None:
+            return None
+        weights = self._shares("weights", mix.weights, len(draw.labels), whole=mix.decoy is None)
+        encoding = self._shares("a label encoding", mix.encoding, draw.num_classes)
+        rep = weights.to(reps) @ reps
+        if mix.decoy is not None:
+            if mix.decoy.shape != rep.shape:
+                raise self._broken("a decoy", f"shape {tuple(mix.decoy.shape)}", f"({draw.dim},)")
+            rep = rep + mix.decoy.to(reps) * reps.mean(0).norm()
         used = weights.nonzero().squeeze(1)
         mixture = Mixture(torch.zeros_like(used), used, weights[used].float(), num_rows=1)
-        return Emission(EntangledRep(mixed, encoding.float()), mixture)
+        return Emission(EntangledRep(rep, encoding.float()), mixture)
+
+    def _shares(self, what: str, given: Tensor, size: int, *, whole: bool = True) -> Tensor:
+        """Return `given` in float64, or refuse it: (size,), from 0 on, summing to 1 or less."""
+        values = torch.as_tensor(given)
+        if tuple(values.shape) != (size,):
+            raise self._broken(what, f"shape {tuple(values.shape)}", f"({size},)")
+        if not bool((values.isfinite() & (values >= 0)).all()):
+            raise self._broken(what, "negative or non-finite values", "finite numbers from 0 on")
+        total = values.double().sum()
+        if float(total) > 1 + _TOLERANCE or (whole and float(total) < 1 - _TOLERANCE):
+            needed = "1; divide by the sum" if whole else "at most 1"
+            raise self._broken(what, f"the sum {float(total):.6g}", needed)
+        if whole and values.dtype != torch.float64:  # it sums to 1 in its own precision only
+            return values.double() / total
+        return values.double()
+
+    def _broken(self, what: str, got: str, needed: str) -> IncompatibleError:
+        return IncompatibleError(
+            f"Entanglement scheme '{self.name or type(self).__name__}' gave {what} with {got}; "
+            f"needed: {needed}."
+        )
+
+
+def by_class(weights: Tensor, draw: Draw) -> Tensor:
+    """Add up the weights (n,) of each class: the label encoding of a mix, (num_classes,)."""
+    empty = torch.zeros(draw.num_classes, dtype=torch.float64)
+    return empty.index_add_(0, draw.labels, weights)
 
 
 def class_sizes(labels: Tensor, num_classes: int) -> Tensor:

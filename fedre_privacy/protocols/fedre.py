@@ -10,7 +10,7 @@ from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.core.config import knob, part, section
 from fedre_privacy.core.types import Emission, EntangledRep
-from fedre_privacy.entanglement.base import Entanglement, schemes
+from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
 
 from .base import Protocol, protocols
 
@@ -24,7 +24,8 @@ class FedRE(Protocol):
     own head with it, trains its whole model, and entangles the representations of the trained
     extractor, collected in eval mode over all of its training samples.
 
-    Uploads:    EntangledRep: d values and C label weights per client and round
+    Uploads:    EntangledRep: d values and C label weights per client and round, or nothing where
+                the scheme refuses
     Reference:  Yao et al., FedRE, CVPR 2026, Algorithm 1.
     Deviations: the released code sends explicit (weight, label) pairs for the classes present,
                 here the encoding is dense (C,); it never sends the head back in its heterogeneous
@@ -45,6 +46,15 @@ class FedRE(Protocol):
     aggregate = shared_head.aggregate
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        reps = represent(client.model.extractor, client.train)
-        rng = task.rng("entangle") if self.resample else task.rng_of_run("entangle")
-        return (self.entanglement(reps, client.train.labels, task.setting.num_classes, rng),)
+        samples = client.collected(task.setting.training)
+        reps = represent(client.model.extractor, samples)
+        draw = Draw(
+            labels=samples.labels.cpu(),
+            num_classes=task.setting.num_classes,
+            dim=reps.shape[1],
+            seed=task.setting.training.seed,
+            client=client.id,
+            round=task.round if self.resample else -1,
+        )
+        emission = self.entanglement(reps, draw)
+        return () if emission is None else (emission,)

@@ -40,7 +40,12 @@ BRIEF: dict[str, dict[str, Any]] = {
 }
 """Settings for promises that hold however short the attack is."""
 MARGIN_DB = 4.0
-NAMES = [n for n in attacks.names() if issubclass(Representations, attacks.get(n).consumes)]
+NAMES = [
+    name
+    for name in attacks.names()
+    if issubclass(Representations, attacks.get(name).consumes)
+    and attacks.get(name).answers == "images"
+]
 OWNERS = ((1, 3), (4, 3))
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.rng import stream
+from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.rng import derive, stream
+from fedre_privacy.core.types import Emission
 from fedre_privacy.entanglement import rap
-from fedre_privacy.entanglement.base import schemes, spread_over_classes
+from fedre_privacy.entanglement.base import (
+    Draw,
+    Entanglement,
+    by_class,
+    schemes,
+    spread_over_classes,
+)
 from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
 
 CLASSES, DIM = 6, 7
@@ -20,10 +31,29 @@ LABELS = {
     "all classes": torch.arange(CLASSES).repeat(3),
 }
 NAMES = schemes.names()
+PLAIN = ["rap", "rar", "rsp", "rsr", "var", "vap"]
+BUILT_ON_OTHERS = sorted(set(NAMES) - set(PLAIN))
+PER_SAMPLE = {"rar", "rsr"}
+"""Schemes that draw for every sample, so that the order of samples matters."""
+OWN = "my_schemes:TopHeavy"
+CASES = [
+    *({"name": name} for name in NAMES),
+    *({"name": name, "base": base} for name in BUILT_ON_OTHERS for base in ("rar", "rsr", "vap")),
+    {"name": "quantised", "base": {"name": "min-count", "min_count": 2, "base": "decoy"}},
+    {"name": "slow", "base": {"name": "decoy", "vectors": "private"}},
+    {"name": "refuse-single", "base": {"name": "m-of-n", "m": 2, "base": OWN}},
+    {"name": OWN},
+]
 
 
-def some_reps(labels: Tensor, seed: int = 0) -> Tensor:
-    return torch.randn(len(labels), DIM, generator=stream(seed, "reps"))
+def title(case) -> str:
+    base = case.get("base")
+    return case["name"] + (f" of {title(base) if isinstance(base, dict) else base}" if base else "")
+
+
+def innermost(case) -> str:
+    base = case.get("base")
+    return innermost(base) if isinstance(base, dict) else base or case["name"]
 
 
 @pytest.fixture(params=list(LABELS))
@@ -31,79 +61,161 @@ def labels(request) -> Tensor:
     return LABELS[request.param]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", NAMES)
-class TestEveryScheme:
-    def test_weights_are_a_distribution_over_samples(self, name, seed, labels):
-        weights = schemes.get(name)().sample_weights(labels, CLASSES, stream(seed, "w"))
-        assert weights.shape == (len(labels),) and weights.dtype == torch.float64
-        assert bool((weights >= 0).all())
-        assert abs(float(weights.sum()) - 1) < 1e-12
+@pytest.fixture
+def make(tmp_path, monkeypatch, repo):
+    """Build a scheme as the command line does, one of its own file included."""
+    text = (repo / "docs" / "add_your_own.md").read_text()
+    (example,) = [b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "TopHeavy" in b]
+    Path(tmp_path, "my_schemes.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
 
-    def test_upload_is_the_explicit_sum(self, name, seed, labels):
-        scheme, reps = schemes.get(name)(), some_reps(labels)
-        weights = scheme.sample_weights(labels, CLASSES, stream(seed, "w")).tolist()
-        upload = scheme(reps, labels, CLASSES, stream(seed, "w")).artifact
+    def build(case) -> Entanglement:
+        problems: list[str] = []
+        scheme = build_plugin(schemes, case, at="protocol.entanglement", problems=problems)
+        assert scheme is not None and problems == []
+        return scheme
+
+    return build
+
+
+@pytest.fixture(params=CASES, ids=title)
+def scheme(request, make) -> Entanglement:
+    return make(request.param)
+
+
+def some_reps(labels: Tensor, seed: int = 0) -> Tensor:
+    return torch.randn(len(labels), DIM, generator=stream(seed, "reps"))
+
+
+def draw_of(labels: Tensor, seed: int = 0, client: int = 2, round: int = 5) -> Draw:
+    return Draw(labels=labels, num_classes=CLASSES, dim=DIM, seed=seed, client=client, round=round)
+
+
+def same(one: Emission | None, other: Emission | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = [(one.artifact.tensors()[n], t) for n, t in other.artifact.tensors().items()]
+    pairs += [(one.mixture.weight, other.mixture.weight)]
+    pairs += [(one.mixture.sample, other.mixture.sample)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+class TestEveryScheme:
+    def test_weights_are_a_distribution_or_leave_room_for_decoys(self, scheme, labels):
+        mix = scheme.mix(draw_of(labels))
+        if mix is None:
+            return
+        assert mix.weights.shape == (len(labels),) and mix.weights.dtype == torch.float64
+        assert bool((mix.weights >= 0).all())
+        total = float(mix.weights.sum())
+        assert 0 < total < 1 if mix.decoy is not None else abs(total - 1) < 1e-12
+
+    def test_upload_is_the_explicit_sum(self, scheme, labels):
+        reps, draw = some_reps(labels), draw_of(labels)
+        mix, emission = scheme.mix(draw), scheme(reps, draw)
+        if mix is None:
+            assert emission is None
+            return
         mixed = torch.zeros(DIM, dtype=torch.float64)
-        encoding = torch.zeros(CLASSES, dtype=torch.float64)
-        for weight, rep, label in zip(weights, reps, labels.tolist(), strict=True):
+        for weight, rep in zip(mix.weights.tolist(), reps, strict=True):
             mixed = mixed + weight * rep.double()
-            encoding[label] = encoding[label] + weight
+        if mix.decoy is not None:
+            mixed = mixed + mix.decoy * reps.double().mean(0).square().sum().sqrt()
+        upload = emission.artifact
         assert upload.rep.dtype == upload.encoding.dtype == torch.float32
         assert torch.allclose(upload.rep.double(), mixed, atol=1e-6, rtol=0)
-        assert torch.allclose(upload.encoding.double(), encoding, atol=1e-6, rtol=0)
 
-    def test_encoding_lies_on_the_simplex_of_present_classes(self, name, seed, labels):
-        upload = schemes.get(name)()(some_reps(labels), labels, CLASSES, stream(seed, "w")).artifact
-        assert upload.encoding.shape == (CLASSES,)
-        assert bool((upload.encoding >= 0).all())
-        assert float(upload.encoding.sum()) == pytest.approx(1, abs=1e-6)
-        present = {int(c) for c in labels}
-        assert set(upload.encoding.nonzero().squeeze(1).tolist()) <= present
+    def test_encoding_lies_on_the_simplex(self, scheme, labels):
+        draw = draw_of(labels)
+        emission, mix = scheme(some_reps(labels), draw), scheme.mix(draw)
+        if emission is None:
+            return
+        encoding = emission.artifact.encoding
+        assert encoding.shape == (CLASSES,) and bool((encoding >= 0).all())
+        assert float(encoding.sum()) == pytest.approx(1, abs=1e-6)
+        true = by_class(mix.weights, draw).float()
+        held = torch.bincount(labels, minlength=CLASSES) > 0
+        if mix.decoy is None:
+            assert not encoding[~held].any()
+        if "quantised" not in repr(scheme).lower():  # what is said about the samples is true
+            assert torch.allclose(encoding[held], true[held], atol=1e-6, rtol=0)
+            decoys = float(encoding[~held].sum())
+            assert float(true.sum()) == pytest.approx(1 - decoys, abs=1e-6)
 
-    def test_the_recorded_mixture_is_the_used_one(self, name, seed, labels):
-        scheme, reps = schemes.get(name)(), some_reps(labels)
-        weights = scheme.sample_weights(labels, CLASSES, stream(seed, "w"))
-        emission = scheme(reps, labels, CLASSES, stream(seed, "w"))
+    def test_the_recorded_mixture_is_the_used_one(self, scheme, labels):
+        reps, draw = some_reps(labels), draw_of(labels)
+        mix, emission = scheme.mix(draw), scheme(reps, draw)
+        if emission is None:
+            return
         mixture = emission.mixture
         assert mixture.num_rows == 1 and set(mixture.row.tolist()) == {0}
         dense = torch.zeros(len(labels), dtype=torch.float64)
         dense[mixture.sample] = mixture.weight.double()
-        assert torch.allclose(dense, weights, atol=1e-7, rtol=0)
-        assert mixture.support(0).tolist() == weights.nonzero().squeeze(1).tolist()
-        assert torch.allclose(mixture.mean(reps)[0], emission.artifact.rep, atol=1e-6, rtol=0)
+        assert torch.allclose(dense, mix.weights, atol=1e-7, rtol=0)
+        assert mixture.support(0).tolist() == mix.weights.nonzero().squeeze(1).tolist()
+        if mix.decoy is None:
+            assert torch.allclose(mixture.mean(reps)[0], emission.artifact.rep, atol=1e-6, rtol=0)
 
-    def test_same_stream_same_bytes(self, name, seed, labels):
-        scheme, reps = schemes.get(name)(), some_reps(labels)
-        torch.manual_seed(seed)
+    def test_same_draw_same_bytes(self, scheme, labels):
+        reps, draw = some_reps(labels), draw_of(labels)
         before = torch.random.get_rng_state()
-        first = scheme(reps, labels, CLASSES, stream(seed, "w"))
+        first = scheme(reps, draw)
         torch.rand(3)
         torch.random.set_rng_state(before)
-        second = scheme(reps, labels, CLASSES, stream(seed, "w"))
+        second = scheme(reps, draw)
         assert torch.equal(torch.random.get_rng_state(), before)  # no global randomness
-        for tensor, other in zip(
-            first.artifact.tensors().values(), second.artifact.tensors().values(), strict=True
-        ):
-            assert torch.equal(tensor, other)
-        assert torch.equal(first.mixture.weight, second.mixture.weight)
+        assert same(first, second)
 
-    def test_inputs_are_left_alone(self, name, seed, labels):
+    def test_inputs_are_left_alone(self, scheme, labels):
         reps, given = some_reps(labels), labels.clone()
-        schemes.get(name)()(reps, given, CLASSES, stream(seed, "w"))
+        scheme(reps, draw_of(given))
         assert torch.equal(reps, some_reps(labels)) and torch.equal(given, labels)
 
 
-@pytest.mark.parametrize("name", ["rap", "rar", "rsr", "rsp"])
-def test_random_schemes_change_with_the_stream(name):
-    scheme, labels = schemes.get(name)(), LABELS["all classes"]
-    drawn = {
-        tuple(scheme.sample_weights(labels, CLASSES, stream(s, "w")).tolist()) for s in range(20)
+@pytest.mark.parametrize("case", [c for c in CASES if innermost(c) not in PER_SAMPLE], ids=title)
+def test_the_order_of_samples_does_not_matter(make, case, labels):
+    scheme, order = make(case), torch.randperm(len(labels), generator=stream(8, "order"))
+    one, other = scheme.mix(draw_of(labels)), scheme.mix(draw_of(labels[order]))
+    if one is None:
+        assert other is None
+        return
+    assert torch.allclose(one.weights[order], other.weights, atol=1e-15)
+    assert torch.allclose(one.encoding, other.encoding, atol=1e-15)
+
+
+@pytest.mark.parametrize("case", CASES, ids=title)
+def test_settings_survive_the_settings_file(make, case):
+    scheme = make(case)
+    assert make(plain_plugin(scheme)) == scheme
+
+
+@pytest.mark.parametrize("name", ["rap", "rar", "rsr", "rsp", "slow", "m-of-n", "decoy"])
+def test_random_schemes_change_with_seed_client_and_round(name):
+    scheme, labels = schemes.get(name)(), torch.arange(CLASSES).repeat(30)
+    for changed in ("seed", "client", "round"):
+        drawn = {
+            tuple(scheme.mix(draw_of(labels, **{changed: value})).weights.tolist())
+            for value in range(6)
+        }
+        assert len(drawn) > 1, changed
+
+
+def test_streams_of_a_draw():
+    draw = draw_of(LABELS["uneven"], seed=9)
+    first = {
+        "round": draw.rng(),
+        "purpose": draw.rng("decoy"),
+        "run": draw.of_run().rng(),
+        "shared": draw.shared_rng("decoy"),
     }
-    assert len(drawn) > 3
+    assert len({g.initial_seed() for g in first.values()}) == 4
+    assert draw.rng().initial_seed() == derive(9, "entangle", client=2, round=5)
+    assert draw.of_run().rng().initial_seed() == derive(9, "entangle", client=2)
+    other = draw_of(LABELS["one class"], seed=9, client=4, round=1)
+    assert other.shared_rng("x").initial_seed() == draw.shared_rng("x").initial_seed()
 
 
-# --- what each scheme is -----------------------------------------------------------------------
+# --- the published schemes ---------------------------------------------------------------------
 
 
 def prototypes(reps: Tensor, labels: Tensor) -> dict[int, Tensor]:
@@ -112,7 +224,7 @@ def prototypes(reps: Tensor, labels: Tensor) -> dict[int, Tensor]:
 
 def mix(name: str, labels: Tensor, seed: int = 0, **settings: str):
     reps = some_reps(labels)
-    emission = schemes.get(name)(**settings)(reps, labels, CLASSES, stream(seed, "w"))
+    emission = schemes.get(name)(**settings)(reps, draw_of(labels, seed))
     return emission.artifact, reps
 
 
@@ -127,7 +239,9 @@ def test_vap_is_the_mean_of_the_prototypes(labels):
 
 def test_rap_weighs_prototypes_with_the_drawn_weights(labels):
     upload, reps = mix("rap", labels, seed=4)
-    drawn = positive_weights(CLASSES, stream(4, "w"), distribution="uniform", positive="abs")
+    drawn = positive_weights(
+        CLASSES, draw_of(labels, 4).rng(), distribution="uniform", positive="abs"
+    )
     means = prototypes(reps, labels)
     total = sum(float(drawn[c]) for c in means)
     expected = sum(float(drawn[c]) / total * mean for c, mean in means.items())
@@ -158,7 +272,7 @@ def test_a_single_class_uploads_its_prototype(name):
     assert upload.encoding.tolist() == [0, 0, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_a_single_sample_uploads_itself(name):
     upload, reps = mix(name, LABELS["one sample"])
     assert torch.equal(upload.rep, reps[0])
