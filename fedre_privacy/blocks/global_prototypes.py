@@ -28,8 +28,14 @@ def check(self: Any, setting: Setting) -> list[str]:
 
 def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
     """Class means of the trained extractor, in eval mode."""
-    reps = represent(client.model.extractor, client.train)
-    return (class_means(reps, client.train.labels, task.setting.num_classes),)
+    return (prototypes_of(client, task),)
+
+
+def prototypes_of(client: Client, task: Task) -> Emission:
+    """Class means of the client's extractor as it is, in eval mode."""
+    samples = client.collected(task.setting.training)
+    reps = represent(client.model.extractor, samples)
+    return class_means(reps, samples.labels, task.setting.num_classes)
 
 
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
@@ -67,6 +73,14 @@ def nearest_logits(client: Client, images: Tensor) -> Tensor:
         return logits
     distance = torch.cdist(reps, client.tensors["prototypes"]).square() / reps.shape[1]
     logits = (-distance).masked_fill(~client.tensors["present"], -torch.inf)
+    return logits
+
+
+def predict(self: Any, client: Client, images: Tensor) -> Tensor:
+    """Logits by the protocol's `predict`: nearest global prototype, or the client's own head."""
+    if self.predict == "nearest":
+        return nearest_logits(client, images)
+    logits: Tensor = client.model(images)
     return logits
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,34 @@ from .state import Samples
 
 EVAL_BATCH = 256
 """Images per forward pass without gradients; a constant, so results do not depend on memory."""
+
+
+def batches(
+    count: int,
+    batch_size: int,
+    epochs: int,
+    rng: torch.Generator,
+    *,
+    shuffle: bool = True,
+    device: torch.device | None = None,
+) -> Iterator[Tensor]:
+    """Sample numbers of each batch of local training.
+
+    Args:
+        count: samples to train on; fewer than a batch are one batch of all of them.
+        rng: CPU stream for the order, drawn from once an epoch.
+        shuffle: draw a new order every epoch, or go through the samples as they are stored.
+        device: where the numbers go; none: the CPU.
+
+    Yields:
+        (min(batch_size, count),) int64; the last short batch of an epoch is dropped.
+    """
+    size = min(batch_size, count)
+    for _ in range(epochs):
+        order = torch.randperm(count, generator=rng) if shuffle else torch.arange(count)
+        order = order.to(device)
+        for start in range(0, count - size + 1, size):
+            yield order[start : start + size]
 
 
 def fit(
@@ -24,17 +53,20 @@ def fit(
     lr: float | Sequence[float],
     rng: torch.Generator,
     clip_norm: float | None = None,
+    shuffle: bool = True,
+    steps: int | None = None,
 ) -> float:
     """Train modules together by plain SGD on one scalar loss and return its mean.
 
-    Batches are reshuffled every epoch and the last short one is dropped; a client with fewer
-    samples than a batch trains on all of them at once.
+    Batches are those of `batches`. After it, every parameter's ``grad`` is that of the last batch.
+    Modules without a parameter to train are left alone, and the loss is 0.
 
     Args:
         lr: one step size, or one for each module.
         clip_norm: largest gradient norm of each module, or None.
         loss: batch images (b, C, H, W) in [0, 1] and labels (b,) to a scalar.
         rng: CPU stream for the order of samples.
+        shuffle: see `batches`. steps: stop after so many batches; none: after `epochs`.
     """
     modules = list(modules)
     rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
@@ -42,29 +74,28 @@ def fit(
         {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
         for module, rate in zip(modules, rates, strict=True)
     ]
+    if not any(group["params"] for group in groups):
+        return 0.0
     optimiser = torch.optim.SGD(groups)
     for module in modules:
         module.train()
-    count = len(samples)
-    size = min(batch_size, count)
-    total = torch.zeros((), device=samples.labels.device)
-    steps = 0
-    for _ in range(epochs):
-        order = torch.randperm(count, generator=rng).to(samples.labels.device)
-        for start in range(0, count - size + 1, size):
-            images, labels = samples.batch(order[start : start + size])
-            value = loss(images, labels)
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            if clip_norm is not None:
-                for group in groups:
-                    nn.utils.clip_grad_norm_(group["params"], clip_norm)
-            optimiser.step()
-            total += value.detach()
-            steps += 1
+    device = samples.labels.device
+    total, done = torch.zeros((), device=device), 0
+    chosen = batches(len(samples), batch_size, epochs, rng, shuffle=shuffle, device=device)
+    for index in islice(chosen, steps):
+        images, labels = samples.batch(index)
+        value = loss(images, labels)
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        if clip_norm is not None:
+            for group in groups:
+                nn.utils.clip_grad_norm_(group["params"], clip_norm)
+        optimiser.step()
+        total += value.detach()
+        done += 1
     for module in modules:
         module.eval()
-    return float(total) / max(steps, 1)
+    return float(total) / max(done, 1)
 
 
 @torch.no_grad()

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedre_privacy.core.types import Emission, SmallModelState, Upload
 from fedre_privacy.models.families import ModelSettings, build_model
-from fedre_privacy.models.split import SplitModel, load_parameters, parameters_of
+from fedre_privacy.models.split import SplitModel
 
-from .averaging import weighted_mean
+from .averaging import load_state, state_of, weighted_mean
 from .state import Client, Message, Server, Setting, Task, only
-from .whole_model import shares
+from .whole_model import shares, with_buffers
 
 NAME = "small"
 
@@ -41,13 +41,13 @@ def start_client(self: Any, client: Client, setting: Setting) -> None:
 
 
 def broadcast(self: Any, server: Server) -> Message:
-    """All parameters of the small model."""
-    return (SmallModelState(parameters_of(server.modules[NAME])),)
+    """All parameters of the small model; buffers only with the protocol's `buffers`."""
+    return (SmallModelState(state_of(server.modules[NAME], buffers=with_buffers(self))),)
 
 
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's copy."""
-    load_parameters(client.memory[NAME], only(message, SmallModelState).params)
+    load_state(client.memory[NAME], only(message, SmallModelState).params)
 
 
 def modules(self: Any, client: Client) -> Sequence[Any]:
@@ -56,14 +56,15 @@ def modules(self: Any, client: Client) -> Sequence[Any]:
 
 
 def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
-    """All parameters of the trained copy."""
-    return (Emission(SmallModelState(parameters_of(client.memory[NAME]))),)
+    """All parameters of the trained copy; buffers as in `broadcast`."""
+    state = state_of(client.memory[NAME], buffers=with_buffers(self))
+    return (Emission(SmallModelState(state)),)
 
 
 def aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) -> None:
     """Average the copies: equally, or by number of samples where those were sent."""
     states = [only(upload.artifacts, SmallModelState).params for upload in uploads]
-    load_parameters(server.modules[NAME], weighted_mean(states, weights(server, uploads)))
+    load_state(server.modules[NAME], weighted_mean(states, weights(server, uploads)))
 
 
 def weights(server: Server, uploads: Sequence[Upload]) -> Any:

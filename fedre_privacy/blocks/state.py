@@ -28,6 +28,16 @@ class Training:
     batch_size: int = knob(32, help="local batch size, the last short batch is dropped", ge=1)
     lr: float = knob(0.06, help="local SGD step size", gt=0)
     train_ratio: float = knob(0.75, help="share of each client's samples to train on", gt=0, lt=1)
+    broadcast_to: str = knob(
+        "next",
+        help="who gets a broadcast: the clients of the next round, or all as in public libraries",
+        choices=("next", "all"),
+    )
+    reference_loader: bool = knob(
+        False,
+        help="as in a public library: samples are never shuffled, and those of the last short "
+        "batch are left out everywhere, also behind prototypes",
+    )
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
     seed: int = knob(0, help="seed of everything random", ge=0)
 
@@ -71,11 +81,25 @@ class Client:
     @property
     def fitted(self) -> Samples:
         """The training samples that local training uses."""
-        if self.held is None:
+        return self.train if self.held is None else self.train.take(self.fitted_index)
+
+    @property
+    def fitted_index(self) -> Tensor:
+        """The number of each of `fitted` among the training samples."""
+        keep = torch.ones(len(self.train), dtype=torch.bool, device=self.train.labels.device)
+        if self.held is not None:
+            keep[self.held] = False
+        return keep.nonzero().squeeze(1)
+
+    def collected(self, training: Training) -> Samples:
+        """The training samples behind prototypes, representations and other statistics.
+
+        All of them, or whole batches only with ``train.reference_loader``.
+        """
+        count, size = len(self.train), training.batch_size
+        if not training.reference_loader or count < size:
             return self.train
-        keep = torch.ones(len(self.train), dtype=torch.bool, device=self.held.device)
-        keep[self.held] = False
-        return self.train.take(keep.nonzero().squeeze(1))
+        return self.train.take(torch.arange(count - count % size, device=self.train.labels.device))
 
 
 @dataclass

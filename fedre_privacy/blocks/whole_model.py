@@ -12,10 +12,14 @@ import torch
 
 from fedre_privacy.core.types import Counts, Emission, ModelState, Upload
 from fedre_privacy.models.families import build_model
-from fedre_privacy.models.split import load_parameters, parameters_of
 
-from .averaging import weighted_mean
+from .averaging import load_state, state_of, weighted_mean
 from .state import Client, Message, Server, Setting, Task, only
+
+
+def with_buffers(self: Any) -> bool:
+    """Whether the protocol has a setting `buffers` and it is on."""
+    return bool(getattr(self, "buffers", False))
 
 
 def check(self: Any, setting: Setting) -> list[str]:
@@ -36,18 +40,18 @@ def start_server(self: Any, setting: Setting) -> Server:
 
 
 def broadcast(self: Any, server: Server) -> Message:
-    """All parameters; no buffers, as in the published accounting."""
-    return (ModelState(parameters_of(server.modules["model"])),)
+    """All parameters; buffers only with the protocol's `buffers`."""
+    return (ModelState(state_of(server.modules["model"], buffers=with_buffers(self))),)
 
 
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's model."""
-    load_parameters(client.model, only(message, ModelState).params)
+    load_state(client.model, only(message, ModelState).params)
 
 
 def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
-    """All parameters after training."""
-    return (Emission(ModelState(parameters_of(client.model))),)
+    """All parameters after training; buffers as in `broadcast`."""
+    return (Emission(ModelState(state_of(client.model, buffers=with_buffers(self)))),)
 
 
 def setup_upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
@@ -72,4 +76,4 @@ def aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) 
     """Average by number of samples."""
     states = [only(upload.artifacts, ModelState).params for upload in uploads]
     mean = weighted_mean(states, shares(server, uploads))
-    load_parameters(server.modules["model"], mean)
+    load_state(server.modules["model"], mean)

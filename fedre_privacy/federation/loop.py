@@ -1,7 +1,8 @@
 """The one federated loop, for every protocol.
 
 Round t: the clients selected for it, which have received broadcast t, train and upload; the
-server aggregates; broadcast t + 1 goes to the clients selected next (to all after the last round).
+server aggregates; broadcast t + 1 goes to the clients selected next (to all after the last round,
+or always with ``train.broadcast_to=all``).
 Accuracy is measured at two moments: after local training (`post_local`) and after the following
 broadcast (`post_broadcast`), over all clients, selected or not.
 """
@@ -175,15 +176,18 @@ class Post:
     messages: Broadcasts
 
     def receivers(self) -> tuple[int, ...]:
-        """Clients of this round; after the last round, everyone."""
+        """Clients of this round; everyone after the last, or with ``train.broadcast_to=all``."""
         training = self.setting.training
-        if self.round > training.rounds:
+        if self.round > training.rounds or training.broadcast_to == "all":
             return tuple(range(training.clients))
         return select(training, self.round)
 
     def message(self, client: int) -> Message:
         """What one client gets."""
-        followed = self.round > 1 and client in select(self.setting.training, self.round - 1)
+        training = self.setting.training
+        followed = self.round > 1 and (
+            training.broadcast_to == "all" or client in select(training, self.round - 1)
+        )
         return self.messages.usual if followed else self.messages.resync
 
     def broadcasts(self) -> list[Broadcast]:

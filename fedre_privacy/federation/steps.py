@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
+import torch
 from torch import Tensor
 
-from fedre_privacy.blocks.local import fit
+from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Artifact, Emission, Upload
+from fedre_privacy.core.types import Artifact, Content, Emission, Mixture, Upload
 from fedre_privacy.protocols.base import Protocol
 
 
@@ -41,6 +43,8 @@ def client_step(
             lr=protocol.learning_rates(client, training.lr),
             rng=task.rng("batches"),
             clip_norm=protocol.clip_norm,
+            shuffle=not training.reference_loader,
+            steps=protocol.local_steps,
         )
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -49,7 +53,28 @@ def client_step(
                 next_step=_lower(training.lr),
             )
         emissions = protocol.upload(client, task)
-    return _sent(protocol, emissions, task), mean_loss
+    origin = _took_part(protocol, client, task)
+    return _sent(protocol, [_with_origin(e, origin) for e in emissions], task), mean_loss
+
+
+def _took_part(protocol: Protocol, client: Client, task: Task) -> Mixture:
+    """One row: every sample that was in a batch of this round's training, equally."""
+    training, index = task.setting.training, client.fitted_index.cpu()
+    chosen = batches(
+        len(index),
+        training.batch_size,
+        training.epochs,
+        task.rng("batches"),
+        shuffle=not training.reference_loader,
+    )
+    used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+    return Mixture(torch.zeros_like(used), used, torch.full((len(used),), 1 / len(used)), 1)
+
+
+def _with_origin(emission: Emission, origin: Mixture) -> Emission:
+    """Parameters, updates and gradients were made by all samples that took part in training."""
+    trained = Content.PARAMETERS in emission.artifact.content().values()
+    return replace(emission, mixture=origin) if trained and not emission.mixture else emission
 
 
 def _sent(protocol: Protocol, emissions: Sequence[Emission], task: Task) -> tuple[Emission, ...]:

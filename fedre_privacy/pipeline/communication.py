@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedre_privacy.blocks.averaging import state_of
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
 from fedre_privacy.data.base import datasets
 from fedre_privacy.models.families import ModelSettings, build_model, count_parameters
@@ -202,6 +203,7 @@ def _fedavgdbe(f: Facts) -> Exchange:
 FORMULAS: Mapping[str, Callable[[Facts], Exchange]] = {
     "local": lambda f: Exchange(Count(), Count()),
     "fedavg": lambda f: _average(f, f.model),
+    "fedsgd": lambda f: _average(f, f.model),
     "fedala": lambda f: _average(f, f.model),
     "fedavgdbe": _fedavgdbe,
     "lg-fedavg": lambda f: _average(f, f.head),
@@ -221,7 +223,10 @@ FORMULAS: Mapping[str, Callable[[Facts], Exchange]] = {
         Count(f.clients * f.dim, f.clients * (f.dim + f.classes)), _head_down(f)
     ),
 }
-"""Every built-in protocol."""
+"""Every built-in protocol, with its default options."""
+
+OTHER_TRAFFIC = {"mean": "samples", "average": "model", "aggregate_model": True}
+"""Options of protocols that change what is sent, which the formulas do not follow."""
 
 
 def scalars(protocol: str, facts: Facts) -> Exchange:
@@ -714,11 +719,16 @@ def measured(run: Run) -> Measured:
 
 
 def facts_of_run(run: Run) -> Facts | None:
-    """The facts of a recorded run; None when not all clients take part in every round."""
+    """The facts of a recorded run; None where the formulas do not describe it.
+
+    They are for full participation, broadcasts to the next round's clients, and default options.
+    """
     settings = run.settings
-    if settings.train.join_ratio < 1:
-        return None
     protocol, shape = settings.protocol, run.image_shape
+    if settings.train.join_ratio < 1 or settings.train.broadcast_to != "next":
+        return None
+    if any(getattr(protocol, name, None) == value for name, value in OTHER_TRAFFIC.items()):
+        return None
     classes = len(run.record["classes"])
 
     def size(model: ModelSettings) -> int:
@@ -726,6 +736,9 @@ def facts_of_run(run: Run) -> Facts | None:
             return num_parameters(build_model(model, 0, shape, classes))
 
     small = getattr(protocol, "small", None)
+    shared = small if isinstance(small, ModelSettings) else settings.model
+    if getattr(protocol, "buffers", False) and _has_buffers(shared, shape, classes):
+        return None
     return Facts.of(
         run.record["class_counts"],
         dim=run.record["dim"],
@@ -735,6 +748,12 @@ def facts_of_run(run: Run) -> Facts | None:
         blocks=tuple(getattr(protocol, "blocks", ())),
         contributors=getattr(protocol, "target", "others") == "others",
     )
+
+
+def _has_buffers(model: ModelSettings, shape: tuple[int, int, int], classes: int) -> bool:
+    with torch.device("meta"):
+        made = build_model(model, 0, shape, classes)
+    return len(state_of(made, buffers=True)) > len(state_of(made))
 
 
 def counted(statuses: Collection[str]) -> dict[str, int]:

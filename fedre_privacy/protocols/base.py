@@ -33,6 +33,12 @@ class Protocol:
     """The evaluation moment to quote: ``post_local`` or ``post_broadcast``."""
     clip_norm: ClassVar[float | None] = None
     """Largest gradient norm of each module in local training."""
+    local_steps: ClassVar[int | None] = None
+    """Batches of local training in a round; none: all of ``train.epochs``."""
+
+    def declare(self, *kinds: type[Artifact]) -> None:
+        """Replace `uploads` for these settings; call it in ``__post_init__``."""
+        object.__setattr__(self, "uploads", kinds)
 
     def check(self, setting: Setting) -> list[str]:
         """Return every reason why this protocol cannot run in a setting."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedre_privacy.blocks.local import outputs_of
+from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import ClassLogits, Counts, Emission, Upload
+from fedre_privacy.core.types import ClassLogits, Counts, Emission, Prototypes, Upload
 
 from .base import Protocol, protocols
 
@@ -82,17 +83,18 @@ class FD(Protocol):
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         classes = task.setting.num_classes
-        outputs = outputs_of(client.model, client.train)
+        samples = client.collected(task.setting.training)
+        outputs = outputs_of(client.model, samples)
         if self.target == "others":
             outputs = outputs.softmax(1)
-        labels = client.train.labels
-        counts = torch.bincount(labels, minlength=classes)
-        sums = outputs.new_zeros((classes, classes)).index_add_(0, labels, outputs)
-        means = sums / counts.clamp(min=1)[:, None]
-        sent_in = torch.where(counts > 0, task.round, -1)
-        client.tensors |= {"mine": means, "sent_in": sent_in}
-        present = counts.nonzero().squeeze(1)
-        return (Emission(ClassLogits(means[present], present)),)
+        made = class_means(outputs, samples.labels, classes)
+        table = only((made.artifact,), Prototypes)
+        means, present = table.means, table.labels
+        mine = outputs.new_zeros((classes, classes))
+        sent_in = torch.full((classes,), -1, device=outputs.device)
+        mine[present], sent_in[present] = means, task.round
+        client.tensors |= {"mine": mine, "sent_in": sent_in}
+        return (Emission(ClassLogits(means, present), made.mixture),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         sent = [only(upload.artifacts, ClassLogits) for upload in uploads]

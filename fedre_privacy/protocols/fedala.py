@@ -10,10 +10,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedre_privacy.blocks import whole_model
+from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Client, Message, Task, only
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, ModelState
-from fedre_privacy.models.split import load_parameters, parameters_of
+from fedre_privacy.models.split import parameters_of
 
 from .base import Protocol, protocols
 
@@ -41,6 +42,7 @@ class FedALA(Protocol):
     eta: float = knob(1.0, help="step size of the mixing weights", gt=0)
     first_passes: int = knob(30, help="passes of the first learning phase at most", ge=1)
     settled: float = knob(0.1, help="spread of the last ten losses that ends it", gt=0)
+    buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
     start_server = whole_model.start_server
@@ -56,7 +58,7 @@ class FedALA(Protocol):
         theta = {name: value.to(device) for name, value in sent.items()}
         own = parameters_of(client.model)
         if "joined" not in client.tensors:
-            load_parameters(client.model, theta)
+            load_state(client.model, theta)
             client.tensors["joined"] = torch.tensor(task.round)
             return
         if all(torch.equal(own[name], theta[name]) for name in own):
@@ -72,7 +74,7 @@ class FedALA(Protocol):
             losses.append(self._one_pass(client, lower, own, gap, mix, task, number))
             if len(losses) > 10 and torch.tensor(losses[-10:]).std() < self.settled:
                 break
-        load_parameters(client.model, lower | {n: own[n] + gap[n] * mix[n] for n in top})
+        load_state(client.model, lower | {n: own[n] + gap[n] * mix[n] for n in top})
         client.tensors |= {f"mix/{name}": value for name, value in mix.items()}
 
     def _one_pass(

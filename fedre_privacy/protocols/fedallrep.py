@@ -41,7 +41,8 @@ class FedAllRep(Protocol):
     aggregate = shared_head.aggregate
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        reps = represent(client.model.extractor, client.train)
+        samples = client.collected(task.setting.training)
+        reps = represent(client.model.extractor, samples)
         index = torch.arange(len(reps))
         mixture = Mixture(index, index, torch.ones(len(reps)), num_rows=len(reps))
-        return (Emission(Representations(reps, client.train.labels), mixture),)
+        return (Emission(Representations(reps, samples.labels), mixture),)

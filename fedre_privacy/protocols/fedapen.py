@@ -31,6 +31,8 @@ class FedAPEN(Protocol):
 
     Uploads:    SmallModelState: all parameters of the shared model
     Reference:  Qin et al., FedAPEN, KDD 2023.
+    Deviations: BatchNorm statistics of the shared model travel and are averaged too, as in the
+                official code; no other protocol here does so by default.
     """
 
     uploads = (SmallModelState,)
@@ -39,6 +41,7 @@ class FedAPEN(Protocol):
     held_out: float = knob(0.05, help="share of training data that lambda is learnt on", gt=0, lt=1)
     lambda_lr: float = knob(1e-3, help="step size of lambda", gt=0)
     lambda_epochs: int = knob(10, help="passes to relearn lambda", ge=0)
+    buffers: bool = knob(True, help="average and send BatchNorm's running statistics as well")
     small: ModelSettings = section(ModelSettings(), help="the shared model")
 
     start_server = small_model.start_server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedre_privacy.blocks import whole_model
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, ModelState
 
 from .base import Protocol, protocols
@@ -18,11 +19,14 @@ class FedAvg(Protocol):
     Uploads:    ModelState: all parameters; the number of samples once
     Reference:  McMahan et al., Communication-efficient learning of deep networks from decentralized
                 data, AISTATS 2017.
-    Deviations: BatchNorm statistics are neither sent nor averaged, as in the public libraries.
+    Deviations: BatchNorm statistics are neither sent nor averaged, as in the public libraries
+                (``buffers`` does both, and they are counted).
     """
 
     uploads = (ModelState, Counts)
     headline = "post_broadcast"
+
+    buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
     start_server = whole_model.start_server

@@ -51,6 +51,7 @@ class FedAvgDBE(Protocol):
     kappa: float = knob(50.0, help="weight of the pull of the mean representation", ge=0)
     momentum: float = knob(1.0, help="weight of a batch in the running mean", gt=0, le=1)
     shift: bool = knob(True, help="train the private shift z")
+    buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
     start_server = whole_model.start_server
@@ -79,6 +80,7 @@ class FedAvgDBE(Protocol):
             batch_size=training.batch_size,
             lr=training.lr,
             rng=task.rng("trial"),
+            shuffle=not training.reference_loader,
         )
         client.model.load_state_dict(before)
         mean = client.tensors.pop("mean").detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, Emission, GeneratorState, HeadState, Upload
+from fedre_privacy.core.types import Counts, Emission, GeneratorState, HeadState, ModelState, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .base import Protocol, protocols
@@ -54,7 +55,8 @@ class FedGen(Protocol):
                 learning, ICML 2021.
     Deviations: no diversity loss and constant weights, as in the public libraries; noise is
                 standard normal (``noise=uniform`` as in their code); the generator's BatchNorm
-                uses batch statistics on both sides.
+                uses batch statistics on both sides. Heads are averaged also where models agree
+                (``average=model`` averages those, as a public library does).
     """
 
     uploads = (HeadState, Counts)
@@ -65,11 +67,23 @@ class FedGen(Protocol):
     steps: int = knob(100, help="server steps of the generator per round", ge=0)
     server_lr: float = knob(0.005, help="Adam step size of the generator", gt=0)
     weight: float = knob(1.0, help="weight of generated representations at the client", ge=0)
+    average: str = knob("head", help="what is averaged and sent", choices=("head", "model"))
 
-    check = shared_head.check
+    def __post_init__(self) -> None:
+        if self.average == "model":
+            self.declare(ModelState, Counts)
+
+    @property
+    def _shared(self) -> Any:
+        """The hooks of what is averaged."""
+        return whole_model if self.average == "model" else shared_head
+
+    def check(self, setting: Setting) -> list[str]:
+        problems: list[str] = self._shared.check(self, setting)
+        return problems
 
     def start_server(self, setting: Setting) -> Server:
-        server = shared_head.start_server(self, setting)
+        server: Server = self._shared.start_server(self, setting)
         server.modules["generator"] = self._generator(setting)
         return server
 
@@ -81,7 +95,8 @@ class FedGen(Protocol):
         return made.to(setting.device)
 
     def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        counts = torch.bincount(client.train.labels, minlength=task.setting.num_classes)
+        labels = client.collected(task.setting.training).labels
+        counts = torch.bincount(labels, minlength=task.setting.num_classes)
         return (Emission(Counts(counts)),)
 
     def setup_aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
@@ -96,10 +111,10 @@ class FedGen(Protocol):
 
     def broadcast(self, server: Server) -> Message:
         generator = GeneratorState(parameters_of(server.modules["generator"]))
-        return (*shared_head.broadcast(self, server), generator)
+        return (*self._shared.broadcast(self, server), generator)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
-        shared_head.receive(self, client, message, task)
+        self._shared.receive(self, client, message, task)
         load_parameters(client.memory["generator"], only(message, GeneratorState).params)
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
@@ -127,14 +142,19 @@ class FedGen(Protocol):
         return generator(noise.to(device), labels), labels
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        if self.average == "model":
+            return whole_model.upload(self, client, task)
         return (Emission(HeadState(parameters_of(client.model.head))),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
-        states = [only(upload.artifacts, HeadState).params for upload in uploads]
+        whole = self.average == "model"
+        kind: type[ModelState | HeadState] = ModelState if whole else HeadState
+        prefix = "head." if whole else ""
+        states = [only(upload.artifacts, kind).params for upload in uploads]
         share = whole_model.shares(server, uploads)
         device, generator = task.setting.device, server.modules["generator"]
-        weights = torch.stack([state["weight"] for state in states]).to(device)
-        biases = torch.stack([state["bias"] for state in states]).to(device)
+        weights = torch.stack([state[f"{prefix}weight"] for state in states]).to(device)
+        biases = torch.stack([state[f"{prefix}bias"] for state in states]).to(device)
         mix = (share / share.sum()).float().to(device)
         optimiser = torch.optim.Adam(generator.parameters(), lr=self.server_lr)
         rng = task.rng("generator")
@@ -146,4 +166,4 @@ class FedGen(Protocol):
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
-        load_parameters(server.modules["head"], weighted_mean(states, share))
+        load_parameters(server.modules["model" if whole else "head"], weighted_mean(states, share))

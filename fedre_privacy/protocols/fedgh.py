@@ -43,5 +43,6 @@ class FedGH(Protocol):
     aggregate = shared_head.aggregate
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        reps = represent(client.model.extractor, client.train)
-        return (class_means(reps, client.train.labels, task.setting.num_classes),)
+        samples = client.collected(task.setting.training)
+        reps = represent(client.model.extractor, samples)
+        return (class_means(reps, samples.labels, task.setting.num_classes),)

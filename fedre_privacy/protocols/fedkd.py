@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model
-from fedre_privacy.blocks.averaging import weighted_mean
+from fedre_privacy.blocks.averaging import State, weighted_mean
 from fedre_privacy.blocks.compression import pack, unpack
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
@@ -29,21 +29,32 @@ class FedKD(Protocol):
 
     Losses, with A = CE(mentor) + CE(student): each model's CE + KL to the other / A + the mean
     squared distance between the mentor's representation and W times the student's / A. Updates are
-    factored by SVD keeping a share of energy that grows over the rounds; server and clients apply
-    the same averaged, factored update. A client that missed broadcasts gets the student whole.
+    factored by SVD keeping a share of energy that grows over the rounds,
+    T(t) = T0 + (t / rounds) (T1 - T0) with t = 0 in the first; server and clients apply the same
+    averaged, factored update. A client that missed broadcasts gets the student whole.
 
     Uploads:    LowRankUpdate: factors of the student's update, dense where that is smaller
     Reference:  Wu et al., Communication-efficient federated learning via knowledge distillation,
                 Nature Communications 13:2032, 2022.
-    Deviations: teachers and A are detached (public code: not), KL is a batch mean, convolutions are
-                factored as (out, in * kh * kw), the rank keeps at least the stated energy.
+    Deviations: teachers and A are detached (public code: not, ``joint_grad``), KL is a batch mean,
+                convolutions are factored as (out, in * kh * kw), the rank keeps at least the
+                stated energy. ``compress=params`` factors the student itself, as public libraries
+                do.
     """
 
     uploads = (LowRankUpdate,)
     clip_norm = 10.0
 
-    energy_start: float = knob(0.95, help="energy kept at first, rising each round", gt=0, le=1)
-    energy_end: float = knob(0.98, help="energy kept in the last round", gt=0, le=1)
+    energy_start: float = knob(
+        0.95, help="energy kept in the first round, rising each round", gt=0, le=1
+    )
+    energy_end: float = knob(0.98, help="energy approached after the last round", gt=0, le=1)
+    compress: str = knob(
+        "updates",
+        help="what is factored: the student's update, or its parameters",
+        choices=("updates", "params"),
+    )
+    joint_grad: bool = knob(False, help="let gradients into teachers and into the divisor A")
     student_lr: float = knob(0.01, help="student step size", gt=0)
     small: ModelSettings = section(ModelSettings(), help="the student")
 
@@ -64,16 +75,16 @@ class FedKD(Protocol):
         return (LowRankUpdate(packed),) if packed else self.resync(server)
 
     def resync(self, server: Server) -> Message:
-        return small_model.broadcast(self, server)
+        # factored parameters stand for themselves; an update needs the student before it
+        factored = self.compress == "params" and server.tensors
+        return self.broadcast(server) if factored else small_model.broadcast(self, server)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         student = client.memory[small_model.NAME]
         if isinstance(message[0], LowRankUpdate):
             before = {k.removeprefix("before/"): v for k, v in client.tensors.items()}
-            shapes = {name: value.shape for name, value in before.items()}
-            update = unpack(message[0].params, shapes)
-            state = {k: v + update[k].to(v) for k, v in before.items()}
-            load_parameters(student, state)
+            shapes = {name: value.shape for name, value in student.named_parameters()}
+            load_parameters(student, self._applied(before, unpack(message[0].params, shapes)))
         else:
             small_model.receive(self, client, message, task)
         client.tensors = {f"before/{k}": v for k, v in parameters_of(student).items()}
@@ -89,15 +100,18 @@ class FedKD(Protocol):
         mine, theirs = client.model.extractor(images), student.extractor(images)
         mentor, mentee = client.model.head(mine), student.head(theirs)
         mentor_loss, mentee_loss = F.cross_entropy(mentor, labels), F.cross_entropy(mentee, labels)
-        scale = (mentor_loss + mentee_loss).detach()
+        apart = not self.joint_grad
+        scale = mentor_loss + mentee_loss
+        scale = scale.detach() if apart else scale
         hidden = F.mse_loss(mine, client.memory["bridge"](theirs))
-        both = kl(mentor, mentee) + kl(mentee, mentor) + 2 * hidden
+        both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart) + 2 * hidden
         return mentor_loss + mentee_loss + both / scale
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        now = parameters_of(client.memory[small_model.NAME])
-        update = {k: v - client.tensors[f"before/{k}"].to(v) for k, v in now.items()}
-        return (Emission(LowRankUpdate(pack(update, self._energy(task)))),)
+        sent = parameters_of(client.memory[small_model.NAME])
+        if self.compress == "updates":
+            sent = {k: v - client.tensors[f"before/{k}"].to(v) for k, v in sent.items()}
+        return (Emission(LowRankUpdate(pack(sent, self._energy(task)))),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         student = server.modules[small_model.NAME]
@@ -105,10 +119,15 @@ class FedKD(Protocol):
         shapes = {name: value.shape for name, value in now.items()}
         updates = [unpack(only(u.artifacts, LowRankUpdate).params, shapes) for u in uploads]
         packed = pack(weighted_mean(updates, torch.ones(len(updates))), self._energy(task))
-        applied = unpack(packed, shapes)
-        load_parameters(student, {k: v + applied[k].to(v) for k, v in now.items()})
+        load_parameters(student, self._applied(now, unpack(packed, shapes)))
         server.tensors = {f"update/{name}": value for name, value in packed.items()}
 
+    def _applied(self, before: State, sent: State) -> dict[str, Tensor]:
+        """The student after a message: moved by an update, or replaced."""
+        if self.compress == "params":
+            return dict(sent)
+        return {k: v + sent[k].to(v) for k, v in before.items()}
+
     def _energy(self, task: Task) -> float:
-        done = task.round / task.setting.training.rounds
+        done = (task.round - 1) / task.setting.training.rounds
         return self.energy_start + done * (self.energy_end - self.energy_start)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Prototypes, Upload
+from fedre_privacy.core.types import Counts, Emission, Prototypes, Upload
 
 from .base import Protocol, protocols
 
@@ -29,18 +29,34 @@ class FedProto(Protocol):
     Uploads:    Prototypes: d values and one label per class present at the client
     Reference:  Tan et al., FedProto, AAAI 2022.
     Deviations: the distance is a mean over features, as in the public code (the paper's sum is d
-                times larger at the same weight); the mean over clients is unweighted; prototypes
-                come from an eval-mode pass after training, not from during it.
+                times larger at the same weight), and the mean over clients is unweighted
+                (``mean=samples`` as in the paper; clients then also send the number of samples
+                behind each prototype). Prototypes come from an eval-mode pass after training, not
+                from during it.
     """
 
     uploads = (Prototypes,)
     headline = "post_broadcast"
 
     weight: float = knob(1.0, help="weight lambda of the pull towards global prototypes", ge=0)
+    mean: str = knob(
+        "equal",
+        help="how clients count in a class's mean: equally, or by their samples of it",
+        choices=("equal", "samples"),
+    )
+    predict: str = knob(
+        "nearest",
+        help="predictions by the nearest global prototype, or by the own head",
+        choices=("nearest", "head"),
+    )
 
     check = global_prototypes.check
     receive = global_prototypes.receive
-    upload = global_prototypes.upload
+    logits = global_prototypes.predict
+
+    def __post_init__(self) -> None:
+        if self.mean == "samples":
+            self.declare(Prototypes, Counts)
 
     def start_server(self, setting: Setting) -> Server:
         table = torch.zeros(setting.num_classes, setting.dims[0])
@@ -57,14 +73,21 @@ class FedProto(Protocol):
             loss = loss + self.weight * global_prototypes.pull(client, reps, labels)
         return loss
 
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        made = global_prototypes.prototypes_of(client, task)
+        if self.mean == "equal":
+            return (made,)
+        counts = torch.bincount(client.collected(task.setting.training).labels)
+        return (made, Emission(Counts(counts[counts > 0])))
+
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         means, labels = global_prototypes.gather(uploads)
         table, present = server.tensors["prototypes"].clone(), server.tensors["present"].clone()
-        counts = torch.bincount(labels, minlength=len(table))
-        fresh = counts > 0
-        sums = torch.zeros_like(table).index_add_(0, labels, means)
-        table[fresh] = sums[fresh] / counts[fresh, None]
+        weights = torch.ones(len(labels))
+        if self.mean == "samples":
+            weights = torch.cat([only(upload.artifacts, Counts).values for upload in uploads])
+        total = torch.zeros(len(table)).index_add_(0, labels, weights.float())
+        fresh = total > 0
+        sums = torch.zeros_like(table).index_add_(0, labels, means * weights[:, None])
+        table[fresh] = sums[fresh] / total[fresh, None]
         server.tensors |= {"prototypes": table, "present": present | fresh}
-
-    def logits(self, client: Client, images: Tensor) -> Tensor:
-        return global_prototypes.nearest_logits(client, images)

@@ -31,7 +31,9 @@ class FedRAL(Protocol):
     Uploads:    MatrixBlocks: d^2 / m_k parameters; the number of samples once
     Reference:  Yi et al., Federated representation angle learning (FedRAL).
     Deviations: the initial law of A is unpublished; N(0, 1/d) here, common to all. The broadcast is
-                the diagonal blocks that cover every client's (all of A before the first round).
+                the diagonal blocks that cover every client's (all of A before the first round):
+                the exact union of supports where the numbers of blocks divide one another, more
+                than it elsewhere.
     """
 
     uploads = (MatrixBlocks, Counts)

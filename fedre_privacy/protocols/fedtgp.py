@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Prototypes, Upload
+from fedre_privacy.core.types import Emission, Mixture, Prototypes, Upload
 
 from .base import Protocol, protocols
 
@@ -29,9 +29,12 @@ class FedTGP(Protocol):
 
     Uploads:    Prototypes: d values and one label per class present at the client
     Reference:  Zhang et al., FedTGP, AAAI 2024.
-    Deviations: the margin follows the public code; ``margin=max-pair`` takes the largest distance
-                over all pairs. Uploaded prototypes come from the trained model (public code: one
-                round stale).
+    Deviations: the server's step size is 0.01; published code takes the local one
+                (``server_lr=none``), which is too large here: at d = 512 the hidden layer dies at
+                0.1, so that all classes share one prototype, and overshoots at 0.06. The margin
+                follows the public code; ``margin=max-pair`` takes the largest distance over all
+                pairs. Uploaded prototypes come from the trained model (``stale_protos``: from the
+                model before this round's training, as in the public code).
     """
 
     uploads = (Prototypes,)
@@ -41,12 +44,18 @@ class FedTGP(Protocol):
     tau: float = knob(100.0, help="largest margin", gt=0)
     margin: str = knob("nearest", help="how the margin is taken", choices=("nearest", "max-pair"))
     server_epochs: int = knob(100, help="server passes over the round's prototypes", ge=1)
-    server_lr: float | None = knob(None, help="server step size; none: the local one", gt=0)
+    server_lr: float | None = knob(0.01, help="server step size; none: the local one", gt=0)
     server_batch: int | None = knob(None, help="server batch; none: the local one", ge=1)
+    stale_protos: bool = knob(False, help="upload the prototypes of the round before")
+    predict: str = knob(
+        "nearest",
+        help="predictions by the nearest global prototype, or by the own head",
+        choices=("nearest", "head"),
+    )
 
     check = global_prototypes.check
     receive = global_prototypes.receive
-    upload = global_prototypes.upload
+    logits = global_prototypes.predict
 
     def start_server(self, setting: Setting) -> Server:
         classes, dim = setting.num_classes, setting.dims[0]
@@ -63,6 +72,22 @@ class FedTGP(Protocol):
         labels = torch.arange(next(net.parameters()).shape[0], device=device)
         with torch.no_grad():
             return (Prototypes(net(labels), labels),)
+
+    def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        if self.stale_protos:  # nothing is sent: the first upload will be of the initial model
+            client.tensors["stale"] = self._prototypes(client, task)[0].means
+        return ()
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        made, mixture = self._prototypes(client, task)
+        if self.stale_protos:
+            before, client.tensors["stale"] = client.tensors["stale"], made.means
+            made = Prototypes(before, made.labels)
+        return (Emission(made, mixture),)
+
+    def _prototypes(self, client: Client, task: Task) -> tuple[Prototypes, Mixture | None]:
+        emission = global_prototypes.prototypes_of(client, task)
+        return only((emission.artifact,), Prototypes), emission.mixture
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         reps = client.model.extractor(images)
@@ -88,9 +113,6 @@ class FedTGP(Protocol):
                 loss.backward()
                 optimiser.step()
         server.tensors["trained"] = torch.tensor(task.round)
-
-    def logits(self, client: Client, images: Tensor) -> Tensor:
-        return global_prototypes.nearest_logits(client, images)
 
 
 def safe_distance(points: Tensor, centres: Tensor) -> Tensor:

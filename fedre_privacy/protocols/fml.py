@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model
+from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.mutual import kl
-from fedre_privacy.blocks.state import Client, Message
+from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.core.config import knob, section
-from fedre_privacy.core.types import SmallModelState
+from fedre_privacy.core.types import Counts, Emission, SmallModelState
 from fedre_privacy.models.families import ModelSettings
 
 from .base import Protocol, protocols
@@ -28,7 +28,9 @@ class FML(Protocol):
     Uploads:    SmallModelState: all parameters of the meme model
     Reference:  Shen et al., Federated mutual learning, arXiv 2006.16765, 2020.
     Deviations: a = b = 0.5 (a public library's default of 1 switches mutual learning off); KL is a
-                mean over the batch with the teacher detached. Gradients are clipped to norm 10.
+                mean over the batch with the teacher detached. Gradients are clipped to norm 10. The
+                average is unweighted, as in a public library (``mean=samples``: by the number of
+                samples, which clients then send once).
     """
 
     uploads = (SmallModelState,)
@@ -36,6 +38,11 @@ class FML(Protocol):
 
     private_share: float = knob(0.5, help="weight a of the private model's labels", ge=0, le=1)
     meme_share: float = knob(0.5, help="weight b of the meme model's labels", ge=0, le=1)
+    mean: str = knob(
+        "equal",
+        help="how clients count in the average: equally, or by their number of samples",
+        choices=("equal", "samples"),
+    )
     small: ModelSettings = section(ModelSettings(), help="the meme model")
 
     start_server = small_model.start_server
@@ -44,7 +51,15 @@ class FML(Protocol):
     receive = small_model.receive
     modules = small_model.modules
     upload = small_model.upload
+    setup_aggregate = whole_model.setup_aggregate
     aggregate = small_model.aggregate
+
+    def __post_init__(self) -> None:
+        if self.mean == "samples":
+            self.declare(SmallModelState, Counts)
+
+    def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        return whole_model.setup_upload(self, client, task) if self.mean == "samples" else ()
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         mine, meme = client.model(images), small_model.small(client)(images)

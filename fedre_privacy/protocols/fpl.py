@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import global_prototypes
+from fedre_privacy.blocks import global_prototypes, whole_model
 from fedre_privacy.blocks.finch import cluster_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Prototypes, Upload
+from fedre_privacy.core.types import Counts, Emission, ModelState, Prototypes, Upload
 
 from .base import Protocol, protocols
 
@@ -29,27 +29,54 @@ class FPL(Protocol):
 
     Uploads:    Prototypes: d values and one label per class present at the client
     Reference:  Huang et al., Rethinking federated learning with domain shift, CVPR 2023.
-    Deviations: networks are not averaged (the official code does so as well; the FedRE comparison
-                counts prototypes only); prototypes come from an eval-mode pass. Classes that
-                nobody refreshed keep their clusters.
+    Deviations: networks are not averaged, as the FedRE comparison counts prototypes only
+                (``aggregate_model`` averages them by sample count, as the official code does);
+                prototypes come from an eval-mode pass. Classes that nobody refreshed keep their
+                clusters.
     """
 
     uploads = (Prototypes,)
 
     tau: float = knob(0.02, help="temperature of the contrast", gt=0)
+    aggregate_model: bool = knob(False, help="send and average whole models as well")
 
-    check = global_prototypes.check
-    upload = global_prototypes.upload
+    setup_aggregate = whole_model.setup_aggregate
+
+    def __post_init__(self) -> None:
+        if self.aggregate_model:
+            self.declare(Prototypes, ModelState, Counts)
+
+    def check(self, setting: Setting) -> list[str]:
+        if self.aggregate_model:
+            return whole_model.check(self, setting)
+        return global_prototypes.check(self, setting)
 
     def start_server(self, setting: Setting) -> Server:
-        empty = torch.zeros(0, setting.dims[0])
-        return Server(tensors={"clusters": empty, "classes": torch.zeros(0, dtype=torch.int64)})
+        server = whole_model.start_server(self, setting) if self.aggregate_model else Server()
+        none = torch.zeros(0, dtype=torch.int64)
+        server.tensors |= {"clusters": torch.zeros(0, setting.dims[0]), "classes": none}
+        return server
+
+    def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        return whole_model.setup_upload(self, client, task) if self.aggregate_model else ()
+
+    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
+        model = whole_model.upload(self, client, task) if self.aggregate_model else ()
+        return (*global_prototypes.upload(self, client, task), *model)
 
     def broadcast(self, server: Server) -> Message:
         classes = server.tensors["classes"]
-        return (Prototypes(server.tensors["clusters"], classes),) if len(classes) else ()
+        model = whole_model.broadcast(self, server) if self.aggregate_model else ()
+        return (
+            *([Prototypes(server.tensors["clusters"], classes)] if len(classes) else ()),
+            *model,
+        )
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
+        if self.aggregate_model:
+            whole_model.receive(self, client, message, task)
+        if not any(isinstance(artifact, Prototypes) for artifact in message):
+            return
         sent, device = only(message, Prototypes), task.setting.device
         client.tensors |= {
             "clusters": sent.means.to(device, copy=True),
@@ -73,6 +100,8 @@ class FPL(Protocol):
         return total
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        if self.aggregate_model:
+            whole_model.aggregate(self, server, uploads, task)
         points, labels = global_prototypes.gather(uploads)
         old, old_classes = server.tensors["clusters"], server.tensors["classes"]
         stale = ~torch.isin(old_classes, labels)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
-from fedre_privacy.blocks.averaging import weighted_mean
+from fedre_privacy.blocks.averaging import load_state, state_of, weighted_mean
 from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.core.errors import IncompatibleError
 
 
 def test_weights_are_shares():
@@ -38,3 +40,21 @@ def test_kl_has_its_direction_and_lets_no_gradient_into_the_teacher():
     torch.testing.assert_close(student.grad, ((q - p) / 4).detach(), rtol=1e-3, atol=1e-6)
     kl(student, teacher, detach=False).backward()
     assert teacher.grad.abs().sum() > 0
+
+
+def test_state_with_and_without_buffers():
+    def net():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+    one, other = net(), net()
+    one(torch.randn(9, 3))
+    assert set(state_of(one)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    state = state_of(one, buffers=True)
+    assert set(state) - set(state_of(one)) == {"1.running_mean", "1.running_var"}
+    load_state(other, state)
+    torch.testing.assert_close(state_of(other, buffers=True), state, rtol=0, atol=0)
+    other[1].running_mean.zero_()
+    load_state(other, state_of(one))  # buffers stay
+    assert not other[1].running_mean.any() and one[1].running_mean.any()
+    with pytest.raises(IncompatibleError, match="'2.weight'"):
+        load_state(other, {**state, "2.weight": torch.ones(1)})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.blocks.local import EVAL_BATCH, count_correct, fit, represent
+from fedre_privacy.blocks.local import EVAL_BATCH, batches, count_correct, fit, represent
 from fedre_privacy.blocks.state import Samples
 
 
@@ -102,3 +102,38 @@ def test_count_correct_counts():
         )
         == 0
     )
+
+
+def test_batches_in_the_stored_order():
+    rng = torch.Generator().manual_seed(0)
+    found = [b.tolist() for b in batches(11, 4, 2, rng, shuffle=False)]
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    assert [b.tolist() for b in batches(3, 4, 1, rng, shuffle=False)] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_fit_trains_on_these_batches_and_stops_when_told(shuffle):
+    seen, linear = [], nn.Linear(1, 1)
+
+    def loss(images, labels):
+        seen.append((images[:, 0, 0, 0] * 255).round().int().tolist())
+        return linear.weight.sum() * len(seen)
+
+    def stream():
+        return torch.Generator().manual_seed(2)
+
+    options = {"epochs": 2, "batch_size": 5, "lr": 0.0, "shuffle": shuffle}
+    fit([linear], loss, _samples(12), **options, rng=stream(), steps=3)
+    expected = [b.tolist() for b in batches(12, 5, 2, stream(), shuffle=shuffle)]
+    assert seen == expected[:3] and len(expected) == 4
+    assert float(linear.weight.grad) == 3 and linear.bias.grad is None  # of the last batch
+
+
+def test_fit_without_anything_to_train_does_nothing():
+    def loss(images, labels):
+        raise RuntimeError("nobody should ask")
+
+    frozen = nn.Linear(1, 1).requires_grad_(False)
+    for modules in ([], [nn.ReLU()], [frozen]):
+        rng = torch.Generator().manual_seed(0)
+        assert fit(modules, loss, _samples(4), epochs=1, batch_size=2, lr=0.1, rng=rng) == 0

@@ -300,7 +300,7 @@ def test_the_server_aggregates_by_the_formula(world, name):
         start = dict(fed.sent(1, 0)[0].params)
         for key, value in expected.items():
             lost = (value - answer[key]).square().sum() / value.square().sum()
-            assert lost <= 1 - 0.98 + 1e-3, key
+            assert lost <= 1 - 0.95 + 1e-3, key
             now = dict(fed.server.modules["small"].named_parameters())[key].detach()
             moved = start[key] + answer[key].reshape(now.shape)
             torch.testing.assert_close(now, moved, **CLOSE)
@@ -389,7 +389,7 @@ def test_fedtgp_server_by_hand(world, rule):
             loss = ce(torch.stack(logits), labels[pick])
             params = list(net.parameters())
             for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
-                p.data -= 0.1 * g
+                p.data -= 0.01 * g
     t = net[3](torch.relu(net[1](net[0].weight))).detach()
     (sent,) = fed.sent(2, 0)
     assert sent.labels.tolist() == list(range(10))
