@@ -40,6 +40,7 @@ _MATCHED = {
     "best": "truth\n(best match)",
     "mean-image": "truth\n(mean image)",
     "nearest-rep": "truth (nearest\nrepresentation)",
+    "assigned": "truth\n(one-to-one match)",
 }
 
 

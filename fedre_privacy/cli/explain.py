@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from fedre_privacy.attacks.base import attacks
@@ -17,8 +18,15 @@ from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.pipeline.observe import effective
 from fedre_privacy.pipeline.runs import COMPLETE, Run
-from fedre_privacy.pipeline.settings import RECOVERED, AttackSettings, TrainSettings
+from fedre_privacy.pipeline.settings import (
+    ATTACK_SECTIONS,
+    RECOVERED,
+    TRAIN_SECTIONS,
+    AttackSettings,
+    TrainSettings,
+)
 from fedre_privacy.pipeline.targets import KINDS
+from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol, protocols
 
 from .output import Output
@@ -49,7 +57,8 @@ def explain(training: TrainSettings, settings: AttackSettings | None, output: Ou
         if rows:
             output.table([{k: v for k, v in row.items() if k not in hidden} for row in rows])
             output.text()
-    output.final(None, {"settings": shown})
+    output.line("Presets", "--preset NAME sets several at once; --preset list shows them")
+    output.final(None, {"settings": shown, "presets": list(presets())})
 
 
 def _parts(
@@ -91,6 +100,47 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def list_presets(output: Output) -> None:
+    """Print every preset with what it sets, those of one table under their source."""
+    for source, group in groupby(presets().values(), key=lambda preset: preset.source):
+        output.text(source)
+        output.table([{"preset": one.name, "sets": _flat(one.values)} for one in group])
+        output.text()
+    output.final(
+        None,
+        {
+            "presets": {
+                name: {"source": preset.source, "values": preset.values}
+                for name, preset in presets().items()
+            }
+        },
+    )
+
+
+def _flat(values: Mapping[str, Any]) -> str:
+    """Settings in short: a part's name first, then what differs from its defaults."""
+    words = []
+    for section in (*TRAIN_SECTIONS, *ATTACK_SECTIONS):
+        if section not in values:
+            continue
+        given = values[section]
+        own = dict(given) if isinstance(given, Mapping) else {"name": given}
+        name = own.pop("name", None)
+        inner = _flat_settings(own)
+        head = f"{section} {name}" if name is not None else section
+        words.append(f"{head} ({inner})" if name is not None and inner else f"{head} {inner}")
+    return "; ".join(word.strip() for word in words)
+
+
+def _flat_settings(own: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} ({_flat_settings(value)})"
+        if isinstance(value, Mapping)
+        else f"{key} {_shown(tuple(value) if isinstance(value, list) else value)}"
+        for key, value in own.items()
+    )
 
 
 def list_all(output: Output) -> None:
@@ -138,6 +188,7 @@ def list_all(output: Output) -> None:
             for entry in registry.entries()
             if entry.broken
         ]
+    others["presets"] = list(presets())
     output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
     if broken:
         output.text()

@@ -12,8 +12,18 @@ import torch
 from fedre_privacy.core.config import load_yaml, merge, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.data.base import datasets
+from fedre_privacy.pipeline.settings import ATTACK_SECTIONS
+from fedre_privacy.presets import Preset, preset
 
-PARTITION_SHORTHAND = {"pra": "alpha", "pat": "classes"}
+from .explain import list_presets
+from .output import Output
+
+PARTITION_SHORTHAND = {
+    "pra": "alpha",
+    "pat": "classes",
+    "classes": "classes",
+    "longtail": "imbalance",
+}
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +40,8 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--partition",
         metavar="NAME[:VALUE]",
-        help="pra:ALPHA (Dirichlet), pat:CLASSES, iid (default: pra:0.1)",
+        help="pra:ALPHA (Dirichlet), pat:CLASSES, classes:CLASSES (random ones), "
+        "longtail:IMBALANCE, iid (default: pra:0.1)",
     )
     group.add_argument(
         "--models",
@@ -57,6 +68,14 @@ def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None
         restart: what ``--restart`` does, for the help.
     """
     group = parser.add_argument_group("running")
+    group.add_argument(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME|list",
+        help="named settings, such as those of a published table; repeatable, later ones win, "
+        "--config and options win over all",
+    )
     group.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options win")
     group.add_argument(
         "--set",
@@ -96,13 +115,18 @@ def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None
 def gather(
     options: argparse.Namespace, others: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Lay options over the settings file; return values and where the file's keys stand.
+    """Lay options over the settings file over presets; return values and where the file's keys are.
 
     Args:
         others: values of options that only one command has.
+
+    Raises:
+        ConfigError: an unknown preset, or one that has nothing to say on a recorded run.
+        SystemExit: ``--preset list``, which has been answered.
     """
+    layers = [chosen.values for chosen in _presets(options)]
     loaded = load_yaml(options.config) if options.config else None
-    values: dict[str, Any] = _text_keys(loaded.values) if loaded else {}
+    layers += [_text_keys(loaded.values)] if loaded else []
     given: dict[str, Any] = dict(others or {})
 
     def put(section: str, key: str, value: Any) -> None:
@@ -128,11 +152,28 @@ def gather(
         put("partition", "name", name)
         if value:
             put("partition", PARTITION_SHORTHAND.get(name, "value"), value)
-    for layer in (given, parse_assignments(options.assign)):
+    values: dict[str, Any] = {}
+    for layer in (*layers, given, parse_assignments(options.assign)):
         for key, section in layer.items():
             nested = isinstance(section, Mapping)
             values[key] = _over(key, values.get(key), section) if nested else section
     return _absolute(values), loaded.where if loaded else {}
+
+
+def _presets(options: argparse.Namespace) -> list[Preset]:
+    if "list" in options.preset:
+        list_presets(Output(as_json=options.json, quiet=options.quiet))
+        raise SystemExit(0)
+    chosen = [preset(name) for name in options.preset]
+    run = getattr(options, "run", None)
+    idle = [one.name for one in chosen if not set(ATTACK_SECTIONS) & set(one.values)]
+    if run not in (None, "list") and idle:
+        raise ConfigError(
+            f"--preset {', '.join(idle)} would train a new run, but the recorded run {run} was "
+            "given.",
+            next_step="Leave out one or the other.",
+        )
+    return chosen
 
 
 def assigned(options: argparse.Namespace, sections: Collection[str]) -> list[str]:

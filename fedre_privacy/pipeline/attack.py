@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from fedre_privacy.protocols.base import Protocol
 
 from .observe import effective
 from .questions import QUESTIONS, Card, Game, Question
+from .questions.base import is_uploaded
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
 from .settings import AttackSettings, TrainSettings
 
@@ -116,7 +117,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     Raises:
         IncompatibleError: with the attacks or the threat model that would do.
     """
-    if not protocol.uploads and settings.target == "uploaded":
+    if not protocol.uploads and is_uploaded(settings.target):
         raise IncompatibleError(
             f"Protocol '{protocol.name}' uploads nothing, so target 'uploaded' is empty.",
             next_step="Ask what it would leak if it did: --target representations, prototypes or "
@@ -307,6 +308,7 @@ def _attack(
             "peak_memory": peak_memory(device),
             **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
             **card.record(),
+            "measures": [asdict(measure) for measure in card.measures()],
         }
         _write(result)
         shelf.clear()

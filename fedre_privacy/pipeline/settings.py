@@ -27,9 +27,13 @@ TARGETS = (
     "entangled",
     "recovered-prototypes",
     "update",
+    "labels",
+    "membership",
 )
 
 RECOVERED = "recovered-prototypes"
+ATTACK_FOR = {"update": "inverting-gradients", "labels": "labels", "membership": "membership"}
+"""The attack for a target, where it is not the default one."""
 
 Values = Mapping[str, Any]
 
@@ -201,8 +205,9 @@ def resolve_attack(
     target = values.get("target") or DEFAULTS["target"]
     if target not in TARGETS:
         problems.append(unknown("target", str(target), TARGETS))
+    usual = ATTACK_FOR.get(str(target), DEFAULTS["attack"])
     value = values.get("attack") or {}
-    value = {"name": DEFAULTS["attack"], **value} if isinstance(value, Mapping) else {"name": value}
+    value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
     attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
     if attack is not None and image_shape is not None:
         fitting = {**type(attack).defaults_for(image_shape), **value}

@@ -88,6 +88,27 @@ class Game:
         return f"{sought} from {count} x {rows.shape[1]} observed"
 
 
+@dataclass(frozen=True)
+class Measure:
+    """One number about leakage beside its floor, the unit in which benchmarks compare.
+
+    Args:
+        name: what was measured, for example "PSNR" or "identification@1".
+        value, floor: means over the same targets, in `unit`; None where there is no target.
+        leakage: their difference turned so that positive means that more leaked.
+        interval: 95 % interval of `leakage`, or None.
+        n: targets (or clients, or candidates) behind the means.
+    """
+
+    name: str
+    value: float | None
+    floor: float | None
+    leakage: float | None
+    interval: tuple[float, float] | None
+    n: int
+    unit: str = ""
+
+
 class Card(ABC):
     """The score card of one attack.
 
@@ -113,6 +134,10 @@ class Card(ABC):
     def verdict(self) -> str:
         """The verdict and its reason."""
         return f"{self.summary['verdict']}: {self.summary['verdict_because']}"
+
+    @abstractmethod
+    def measures(self) -> list[Measure]:
+        """The numbers that benchmarks compare, the leading one first."""
 
     def record(self) -> dict[str, Any]:
         """What to add to ``record.json``."""
@@ -148,6 +173,11 @@ def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
         return {KINDS[target]}
     carried = set(protocol.uploads)
     return {k for k in carried if k.updates} if target == "update" else carried
+
+
+def is_uploaded(target: str) -> bool:
+    """Whether a target means whatever was uploaded; labels and membership name the question."""
+    return target in ("uploaded", "labels", "membership")
 
 
 def described(run: Run, round: int) -> str:

@@ -28,7 +28,7 @@ from ..runs import Run
 from ..settings import RECOVERED, AttackSettings
 from ..targets import TargetGroup, TargetSource, resolve_kind
 from ..train import write_csv
-from .base import Card, Game, Question, kinds_of
+from .base import Card, Game, Measure, Question, kinds_of
 from .recover import recover
 
 TARGET, TRUE, ACTUAL, CEILING = "target", "true", "actual", "ceiling"
@@ -212,6 +212,18 @@ class ImageCard(Card):
             record["recovery_notes"] = list(self.game.recovered.notes)
         return record
 
+    def measures(self) -> list[Measure]:
+        """PSNR, SSIM (where asked for) and identification of the targets, then of single images."""
+        out = _measures(self.summary, "")
+        for group in self.summary["groups"]:
+            if group["support_size"] == "1" and 0 < group["targets"] < self.summary["targets"]:
+                out += _measures(group, " (1 image)")
+        if ACTUAL in self.scores:
+            out += _measures(self.scores[ACTUAL].summary, " (upload itself)")
+        if TRUE in self.scores:
+            out += _measures(self.scores[TRUE].summary, " (true prototypes)")
+        return out
+
     def figures(self) -> dict[str, Figure]:
         game, trace = self.game, self.recovered[TARGET].trace
         out = {"figure": self._sheet()}
@@ -265,6 +277,34 @@ class ImageCard(Card):
                 "ceiling: from its\nrepresentation": self.recovered[CEILING].images[partner],
             }
         return out
+
+
+def _measures(summary: Mapping[str, Any], suffix: str) -> list[Measure]:
+    out = [
+        Measure(
+            f"{entry['title']}{suffix}",
+            entry["mean"],
+            entry["floor_mean"],
+            entry["leakage"],
+            tuple(entry["leakage_ci"]) if entry["leakage_ci"] else None,
+            entry["n"],
+            entry["unit"],
+        )
+        for entry in summary["metrics"].values()
+    ]
+    found = summary["identification"]
+    interval = found["hit1_over_class_ci"]
+    out.append(
+        Measure(
+            f"identification@1{suffix}",
+            found["hit1"],
+            found["chance1_knowing_class"],
+            found["hit1_over_class"],
+            tuple(interval) if interval else None,
+            found["n"],
+        )
+    )
+    return out
 
 
 def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:

@@ -1,0 +1,319 @@
+"""Membership inference: was this sample among those that a client's upload was made of?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    Artifact,
+    Candidates,
+    Counts,
+    EntangledRep,
+    Knowledge,
+    MembershipScores,
+    Observation,
+    Prototypes,
+    Representations,
+)
+
+from .base import Attack, Context, attacks
+from .parts.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
+from .parts.messages import Sent, messages_of
+
+SCORES = ("auto", "tracing", "likelihood-ratio")
+REFERENCES = ("auto", "aux", "others", "joint")
+SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
+"""Samples per class considered where their number is not known, equally likely."""
+BATCH = 256
+"""Images per extractor pass; a constant, so that results do not depend on memory."""
+
+
+@attacks.register("membership")
+@dataclass(frozen=True, kw_only=True)
+class MembershipInference(Attack):
+    """Score candidates by how far an upload leans towards their representation.
+
+    A mean of n representations lies 1/n of the way to each of them. With mu and S the mean and
+    the within-class covariance of representations, `tracing` scores a candidate by
+    (g(x) - mu)^T S^-1 (R - mu), and `likelihood-ratio` by the log-odds of
+    R ~ N(mu + a (g(x) - mu), (s - a^2) S) against R ~ N(mu, s S), where a is the candidate's
+    weight in R and s the sum of squared weights; numbers of samples that are not known are
+    averaged over. For an entangled upload mu is the mix of class means, a = w_y / n_y and
+    s = sum w_c^2 / n_c. Rounds whose extractor is held are added up. Single representations are
+    compared directly: the score is minus the log-distance to the nearest of the candidate's
+    class. mu and S come from `reference`: auxiliary images if granted, else the candidates asked
+    about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
+    game: a list that holds all members of a class is nearly solved for the subset whose mean was
+    uploaded.
+
+    Shape:      M candidates to scores (M,)
+    Needs:      UPLOADS, EXTRACTOR; AUX_DATA, ALL_EXTRACTORS if granted   Recovers: membership
+    Cost:       one extractor pass over candidates and auxiliary images per client and round, and
+                an eigendecomposition (d, d)
+    Reference:  Dwork et al., Robust traceability from trace amounts, FOCS 2015 (tracing a mean);
+                Homer et al., PLoS Genetics 2008.
+    Deviations: whitened by the within-class covariance; uploads mixed over classes and rounds.
+    """
+
+    consumes = (Representations, Prototypes, EntangledRep)
+    needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
+    recovers = "membership"
+    answers = "membership"
+
+    score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
+    samples_per_class: int | None = knob(
+        None, help="samples of each class at a client; none: as counted or unknown", ge=1
+    )
+    reference: str = knob(
+        "auto",
+        help="images behind mu and S: auxiliary, candidates of other clients, or the client's own "
+        "candidates (joint); auto: the first of these that is there",
+        choices=REFERENCES,
+    )
+    rounds: int = knob(20, help="latest observed rounds used, of those with an extractor", ge=1)
+    aux: int = knob(2000, help="reference images used, at most", ge=2)
+
+    def run(self, observation: Observation, context: Context) -> MembershipScores:
+        candidates = _candidates(observation)
+        scores = torch.full((len(candidates),), torch.nan, dtype=torch.float64)
+        notes = []
+        sizes = _counted(observation)
+        for client, kinds in messages_of(observation).items():
+            mine = (candidates.clients == client).nonzero().squeeze(1)
+            if not len(mine):
+                continue
+            found, note = self._client(observation, context, client, mine, kinds, sizes.get(client))
+            scores[mine] = found
+            notes.append(f"client {client}: {note}")
+        absent = sorted(set(candidates.clients.tolist()) - {u.client for u in observation.targets})
+        if absent:
+            notes.append(f"candidates of clients {absent}, whose uploads are not attacked, are NaN")
+        return MembershipScores(scores.float(), tuple(notes))
+
+    def _client(
+        self,
+        observation: Observation,
+        context: Context,
+        client: int,
+        mine: Tensor,
+        kinds: dict[type[Artifact], list[Sent]],
+        counted: Tensor | None,
+    ) -> tuple[Tensor, str]:
+        """Scores (m,) of one client's candidates, all rounds and uploads added up."""
+        candidates = _candidates(observation)
+        targeted = {type(a) for u in observation.targets if u.client == client for a in u.artifacts}
+        sent = [
+            message
+            for kind in (Representations, Prototypes, EntangledRep)
+            if kind in targeted
+            for message in kinds[kind]
+        ]
+        held = sorted({r for r, _ in sent if (client, r) in observation.extractors})[-self.rounds :]
+        if not held:
+            raise IncompatibleError(
+                f"No extractor of client {client} was given for any round of its uploads.",
+                next_step="Train with --set record.keep_every=1, or attack the last round.",
+            )
+        labels = candidates.labels[mine]
+        samples = self._samples(counted, observation.num_classes)
+        reference = self._reference(observation, context, client, mine)
+        total = torch.zeros(len(mine), dtype=torch.float64)
+        covered = torch.zeros(len(mine), dtype=torch.bool)
+        for round in held:
+            scene = self._scene(observation, context, client, round, mine, reference, samples)
+            for when, artifact in sent:
+                if when == round:
+                    found = _READERS[type(artifact)](artifact, scene, self._traces)
+                    fits = found.isfinite()
+                    total = total + torch.where(fits, found, 0.0)
+                    covered |= fits
+        out = torch.where(covered, total, torch.nan)
+        note = f"{len(held)} rounds used; {reference.note}"
+        if bool(covered.any()) and not bool(covered.all()):
+            out = torch.where(covered, total, total[covered].min())
+            classes = sorted(set(labels[~covered].tolist()))
+            note += f"; classes {classes} are not in its uploads and get its lowest score"
+        return out, note
+
+    @property
+    def _traces(self) -> bool:
+        return self.score == "tracing"
+
+    def _samples(self, counted: Tensor | None, num_classes: int) -> Tensor:
+        """Samples of each class: one known row, or a row per size considered, (G, C)."""
+        if self.samples_per_class is not None:
+            return torch.full((1, num_classes), float(self.samples_per_class)).double()
+        if counted is not None:
+            return counted.clamp(min=1)[None]
+        return torch.tensor(SIZES).double()[:, None].expand(-1, num_classes)
+
+    def _reference(
+        self, observation: Observation, context: Context, client: int, mine: Tensor
+    ) -> _Reference:
+        """Images behind the class statistics of one client."""
+        candidates = _candidates(observation)
+        kind = self.reference
+        if kind == "auto":
+            kind = "aux" if observation.aux is not None else "others"
+        if kind == "aux":
+            if observation.aux is None:
+                raise IncompatibleError(
+                    "attack.reference=aux needs AUX_DATA; threat model "
+                    f"'{observation.threat.name}' does not grant it.",
+                    next_step="Use --threat strong, or --set attack.reference=others.",
+                )
+            aux, labels = observation.aux[: self.aux], observation.aux_labels
+            if labels is None:
+                note = "one mean for all classes: auxiliary images without labels"
+                return _Reference(aux, torch.zeros(len(aux), dtype=torch.int64), note)
+            return _Reference(aux, labels[: self.aux], "class statistics of auxiliary images")
+        if kind == "others":
+            keys = _keys(candidates.images)
+            order = torch.randperm(
+                len(candidates), generator=stream(context.seed, "reference", client=client)
+            )
+            order = order[~torch.isin(keys[order], keys[mine])][: self.aux]
+            if len(order) > 1:
+                note = "class statistics of the candidates of other clients"
+                return _Reference(candidates.images[order], candidates.labels[order], note)
+        note = "class statistics of its own candidates together: a stronger game than one by one"
+        return _Reference(candidates.images[mine], candidates.labels[mine], note)
+
+    def _scene(
+        self,
+        observation: Observation,
+        context: Context,
+        client: int,
+        round: int,
+        mine: Tensor,
+        reference: _Reference,
+        samples: Tensor,
+    ) -> _Scene:
+        candidates = _candidates(observation)
+        net = copy.deepcopy(observation.extractors[client, round]).to(context.device).eval()
+        images = torch.cat([candidates.images[mine], reference.images])
+        reps = _represent(net.requires_grad_(False), images, context.device)
+        own, known = reps[: len(mine)], reps[len(mine) :]
+        statistics = class_statistics(known, reference.labels, observation.num_classes)
+        return _Scene(own.double(), candidates.labels[mine], statistics, samples)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """Images whose representations give the class statistics, and what they are, in words."""
+
+    images: Tensor
+    labels: Tensor
+    note: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """Candidates of one client as seen by the extractor of one round.
+
+    Shape: reps (m, d), labels (m,), samples (G, C).
+    """
+
+    reps: Tensor
+    labels: Tensor
+    statistics: ClassStatistics
+    samples: Tensor
+
+    @property
+    def white(self) -> Tensor:
+        return self.statistics.white(self.reps, self.statistics.means[self.labels])
+
+
+Reader = Callable[[Artifact, _Scene, bool], Tensor]
+
+
+def _representations(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+    """Minus the log-distance to the nearest representation of the same class; NaN for others."""
+    sent = artifact.tensors()
+    centre = scene.statistics.means[:1]
+    rows, own = (scene.statistics.white(r, centre) for r in (sent["reps"], scene.reps))
+    apart = torch.cdist(own, rows)
+    apart = apart.masked_fill(scene.labels[:, None] != sent["labels"][None], torch.inf).amin(1)
+    score = -(apart + 1e-6).log()
+    return torch.where(apart.isfinite(), score, torch.nan)
+
+
+def _prototypes(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+    """Each candidate against the row of its class; the mean of rows if it has several."""
+    sent = artifact.tensors()
+    usable = sent["means"].isfinite().all(1)
+    rows, labels = sent["means"][usable].double(), sent["labels"][usable]
+    hot = torch.nn.functional.one_hot(labels.long(), len(scene.statistics.means)).double()
+    counts = hot.sum(0)
+    table = hot.T @ rows / counts.clamp(min=1)[:, None]
+    shift = scene.statistics.white(table, scene.statistics.means)[scene.labels]
+    size = scene.samples[:, scene.labels]
+    score = _score(shift, scene.white, 1 / size, 1 / size, traces)
+    return torch.where(counts[scene.labels] > 0, score, torch.nan)
+
+
+def _entangled(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+    """Each candidate against the one mixed row, with the weight that its label was sent with."""
+    sent = artifact.tensors()
+    encoding = sent["encoding"].double()
+    centre = encoding @ scene.statistics.means
+    shift = scene.statistics.white(sent["rep"][None], centre[None])[0]
+    weight = (encoding / scene.samples)[:, scene.labels]
+    variance = (encoding.square() / scene.samples).sum(1, keepdim=True)
+    score = _score(shift, scene.white, weight, variance, traces)
+    return torch.where(encoding[scene.labels] > 0, score, torch.nan)
+
+
+def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:
+    """Turn whitened deviations into one score per candidate, averaging over unknown sizes."""
+    if traces:
+        return tracing(shift, white, (weight / variance)[len(weight) // 2])
+    member, other = log_likelihoods(shift, white, weight, variance)
+    return member.logsumexp(0) - other.logsumexp(0)
+
+
+_READERS: dict[type[Artifact], Reader] = {
+    Representations: _representations,
+    Prototypes: _prototypes,
+    EntangledRep: _entangled,
+}
+
+
+def _candidates(observation: Observation) -> Candidates:
+    if observation.candidates is None:
+        raise IncompatibleError(
+            "Attack 'membership' was given no candidates, the samples whose membership is asked.",
+            next_step="Give Observation.candidates: images, labels and clients.",
+        )
+    return observation.candidates
+
+
+def _counted(observation: Observation) -> dict[int, Tensor]:
+    """Samples of each class (C,) of clients that sent them."""
+    found = {}
+    for upload in observation.uploads:
+        for artifact in upload.artifacts:
+            if isinstance(artifact, Counts) and artifact.values.numel() == observation.num_classes:
+                found[upload.client] = artifact.values.double().flatten()
+    return found
+
+
+def _keys(images: Tensor) -> Tensor:
+    """One number per image (n,), equal for equal images; integers, so that it is exact."""
+    levels = (images.flatten(1) * 255).round().long()
+    factors = torch.randint(1 << 40, (levels.shape[1],), generator=stream(0, "image keys"))
+    return (levels * factors).sum(1)
+
+
+@torch.no_grad()
+def _represent(net: nn.Module, images: Tensor, device: torch.device) -> Tensor:
+    parts: Sequence[Tensor] = [net(part.to(device)).cpu() for part in images.split(BATCH)]
+    return torch.cat(list(parts))

@@ -1,0 +1,47 @@
+"""Every message of each attacked client, in order of rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedre_privacy.core.types import Artifact, Observation
+
+Sent = tuple[int, Artifact]
+"""A round and what was sent in it."""
+
+
+def messages_of(observation: Observation) -> dict[int, dict[type[Artifact], list[Sent]]]:
+    """What each attacked client sent, by kind of artifact, rounds ascending.
+
+    Targets may be some rows of an upload. Where the whole upload of the same client, round and
+    kind was observed, it takes their place; a target that no upload contains (because it was
+    recovered, or is counterfactual) stands for itself.
+
+    Returns:
+        Client to kind to (round, artifact), clients ascending.
+    """
+    clients = {upload.client for upload in observation.targets}
+    found: dict[tuple[int, int, type[Artifact], int], Artifact] = {}
+    for upload in (*observation.targets, *observation.uploads):
+        if upload.client not in clients:
+            continue
+        seen: dict[type[Artifact], int] = {}
+        for artifact in upload.artifacts:
+            kind = type(artifact)
+            number = seen.get(kind, 0)
+            seen[kind] = number + 1
+            found[upload.client, upload.round, kind, number] = artifact
+    out: dict[int, dict[type[Artifact], list[Sent]]] = {client: {} for client in sorted(clients)}
+    for (client, round, kind, _), artifact in sorted(found.items(), key=_place):
+        out[client].setdefault(kind, []).append((round, artifact))
+    return out
+
+
+def _place(entry: tuple[tuple[int, int, type[Artifact], int], Artifact]) -> tuple[int, int, int]:
+    client, round, _, number = entry[0]
+    return client, round, number
+
+
+def received_by(observation: Observation, client: int) -> Mapping[int, tuple[Artifact, ...]]:
+    """What the server sent to a client, by round."""
+    return {b.round: b.artifacts for b in observation.broadcasts if client in b.recipients}

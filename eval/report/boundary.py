@@ -1,0 +1,263 @@
+"""Decision boundaries in the plane, method by method and client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedre_privacy.core.errors import IncompatibleError
+
+from .style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    SMALL,
+    TEXT,
+    VERMILLION,
+    blank,
+    caption_height,
+    tidy,
+    wrap,
+    write_caption,
+    write_title,
+)
+
+GRID = 120
+"""Points along each side of the grid on which a prediction is drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientView:
+    """One client's part of the picture.
+
+    Args:
+        points: (n, 2).
+        labels: (n,), 0 or 1.
+        probability: of class 1 at points (m, 2): (m,).
+    """
+
+    points: Tensor
+    labels: Tensor
+    probability: Callable[[Tensor], Tensor]
+
+
+def decision_boundaries(
+    methods: Mapping[str, Sequence[ClientView]],
+    means: pd.DataFrame,
+    runs: pd.DataFrame,
+    *,
+    best: float,
+    published_error: float,
+    title: str,
+    caption: str = "",
+) -> Figure:
+    """Draw predictions in input space, a column per method and a row per client, over accuracies.
+
+    Colours: vermillion class 0, blue class 1, darker where the model is surer; the line is where
+    both are equally likely. Below every column: accuracy of each seed, mean with interval, and
+    the published value.
+
+    Args:
+        methods: heading to the views of all clients, as many for each.
+        means: columns ``method``, ``acc_post_broadcast`` with ``_low`` and ``_high`` (0 to 1),
+            and ``published`` (absent where nothing is).
+        runs: columns ``method`` and ``acc_post_broadcast``, a row per seed.
+        best: accuracy of the classifier that knows the law of the data.
+        published_error: standard error of a published accuracy.
+
+    Raises:
+        IncompatibleError: methods differ in their number of clients, or have no means.
+    """
+    counts = {heading: len(views) for heading, views in methods.items()}
+    if len(set(counts.values())) != 1:
+        raise IncompatibleError(
+            f"Every method needs the same number of clients, at least one method; got {counts}."
+        )
+    absent = [heading for heading in methods if heading not in set(means["method"])]
+    if absent:
+        raise IncompatibleError(
+            f"No mean accuracy is given for {', '.join(absent)}; one row each is needed."
+        )
+    rows, columns = next(iter(counts.values())), len(methods)
+    cell, pad, left, plot = 1.3, 0.1, 0.62, 1.75
+    width = left + columns * (cell + pad) + 0.12
+    lines = wrap(caption, width)
+    foot = caption_height(lines) + 0.3
+    top, between = 0.56, 0.34
+    height = top + rows * (cell + pad) + between + plot + foot
+    figure = blank(width, height)
+    write_title(figure, title)
+    write_caption(figure, lines)
+    extent = [_extent([views[k].points for views in methods.values()]) for k in range(rows)]
+    for number, (heading, views) in enumerate(methods.items()):
+        x = left + number * (cell + pad)
+        figure.text(
+            (x + cell / 2) / width,
+            (height - top + 0.06) / height,
+            heading,
+            fontsize=TEXT,
+            weight="bold",
+            ha="center",
+            va="bottom",
+        )
+        for k, view in enumerate(views):
+            y = height - top - k * (cell + pad) - cell
+            box = (x / width, y / height, cell / width, cell / height)
+            _draw(figure, box, view, extent[k], f"client {k}" if number == 0 else None)
+    centres = [(number + 0.5) * (cell + pad) - pad / 2 for number in range(columns)]
+    box = (left / width, foot / height, (columns * (cell + pad) - pad) / width, plot / height)
+    _accuracies(
+        figure, box, dict(zip(methods, centres, strict=True)), means, runs, best, published_error
+    )
+    return figure
+
+
+_SHADES = LinearSegmentedColormap.from_list("classes", [VERMILLION, "#ffffff", BLUE])
+
+Extent = tuple[float, float, float, float]
+
+
+def _extent(clouds: Sequence[Tensor]) -> Extent:
+    """A square around all points: left, right, bottom, top."""
+    points = torch.cat(list(clouds))
+    low, high = points.amin(0), points.amax(0)
+    middle, half = (low + high) / 2, float((high - low).max()) / 2 * 1.06
+    (x, y) = middle.tolist()
+    return x - half, x + half, y - half, y + half
+
+
+def _draw(
+    figure: Figure,
+    box: tuple[float, float, float, float],
+    view: ClientView,
+    extent: Extent,
+    label: str | None,
+) -> None:
+    x_low, x_high, y_low, y_high = extent
+    xs, ys = torch.linspace(x_low, x_high, GRID), torch.linspace(y_low, y_high, GRID)
+    grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1).reshape(-1, 2)
+    chance = view.probability(grid).reshape(GRID, GRID).numpy()
+    axes = figure.add_axes(box)
+    axes.imshow(
+        chance,
+        extent=extent,
+        origin="lower",
+        cmap=_SHADES,
+        vmin=0,
+        vmax=1,
+        interpolation="bilinear",
+        aspect="auto",
+    )
+    if chance.min() < 0.5 < chance.max():
+        axes.contour(xs.numpy(), ys.numpy(), chance, levels=[0.5], colors=BLACK, linewidths=1.1)
+    else:
+        only = int(chance.mean() > 0.5)
+        axes.text(
+            0.5,
+            0.04,
+            f"class {only} everywhere",
+            fontsize=SMALL,
+            ha="center",
+            va="bottom",
+            transform=axes.transAxes,
+        )
+    points, labels = view.points.numpy(), view.labels.numpy()
+    for value, colour, marker in ((0, VERMILLION, "o"), (1, BLUE, "^")):
+        own = points[labels == value]
+        axes.scatter(
+            own[:, 0], own[:, 1], s=7, c=colour, marker=marker, edgecolors="white", linewidths=0.3
+        )
+    axes.set_xlim(x_low, x_high)
+    axes.set_ylim(y_low, y_high)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if label is not None:
+        axes.set_ylabel(label, fontsize=TEXT)
+    for spine in axes.spines.values():
+        spine.set_linewidth(0.4)
+        spine.set_color("#888888")
+
+
+def _accuracies(
+    figure: Figure,
+    box: tuple[float, float, float, float],
+    centres: Mapping[str, float],
+    means: pd.DataFrame,
+    runs: pd.DataFrame,
+    best: float,
+    published_error: float,
+) -> None:
+    axes = figure.add_axes(box)
+    by_method = means.set_index("method")
+    name = "acc_post_broadcast"
+    for number, (heading, x) in enumerate(centres.items()):
+        row = by_method.loc[heading]
+        seeds = 100 * runs.loc[runs["method"] == heading, name].to_numpy(dtype=float)
+        spread = np.linspace(-0.12, 0.12, len(seeds)) if len(seeds) > 1 else np.zeros(1)
+        first = number == 0
+        axes.scatter(
+            x - 0.3 + spread,
+            seeds,
+            s=6,
+            c="#999999",
+            linewidths=0,
+            label="a seed" if first else None,
+        )
+        axes.errorbar(
+            [x],
+            [100 * row[name]],
+            [[100 * (row[name] - row[f"{name}_low"])], [100 * (row[f"{name}_high"] - row[name])]],
+            fmt="o",
+            color=BLUE,
+            markersize=4.5,
+            capsize=3,
+            linewidth=1.4,
+            label="mean over seeds, 95 %" if first else None,
+        )
+        axes.annotate(
+            f"{100 * row[name]:.1f}",
+            (x, 100 * row[f"{name}_high"]),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=SMALL,
+            ha="center",
+            va="bottom",
+            color=BLUE,
+        )
+    published = by_method.loc[list(centres)]["published"].dropna()
+    axes.errorbar(
+        [centres[str(heading)] + 0.42 for heading in published.index],
+        100 * published.to_numpy(dtype=float),
+        100 * published_error,
+        fmt="D",
+        color=VERMILLION,
+        markerfacecolor="white",
+        markersize=4,
+        linewidth=0.9,
+        label="published (one seed), 1 s.e.",
+    )
+    axes.axhline(100 * best, color=GREEN, linestyle="--", linewidth=1, label="best on average")
+    axes.axhline(50, color="#666666", linestyle=":", linewidth=1, label="chance")
+    width = box[2] * float(figure.get_size_inches()[0])
+    axes.set_xlim(0, width)
+    axes.set_xticks(list(centres.values()), list(centres))
+    axes.set_ylabel("test accuracy (%)")
+    tidy(axes)
+    axes.grid(False, axis="x")
+    axes.legend(
+        fontsize=SMALL - 0.5,
+        frameon=False,
+        ncols=5,
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        borderaxespad=0.1,
+        columnspacing=1.2,
+        handletextpad=0.4,
+    )

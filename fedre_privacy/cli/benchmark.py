@@ -1,0 +1,220 @@
+"""``fedre-benchmark``: many trainings and attacks side by side, or a published table recomputed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError, PartialError
+from fedre_privacy.core.events import Event
+from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.pipeline.benchmark import Benchmark, benchmark, planned, read_sweep
+from fedre_privacy.pipeline.rehearse import rehearse
+from fedre_privacy.pipeline.sweep import ENGINES, Job
+
+from . import communication
+from .options import add_training_options, choose_device, gather
+from .output import Output, guarded
+
+OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"--communication": communication.main}
+"""Options that ask for a published table instead."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the option parser."""
+    made = argparse.ArgumentParser(
+        prog="fedre-benchmark",
+        usage="fedre-benchmark [SWEEP.yaml] [options]\n"
+        "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
+        "       fedre-benchmark --communication [options]",
+        allow_abbrev=False,
+        description="Train protocols, schemes and defences over seeds, attack each, and print and "
+        "draw leakage beside accuracy and communication. What is finished is not repeated.",
+    )
+    made.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to compare")
+    group = made.add_argument_group("what to compare")
+    group.add_argument("--protocols", metavar="P,Q", help="protocols, or all")
+    group.add_argument("--schemes", metavar="S,T", help="entanglement schemes of fedre")
+    group.add_argument("--against", metavar="S,T", help="with --scheme: schemes to compare it with")
+    group.add_argument("--seeds", metavar="N,M", default="0,1,2", help="seeds (default: 0,1,2)")
+    group.add_argument(
+        "--attacks",
+        metavar="A,B",
+        default="default",
+        help="attack, attack@target or attack@target@threat; default: those that fit the uploads",
+    )
+    group.add_argument("--targets", type=int, metavar="N", help="targets per attack")
+    add_training_options(made)
+    group = made.add_argument_group("running")
+    group.add_argument("--config", type=Path, metavar="FILE", help="settings shared by all jobs")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assign",
+        help="any setting of the training, e.g. train.eval_every=10",
+    )  # fmt: skip
+    group.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR",
+        help="folder of run folders (default: runs)",
+    )  # fmt: skip
+    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the benchmark")
+    group.add_argument("--jobs", type=int, default=1, metavar="N", help="jobs at once (default: 1)")
+    group.add_argument(
+        "--engine", choices=tuple(ENGINES), default="local", help="where jobs run (default: local)"
+    )
+    group.add_argument("--retry", action="store_true", help="run failed jobs again")
+    group.add_argument(
+        "--prune", action="store_true", help="remove models and uploads of finished runs"
+    )
+    group.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--dry-run", action="store_true", help="print the plan and an estimate")
+    output = made.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object per event")
+    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    for option, other in OTHERS.items():
+        if option in given:
+            return other(given)
+    options = parser().parse_args(given)
+    output = Output(as_json=options.json, quiet=options.quiet)
+    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+
+
+def _run(options: argparse.Namespace, output: Output) -> int:
+    wanted = _wanted(options)
+    device = choose_device(options.device)
+    jobs = planned(wanted)
+    folder = options.out or options.runs_dir / "benchmarks" / wanted.name
+    labels = dict.fromkeys(job.label for job in jobs)
+    output.line("Compare", ", ".join(labels))
+    output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
+    if options.dry_run:
+        return _rehearse(jobs, device, output)
+    result = benchmark(
+        wanted,
+        folder=folder,
+        runs=options.runs_dir,
+        device=str(device),
+        workers=options.jobs,
+        engine=options.engine,
+        retry=options.retry,
+        prune=options.prune,
+        report=_Progress(output),
+    )
+    output.text()
+    output.table(result.table())
+    for text in result.failures():
+        output.line("FAILED", text)
+    output.line("Files", f"{folder}/{{report.html,frontier.png,results.csv}}", wrap=False)
+    output.final(folder, {"rows": result.table(), "failed": result.failures()})
+    if result.failures():
+        raise PartialError(
+            f"{plural(len(result.failures()), 'job')} of {len(jobs)} failed; the others are in "
+            "the tables and figures.",
+            next_step="Mend what they say and give the same command with --retry.",
+        )
+    return 0
+
+
+def _wanted(options: argparse.Namespace) -> Benchmark:
+    """What to compare, from the file and the options.
+
+    Raises:
+        ConfigError: nothing to compare, or two ways of saying it.
+    """
+    values, _ = gather(options)
+    scheme = values.get("protocol", {}).pop("entanglement", None) if options.scheme else None
+    if options.against and not scheme:
+        raise ConfigError("--against goes with --scheme: the scheme to compare with these.")
+    schemes = [scheme] if scheme else []
+    schemes += [name for text in (options.against, options.schemes) if text for name in _list(text)]
+    protocols = _list(options.protocols) if options.protocols else []
+    if options.sweep is not None:
+        return read_sweep(load_yaml(options.sweep).values, values, name=options.sweep.stem)
+    if not schemes and not protocols:
+        raise ConfigError(
+            "Nothing to compare: give a SWEEP.yaml, --protocols, --scheme with --against, "
+            "--schemes, or --communication.",
+            next_step="For example: fedre-benchmark --protocols fedre,fedgh,fedavg --seeds 0.",
+        )
+    return read_sweep(
+        {
+            "protocols": protocols,
+            "schemes": schemes,
+            "seeds": [_whole(seed) for seed in _list(options.seeds)],
+            "attacks": None if options.attacks == "default" else _list(options.attacks),
+            "targets": options.targets,
+        },
+        values,
+        name="",
+    )
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--seeds takes whole numbers, for example 0,1,2; got '{text}'."
+        ) from None
+
+
+def _suites(jobs: Sequence[Job]) -> str:
+    counts: dict[str, int] = {}
+    for job in jobs:
+        for settings in job.attacks:
+            key = f"{settings.attack.name} on {settings.target}"
+            counts[key] = counts.get(key, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
+
+
+def _rehearse(jobs: Sequence[Job], device: Any, output: Output) -> int:
+    """Take one step of each kind of job and add the estimates up."""
+    firsts = {job.label: job for job in reversed(jobs)}
+    seconds = 0.0
+    for label in dict.fromkeys(job.label for job in jobs):
+        job = firsts[label]
+        plans = [rehearse(job.training, settings, device) for settings in job.attacks or (None,)]
+        own = plans[0].train_s + sum(plan.attack_s for plan in plans)
+        times = sum(other.label == label for other in jobs)
+        seconds += own * times
+        output.line(label, f"{plural(times, 'job')} of about {human_seconds(own)}")
+    output.line("In all", f"about {human_seconds(seconds)} with one job at a time")
+    output.final(None, {"jobs": len(jobs), "seconds": seconds})
+    return 0
+
+
+class _Progress:
+    """Prints one line per finished job."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+
+    def __call__(self, event: Event) -> None:
+        data = event.data
+        self.output.event(event.name, data)
+        if event.name == "sweep.plan":
+            done = data["jobs"] - data["waiting"]
+            self.output.line("Done", f"{done} of {data['jobs']} before this start")
+        elif event.name == "sweep.job":
+            took = "" if data["wall_s"] is None else f" in {human_seconds(data['wall_s'])}"
+            left = f"; about {human_seconds(data['left_s'])} left" if data["left_s"] else ""
+            why = f": {data['failure']}" if data["failure"] else ""
+            self.output.line(
+                f"{data['done']}/{data['of']}", f"{data['job']} {data['status']}{took}{why}{left}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Protocols, schemes and defences side by side: accuracy, communication and leakage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedre_privacy.core import files
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, nearest
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.types import EntangledRep
+from fedre_privacy.eval.report import save_figure
+from fedre_privacy.eval.report.frontier import Point, frontier, pareto
+from fedre_privacy.protocols.base import protocols as protocol_registry
+
+from .runs import COMPLETE
+from .settings import TrainSettings
+from .suite import default_suite, named_suite
+from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
+
+Values = Mapping[str, Any]
+
+IMAGE_MEASURES = ("PSNR", "PSNR (1 image)")
+"""Measures that place a variant on the frontier: the strongest over all attacks counts."""
+
+SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "vary", "seeds", "attacks",
+              "targets")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What to compare.
+
+    Args:
+        name: of its folder.
+        base: settings that all trainings share.
+        variants: what differs, each under its label.
+        seeds: of the trainings.
+        attacks: settings of the attacks, or None for those that fit the uploads.
+        targets: targets per attack, or None for the default.
+    """
+
+    name: str
+    base: Values
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    attacks: tuple[Values, ...] | None
+    targets: int | None
+
+    def suite(self, training: TrainSettings) -> Sequence[Values]:
+        """The attacks on one training."""
+        if self.attacks is None:
+            return default_suite(training, targets=self.targets)
+        return self.attacks
+
+
+def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
+    """Read the description of a benchmark.
+
+    Args:
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names or settings;
+            ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
+            ``targets``, ``name``. Protocols and schemes are compared with each other; defences
+            multiply them.
+        base: settings given elsewhere; they win over the description's own.
+
+    Raises:
+        ConfigError: unknown keys, or nothing to compare.
+    """
+    problems = []
+    for key in sweep:
+        if key not in SWEEP_KEYS:
+            close = nearest(str(key), SWEEP_KEYS)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
+    if problems:
+        raise ConfigError(*problems, next_step=f"Keys: {', '.join(SWEEP_KEYS)}.")
+    names = list(sweep.get("protocols") or ())
+    if names == ["all"]:
+        names = [n for n in protocol_registry.names() if n != "fedsgd"]
+    variants = [Variant(_label(p), {"protocol": _section(p)}) for p in names]
+    variants += [
+        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": s}})
+        for s in sweep.get("schemes") or ()
+    ]
+    variants += [Variant(str(k), v) for k, v in (sweep.get("vary") or {}).items()]
+    defenses = sweep.get("defenses") or ()
+    if defenses:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(
+                f"{variant.label} + {chosen}", merge(dict(variant.values), {"defense": chosen})
+            )
+            for variant in variants
+            for chosen in defenses
+        ]
+    if not variants:
+        raise ConfigError(
+            "Nothing to compare: the benchmark names no protocols, schemes or vary.",
+            next_step="Add for example 'protocols: [fedre, fedgh]'.",
+        )
+    shared = merge(dict(sweep.get("base") or {}), base)
+    attacks = sweep.get("attacks")
+    seeds = tuple(sweep.get("seeds") or (0, 1, 2))
+    targets = sweep.get("targets")
+    chosen = None if attacks is None else tuple(_attacks(attacks, targets))
+    title = sweep.get("name") or name
+    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
+    if title:
+        return made
+    digest = files.settings_hash([shared, [v.values for v in variants], seeds, attacks, targets])
+    return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _label(chosen: Any) -> str:
+    if isinstance(chosen, Mapping):
+        more = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
+        return f"{chosen.get('name', '?')} ({more})" if more else str(chosen.get("name", "?"))
+    return str(chosen).rpartition(":")[2]
+
+
+def _section(chosen: Any) -> Values:
+    return dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+
+
+def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
+    out: list[Values] = []
+    for entry in given:
+        out += [entry] if isinstance(entry, Mapping) else named_suite([entry], targets=targets)
+    return out
+
+
+def planned(wanted: Benchmark) -> list[Job]:
+    """All jobs of a benchmark, checked; entangled uploads keep every round's extractors.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+
+    def keep_all(variant: Variant) -> Variant:
+        section = merge(dict(wanted.base), variant.values).get("protocol") or {}
+        name = section.get("name", "fedre") if isinstance(section, Mapping) else section
+        known = name in protocol_registry.names()
+        if known and EntangledRep in protocol_registry.get(name).uploads:
+            kept = {"record": {"keep_every": 1}}
+            return Variant(variant.label, merge(kept, variant.values))
+        return variant
+
+    return plan(wanted.base, [keep_all(v) for v in wanted.variants], wanted.seeds, wanted.suite)
+
+
+@dataclass(frozen=True, eq=False)
+class BenchmarkResult:
+    """A finished benchmark.
+
+    Args:
+        folder: where its tables, figures and report are.
+        rows: one row per job, attack and measure (see `sweep.frame`).
+        summary: means over seeds (see `sweep.over_seeds`).
+    """
+
+    folder: Path
+    rows: pd.DataFrame
+    summary: pd.DataFrame
+
+    def failures(self) -> list[str]:
+        """Jobs that failed, each with the reason."""
+        bad = self.rows[self.rows["status"] != COMPLETE].drop_duplicates(["label", "seed"])
+        return [f"{r.label}, seed {r.seed}: {r.failure}" for r in bad.itertuples()]
+
+    def points(self) -> list[Point]:
+        """One point per variant: accuracy, communication, and the strongest image attack."""
+        if self.summary.empty:
+            return []
+        points = []
+        for label, part in self.summary.groupby("label", sort=False):
+            real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
+            images = part[real & part["measure"].isin(IMAGE_MEASURES) & part["leakage"].notna()]
+            best = images.loc[images["leakage"].idxmax()] if len(images) else None
+            first = part.iloc[0]
+            points.append(
+                Point(
+                    label=str(label),
+                    accuracy=float(first["accuracy"]),
+                    accuracy_sd=_number(first["accuracy_sd"]),
+                    scalars=float(first["up_scalars"]),
+                    leakage=None if best is None else float(best["leakage"]),
+                    leakage_sd=None if best is None else _number(best["leakage_sd"]),
+                    attack="" if best is None else _attack_name(best),
+                    seeds=int(first["seeds"]),
+                )
+            )
+        return points
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per variant: accuracy, scalars per round, and each kind of leakage."""
+        best = {point.label for point in pareto(self.points())}
+        out = []
+        for point in self.points():
+            part = self.summary[self.summary["label"] == point.label]
+            out.append(
+                {
+                    "variant": point.label,
+                    "accuracy": _pm(point.accuracy, point.accuracy_sd),
+                    "scalars up": f"{point.scalars:,.0f}",
+                    "images, dB over floor": _pm(point.leakage, point.leakage_sd, 2),
+                    "found": _measure(part, ("identification@1 (1 image)", "identification@1")),
+                    "prototypes": _measure(part, ("centred cosine",)),
+                    "labels": _measure(part, ("support Jaccard",)),
+                    "membership AUC": _measure(part, ("AUC",)),
+                    "seeds": str(point.seeds),
+                    "Pareto": "yes" if point.label in best else "",
+                }
+            )
+        return out
+
+    def figure(self) -> Figure:
+        """The frontier."""
+        return frontier(self.points(), caption=self._caption())
+
+    def _caption(self) -> str:
+        seeds = int(self.summary["seeds"].max()) if len(self.summary) else 0
+        runs = self.rows.drop_duplicates(["label", "seed"])
+        return (
+            f"{len(runs)} trainings, {seeds} seeds each; error bars: sd over seeds. Leakage: PSNR "
+            "over the best floor of the strongest attack in the suite. Grey: no attack on images "
+            "could read the upload, which does not mean that it is safe."
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"BenchmarkResult({self.folder.name}: {self.rows['label'].nunique()} variants, "
+            f"{self.rows.drop_duplicates(['label', 'seed']).shape[0]} trainings, "
+            f"{len(self.failures())} failed)"
+        )
+
+
+def benchmark(
+    wanted: Benchmark,
+    *,
+    folder: Path,
+    runs: Path = Path("runs"),
+    device: str = "cpu",
+    workers: int = 1,
+    engine: str = "local",
+    retry: bool = False,
+    prune: bool = False,
+    report: Report = silent,
+) -> BenchmarkResult:
+    """Run what is not done yet, gather everything, and write tables and figures.
+
+    Args:
+        prune: remove models and uploads of runs whose attacks have finished.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+    jobs = planned(wanted)
+    place = Place(folder, runs)
+    results = run_jobs(
+        jobs, place, device=device, workers=workers, engine=engine, retry=retry, report=report,
+        prune=prune,
+    )  # fmt: skip
+    rows = frame(results)
+    result = BenchmarkResult(folder, rows, over_seeds(rows))
+    files.write_text(folder / "results.csv", rows.to_csv(index=False))
+    files.write_text(folder / "summary.csv", result.summary.to_csv(index=False))
+    if result.points():
+        save_figure(result.figure(), folder / "frontier")
+    return result
+
+
+def _attack_name(row: Any) -> str:
+    return f"{row['attack']} on {row['target']}, {row['threat']}"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
+    if mean is None or pd.isna(mean):
+        return "-"
+    return f"{mean:.{digits}f}" + (f" +- {sd:.{digits}f}" if sd is not None else "")
+
+
+def _measure(part: pd.DataFrame, names: Sequence[str]) -> str:
+    """The strongest value of the first of some measures that is there, with its floor."""
+    for name in names:
+        found = part[(part["measure"] == name) & part["value"].notna()]
+        if len(found):
+            best = found.loc[found["leakage"].idxmax()] if found["leakage"].notna().any() else None
+            row = found.iloc[0] if best is None else best
+            floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"
+            return f"{row['value']:.2f}{floor}"
+    return "-"

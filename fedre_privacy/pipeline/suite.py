@@ -1,0 +1,92 @@
+"""The attacks that a benchmark runs on a protocol unless it is told which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.types import (
+    Artifact,
+    EntangledRep,
+    GradientState,
+    HeadState,
+    ModelState,
+    Prototypes,
+    Representations,
+)
+
+from .settings import RECOVERED, TARGETS, TrainSettings
+
+Values = Mapping[str, Any]
+
+STRONG, PAPER, REALISTIC = "strong", "fedre-paper", "realistic"
+
+
+def _attack(name: str, target: str, threat: str, **more: Any) -> dict[str, Any]:
+    return {"attack": {"name": name}, "target": target, "threat": threat, **more}
+
+
+BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
+    Representations: (
+        _attack("dip", "uploaded", PAPER),
+        _attack("membership", "uploaded", STRONG),
+    ),
+    Prototypes: (
+        _attack("dip", "uploaded", PAPER),
+        _attack("membership", "uploaded", STRONG),
+    ),
+    EntangledRep: (
+        _attack("disentangle", "uploaded", STRONG),
+        _attack("dip", RECOVERED, STRONG),
+        _attack("membership", "uploaded", STRONG),
+    ),
+    HeadState: (
+        _attack("head", "uploaded", PAPER),
+        _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
+    ),
+    ModelState: (
+        _attack("head", "uploaded", PAPER),
+        _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
+    ),
+    GradientState: (_attack("inverting-gradients", "update", PAPER),),
+}
+"""Attacks by what is uploaded, the one that decides leakage of images last but one or earlier."""
+
+LABELS = _attack("labels", "uploaded", REALISTIC)
+"""Run on everything that is uploaded and that the label attack can read."""
+
+
+def default_suite(training: TrainSettings, *, targets: int | None = None) -> list[Values]:
+    """Attacks for a protocol's uploads: images, prototypes, membership and labels where they apply.
+
+    Args:
+        targets: targets per attack; None keeps the default.
+    """
+    from fedre_privacy.attacks.base import attacks
+
+    chosen = [entry for kind in training.protocol.uploads for entry in BY_UPLOAD.get(kind, ())]
+    if any(issubclass(k, attacks.get("labels").consumes) for k in training.protocol.uploads):
+        chosen.append(LABELS)
+    return [_with_targets(entry, targets) for entry in chosen]
+
+
+def named_suite(names: Sequence[str], *, targets: int | None = None) -> list[Values]:
+    """Attacks given as ``attack``, ``attack@target`` or ``attack@target@threat``.
+
+    Raises:
+        ConfigError: an unknown target.
+    """
+    out = []
+    for name in names:
+        attack, _, rest = name.partition("@")
+        target, _, threat = rest.partition("@")
+        if target and target not in TARGETS:
+            raise ConfigError(unknown("target", target, TARGETS))
+        entry = _attack(attack, target or "uploaded", threat or PAPER)
+        out.append(_with_targets(entry, targets))
+    return out
+
+
+def _with_targets(entry: Values, targets: int | None) -> Values:
+    return dict(entry) if targets is None else {**entry, "eval": {"targets": targets}}

@@ -1,0 +1,33 @@
+"""The process of one job of a sweep: ``python -m fedre_privacy.pipeline.sweep_job FILE ...``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError
+
+from .runs import COMPLETE
+from .settings import resolve_attack, resolve_training
+from .sweep import Job, Place, run_job
+
+
+def main(file: str, folder: str, runs: str, device: str) -> int:
+    """Run the job described in a file; return 0 if it finished well."""
+    values = load_yaml(Path(file)).values
+    problems: list[str] = []
+    training = resolve_training(values["training"], {}, problems)
+    found = [resolve_attack(chosen, {}, problems) for chosen in values["attacks"]]
+    if training is None or problems:
+        raise ConfigError(*problems)
+    attacks = tuple(settings for settings in found if settings is not None)
+    job = Job(values["label"], values["seed"], training, attacks)
+    result = run_job(job, Place(Path(folder), Path(runs)), torch.device(device))
+    return 0 if result["status"] == COMPLETE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

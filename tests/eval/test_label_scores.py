@@ -1,0 +1,111 @@
+"""Scores of label inference against answers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import LabelEstimate
+from fedre_privacy.eval.label_scores import (
+    evaluate_labels,
+    l1_error,
+    size_error,
+    support_scores,
+)
+
+COUNTS = torch.tensor([[10, 0, 0, 30], [0, 5, 5, 0], [20, 20, 0, 0], [0, 0, 8, 8]])
+
+
+def estimate(
+    support: Tensor | None = None, proportions: Tensor | None = None, sizes: Tensor | None = None
+) -> LabelEstimate:
+    unknown = torch.full(COUNTS.shape, torch.nan)
+    return LabelEstimate(
+        clients=torch.arange(4),
+        support=unknown if support is None else support,
+        proportions=unknown if proportions is None else proportions,
+        sizes=unknown[:, 0] if sizes is None else sizes,
+        notes=(),
+    )
+
+
+def shares() -> Tensor:
+    return COUNTS / COUNTS.sum(1, keepdim=True)
+
+
+def test_support_by_hand():
+    support = torch.tensor([[0.9, 0.6, 0.5, 0.1], [0.0, 0.0, 0.0, 0.0], [torch.nan] * 4])
+    held = torch.tensor([[True, False, False, True]] * 3)
+    found = support_scores(support, held)
+    assert found["precision"][0] == 0.5 and found["recall"][0] == 0.5
+    assert found["jaccard"][0] == pytest.approx(1 / 3)
+    assert found["precision"][1].isnan() and found["recall"][1] == 0 and found["jaccard"][1] == 0
+    assert all(values[2].isnan() for values in found.values())
+
+
+def test_shares_and_sizes_by_hand():
+    assert l1_error(torch.tensor([[0.5, 0.5, 0, 0]]), COUNTS[:1]).tolist() == [1.5]
+    assert size_error(torch.tensor([30.0, 50.0]), torch.tensor([40, 40])).tolist() == [0.25, 0.25]
+
+
+def test_an_exact_answer_is_exact_and_beats_every_guess():
+    found = evaluate_labels(estimate((COUNTS > 0).float(), shares(), COUNTS.sum(1).float()), COUNTS)
+    summary = found.summary
+    for measure, best in (("precision", 1), ("recall", 1), ("jaccard", 1), ("l1", 0)):
+        assert summary[measure]["mean"] == pytest.approx(best, abs=1e-6)
+    assert summary["size_error"]["mean"] == pytest.approx(0, abs=1e-6)
+    for measure in ("precision", "jaccard", "l1", "size_error"):
+        assert summary[measure]["gain"] > 0.2 and summary[measure]["gain_ci"][0] > 0
+        assert summary[measure]["n"] == 4
+    assert found.rows["samples"].tolist() == [40, 10, 40, 16]
+    assert found.rows["classes"].tolist() == [2, 2, 2, 2]
+    json.dumps(summary, allow_nan=False)
+
+
+def test_the_guesses_themselves_gain_nothing():
+    everything = torch.ones(COUNTS.shape)
+    together = (COUNTS.sum(0) / COUNTS.sum()).expand(4, -1)
+    size = COUNTS.sum(1).double().log().mean().exp().expand(4)
+    summary = evaluate_labels(estimate(everything, together, size), COUNTS).summary
+    assert summary["jaccard"]["floor"] == "all classes"
+    assert summary["jaccard"]["floor_mean"] == pytest.approx(0.5)
+    assert summary["jaccard"]["gain"] == pytest.approx(0)
+    assert summary["size_error"]["gain"] == pytest.approx(0)
+    assert summary["l1"]["gain"] <= 1e-12  # or the uniform guess is better still
+    even = torch.full(COUNTS.shape, 0.25)
+    assert evaluate_labels(estimate(proportions=even), COUNTS).summary["l1"]["gain"] <= 1e-12
+
+
+def test_the_best_guess_is_taken():
+    skewed = torch.tensor([[90, 10, 0, 0]] * 4)
+    summary = evaluate_labels(estimate((skewed > 0).float(), skewed / 100), skewed).summary
+    assert summary["l1"]["floor"] == "shares of all clients"
+    assert summary["jaccard"]["floor"] == "classes most clients hold"
+    assert summary["l1"]["gain"] == pytest.approx(0, abs=1e-6)
+
+
+def test_what_was_not_said_is_none():
+    found = evaluate_labels(estimate((COUNTS > 0).float()), COUNTS)
+    for measure in ("l1", "size_error"):
+        assert found.summary[measure]["mean"] is None and found.summary[measure]["n"] == 0
+        assert found.summary[measure]["floor_mean"] is not None
+        assert bool(found.rows[measure].isna().all())
+    some = shares()
+    some[2] = torch.nan
+    assert evaluate_labels(estimate(proportions=some), COUNTS).summary["l1"]["n"] == 3
+
+
+def test_clients_are_looked_up_by_number():
+    full = estimate((COUNTS > 0).float(), shares(), COUNTS.sum(1).float())
+    some = LabelEstimate(
+        torch.tensor([3, 1]), full.support[[3, 1]], full.proportions[[3, 1]], full.sizes[[3, 1]], ()
+    )
+    assert evaluate_labels(some, COUNTS).summary["l1"]["mean"] == pytest.approx(0, abs=1e-6)
+    with pytest.raises(IncompatibleError, match="do not cover clients"):
+        evaluate_labels(some, COUNTS[:3])
+    with pytest.raises(IncompatibleError, match="4 classes"):
+        evaluate_labels(some, COUNTS[:, :3])
