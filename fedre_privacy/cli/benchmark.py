@@ -17,7 +17,7 @@ from fedre_privacy.pipeline.rehearse import rehearse
 from fedre_privacy.pipeline.sweep import ENGINES, Job
 
 from . import communication
-from .options import add_training_options, choose_device, gather
+from .options import add_settings_options, add_training_options, choose_device, gather
 from .output import Output, guarded
 
 OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"--communication": communication.main}
@@ -49,16 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--targets", type=int, metavar="N", help="targets per attack")
     add_training_options(made)
-    group = made.add_argument_group("running")
-    group.add_argument("--config", type=Path, metavar="FILE", help="settings shared by all jobs")
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assign",
-        help="any setting of the training, e.g. train.eval_every=10",
-    )  # fmt: skip
-    group.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR",
-        help="folder of run folders (default: runs)",
-    )  # fmt: skip
+    group = add_settings_options(made)
     group.add_argument("--out", type=Path, metavar="DIR", help="folder of the benchmark")
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="jobs at once (default: 1)")
     group.add_argument(
@@ -68,7 +59,6 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--prune", action="store_true", help="remove models and uploads of finished runs"
     )
-    group.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dry-run", action="store_true", help="print the plan and an estimate")
     output = made.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object per event")

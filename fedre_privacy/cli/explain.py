@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -155,10 +155,10 @@ def list_all(output: Output) -> None:
         found["attacks"].append(
             {
                 "attack": entry.name,
-                "reads": ", ".join(kind.__name__ for kind in attack.consumes),
+                "reads": _reads(attack.consumes),
                 "needs": ", ".join(sorted(attack.needs)),
                 "recovers": attack.recovers,
-                "from": entry.origin,
+                "from": _from(entry.origin),
             }
         )
     for entry in protocols.entries():
@@ -167,7 +167,9 @@ def list_all(output: Output) -> None:
             continue
         kinds = protocols.get(entry.name).uploads
         sends = ", ".join(kind.__name__ for kind in kinds) or "nothing"
-        found["protocols"].append({"protocol": entry.name, "uploads": sends, "from": entry.origin})
+        found["protocols"].append(
+            {"protocol": entry.name, "uploads": sends, "from": _from(entry.origin)}
+        )
     found["threat_models"] = [
         {
             "threat model": name,
@@ -195,6 +197,15 @@ def list_all(output: Output) -> None:
     for text in broken:
         output.line("BROKEN", text)
     output.final(None, {**found, **others, "broken": broken})
+
+
+def _from(origin: str) -> str:
+    return "built in" if origin.startswith("fedre_privacy.") else origin
+
+
+def _reads(kinds: Sequence[type[Artifact]]) -> str:
+    names = [kind.__name__ for kind in kinds]
+    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])}, {len(names) - 2} more"
 
 
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:

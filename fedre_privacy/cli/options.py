@@ -61,12 +61,8 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None:
-    """How to run and what to print.
-
-    Args:
-        restart: what ``--restart`` does, for the help.
-    """
+def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Where settings come from, where runs go, and on which device."""
     group = parser.add_argument_group("running")
     group.add_argument(
         "--preset",
@@ -95,6 +91,16 @@ def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None
     group.add_argument(
         "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
+    return group
+
+
+def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None:
+    """How to run and what to print.
+
+    Args:
+        restart: what ``--restart`` does, for the help.
+    """
+    group = add_settings_options(parser)
     group.add_argument("--resume", action="store_true", help="go on with what was interrupted")
     group.add_argument("--restart", action="store_true", help=restart)
     group.add_argument(

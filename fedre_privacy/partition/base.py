@@ -44,6 +44,18 @@ class Partition(ABC):
             IncompatibleError: these labels cannot be shared out in this way.
         """
 
+    def thin(self, train: list[IntArray], labels: IntArray) -> list[IntArray]:
+        """Leave out training samples once the test samples are set aside; by default none.
+
+        Args:
+            train: training samples of each client.
+            labels: class of each sample (N,).
+
+        Returns:
+            Some of each client's samples, at least one.
+        """
+        return train
+
 
 partitions: Registry[Partition] = Registry("partition", "fedre_privacy.partition")
 
@@ -89,7 +101,7 @@ def split(
 
     One legacy NumPy generator serves both, so that seed 0 gives the published partitions index
     for index. Each client's share is permuted; the first entries are its test samples, the
-    following ``floor(train_ratio * n)`` its training samples.
+    following ``floor(train_ratio * n)`` its training samples, of which a scheme may `thin` some.
 
     Args:
         scheme: how to share out.
@@ -117,7 +129,7 @@ def split(
         num_test = len(own) - _num_train(len(own), train_ratio)
         test.append(own[order[:num_test]])
         train.append(own[order[num_test:]])
-    return Split(tuple(train), tuple(test))
+    return Split(tuple(scheme.thin(train, labels)), tuple(test))
 
 
 def _num_train(count: int, train_ratio: float) -> int:

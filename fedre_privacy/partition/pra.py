@@ -46,51 +46,87 @@ class PRA(Partition):
     def assign(
         self, labels: IntArray, num_clients: int, random: np.random.RandomState
     ) -> list[IntArray]:
-        least = self.min_samples
-        if least is None:
-            least = published_minimum(len(labels), num_clients)
-        elif least * num_clients > len(labels):
-            raise IncompatibleError(
-                f"Partition 'pra': min_samples={least} for each of {num_clients} clients needs "
-                f"{least * num_clients} samples; there are {len(labels)}.",
-                next_step=f"Lower min_samples to {len(labels) // num_clients} or less, or use "
-                "fewer clients.",
-            )
-        members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-        best, poorest = -1, 0
-        for _ in range(self.max_redraws + 1):
-            shares = self._draw(members, num_clients, random)
-            sizes = [len(own) for own in shares]
-            if min(sizes) >= least:
-                return shares
-            if min(sizes) > best:
-                best, poorest = min(sizes), int(np.argmin(sizes))
-        raise ConfigError(
-            f"Partition 'pra' (alpha={self.alpha:g}, {num_clients} clients): after "
-            f"{self.max_redraws} redraws some client still has fewer than {least} samples (at "
-            f"best, client {poorest} had {best}).",
-            f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), or a "
-            f"larger max_redraws (now {self.max_redraws}).",
+        return dirichlet_shares(
+            labels,
+            num_clients,
+            random,
+            alpha=self.alpha,
+            min_samples=self.min_samples,
+            max_redraws=self.max_redraws,
+            scheme=self.name,
         )
 
-    def _draw(
-        self, members: list[IntArray], num_clients: int, random: np.random.RandomState
-    ) -> list[IntArray]:
-        """Draw once; the order of calls on `random` is the published one."""
-        full = sum(len(own) for own in members) / num_clients
-        sizes = np.zeros(num_clients, dtype=np.int64)
-        pieces: list[list[IntArray]] = [[] for _ in range(num_clients)]
-        for own in members:
-            order = own.copy()
-            random.shuffle(order)
-            share = random.dirichlet(np.full(num_clients, self.alpha))
-            share = share * (sizes < full)
-            if share.sum() > 0:
-                share = share / share.sum()
-            else:  # the law put all its weight on full clients, or underflowed
-                share = np.eye(num_clients)[sizes.argmin()]
-            cuts = (np.cumsum(share) * len(order)).astype(np.int64)[:-1]
-            for client, piece in enumerate(np.split(order, cuts)):
-                pieces[client].append(piece)
-                sizes[client] += len(piece)
-        return [np.concatenate(own) for own in pieces]
+
+def dirichlet_shares(
+    labels: IntArray,
+    num_clients: int,
+    random: np.random.RandomState,
+    *,
+    alpha: float,
+    min_samples: int | None,
+    max_redraws: int,
+    scheme: str,
+) -> list[IntArray]:
+    """Share samples out as `PRA` describes; the order of calls on `random` is the published one.
+
+    Args:
+        labels: class of each sample (N,), values >= 0.
+        scheme: name of the partition, for messages.
+
+    Returns:
+        Positions in `labels`, one array per client.
+
+    Raises:
+        ConfigError, IncompatibleError: see `PRA`.
+    """
+    least = min_samples
+    if least is None:
+        least = published_minimum(len(labels), num_clients)
+    elif least * num_clients > len(labels):
+        raise IncompatibleError(
+            f"Partition '{scheme}': min_samples={least} for each of {num_clients} clients needs "
+            f"{least * num_clients} samples; there are {len(labels)}.",
+            next_step=f"Lower min_samples to {len(labels) // num_clients} or less, or use "
+            "fewer clients.",
+        )
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    best, poorest = -1, 0
+    for _ in range(max_redraws + 1):
+        orders, cuts = _draw(members, num_clients, alpha, random)
+        sizes = np.diff(cuts, axis=1).sum(0)
+        if sizes.min() >= least:
+            pieces = [np.split(own, at[1:-1]) for own, at in zip(orders, cuts, strict=True)]
+            return [np.concatenate(own) for own in zip(*pieces, strict=True)]
+        if sizes.min() > best:
+            best, poorest = int(sizes.min()), int(sizes.argmin())
+    raise ConfigError(
+        f"Partition '{scheme}' (alpha={alpha:g}, {num_clients} clients): after "
+        f"{max_redraws} redraws some client still has fewer than {least} samples (at "
+        f"best, client {poorest} had {best}).",
+        f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), or a "
+        f"larger max_redraws (now {max_redraws}).",
+    )
+
+
+def _draw(
+    members: list[IntArray], num_clients: int, alpha: float, random: np.random.RandomState
+) -> tuple[list[IntArray], IntArray]:
+    """Draw once: each class's samples in random order, and the cuts (classes, clients + 1)."""
+    full = sum(len(own) for own in members) / num_clients
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    orders = []
+    cuts = np.zeros((len(members), num_clients + 1), dtype=np.int64)
+    for own, at in zip(members, cuts, strict=True):
+        order = own.copy()
+        random.shuffle(order)
+        orders.append(order)
+        share = random.dirichlet(np.full(num_clients, alpha))
+        share = share * (sizes < full)
+        if share.sum() > 0:
+            share = share / share.sum()
+        else:  # the law put all its weight on full clients, or underflowed
+            share = np.eye(num_clients)[sizes.argmin()]
+        at[1:] = np.cumsum(share) * len(order)
+        at[-1] = len(order)
+        sizes += np.diff(at)
+    return orders, cuts

@@ -34,6 +34,7 @@ from fedre_privacy.protocols.base import Protocol
 from .observe import effective
 from .questions import QUESTIONS, Card, Game, Question
 from .questions.base import is_uploaded
+from .report import write_attack_report
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
 from .settings import AttackSettings, TrainSettings
 
@@ -331,6 +332,7 @@ def _write(result: AttackResult) -> None:
     result.card.write(folder)
     for name, figure in result.card.figures().items():
         save_figure(figure, folder / name)
+    write_attack_report(result)
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:

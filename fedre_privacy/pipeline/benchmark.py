@@ -16,9 +16,11 @@ from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.types import EntangledRep
 from fedre_privacy.eval.report import save_figure
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, pareto
 from fedre_privacy.protocols.base import protocols as protocol_registry
 
+from .report import write_benchmark_report
 from .runs import COMPLETE
 from .settings import TrainSettings
 from .suite import default_suite, named_suite
@@ -221,6 +223,29 @@ class BenchmarkResult:
             )
         return out
 
+    def comparison(self) -> Figure:
+        """Variants in rows; accuracy, traffic and every kind of leakage in columns."""
+        labels = [point.label for point in self.points()]
+        parts = [self.summary[self.summary["label"] == label] for label in labels]
+        columns = [
+            Column("accuracy", tuple(Dot(p.accuracy, p.accuracy_sd) for p in self.points())),
+            Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
+            *(
+                Column(title, tuple(_dot(part, names) for part in parts))
+                for title, names in COLUMNS.items()
+            ),
+            *(
+                Column(title, tuple(Dot(_number(part[key].iloc[0])) for part in parts))
+                for title, key in (
+                    ("s_min predicted", "predicted_s_min"),
+                    ("unmixing error\npredicted", "predicted_error"),
+                )
+            ),
+        ]
+        return comparison(
+            labels, columns, title="What each variant costs and leaks", caption=self._caption()
+        )
+
     def figure(self) -> Figure:
         """The frontier."""
         return frontier(self.points(), caption=self._caption())
@@ -240,6 +265,34 @@ class BenchmarkResult:
             f"{self.rows.drop_duplicates(['label', 'seed']).shape[0]} trainings, "
             f"{len(self.failures())} failed)"
         )
+
+
+COLUMNS = {
+    "images: PSNR (dB)": ("PSNR (1 image)", "PSNR"),
+    "images: found": ("identification@1 (1 image)", "identification@1"),
+    "prototypes: centred\ncosine": ("centred cosine",),
+    "prototypes: found": ("prototypes: identification@1",),
+    "labels: support\nJaccard": ("support Jaccard",),
+    "membership AUC": ("AUC",),
+}
+"""Panels of the comparison, each with the measures it may show, the first that is there."""
+
+
+def _strongest(part: pd.DataFrame, names: Sequence[str]) -> Any | None:
+    """The row with the largest leakage of the first of some measures that is there."""
+    for name in names:
+        found = part[(part["measure"] == name) & part["value"].notna()]
+        if len(found):
+            leaking = found["leakage"].notna().any()
+            return found.loc[found["leakage"].idxmax()] if leaking else found.iloc[0]
+    return None
+
+
+def _dot(part: pd.DataFrame, names: Sequence[str]) -> Dot:
+    row = _strongest(part, names)
+    if row is None:
+        return Dot(None)
+    return Dot(_number(row["value"]), _number(row["value_sd"]), _number(row["floor"]))
 
 
 def benchmark(
@@ -273,7 +326,9 @@ def benchmark(
     files.write_text(folder / "results.csv", rows.to_csv(index=False))
     files.write_text(folder / "summary.csv", result.summary.to_csv(index=False))
     if result.points():
-        save_figure(result.figure(), folder / "frontier")
+        save_figure(result.figure(), folder / "frontier", data=result.summary)
+        save_figure(result.comparison(), folder / "comparison")
+    write_benchmark_report(result, wanted, results, runs)
     return result
 
 
@@ -293,11 +348,8 @@ def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
 
 def _measure(part: pd.DataFrame, names: Sequence[str]) -> str:
     """The strongest value of the first of some measures that is there, with its floor."""
-    for name in names:
-        found = part[(part["measure"] == name) & part["value"].notna()]
-        if len(found):
-            best = found.loc[found["leakage"].idxmax()] if found["leakage"].notna().any() else None
-            row = found.iloc[0] if best is None else best
-            floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"
-            return f"{row['value']:.2f}{floor}"
-    return "-"
+    row = _strongest(part, names)
+    if row is None:
+        return "-"
+    floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"
+    return f"{row['value']:.2f}{floor}"

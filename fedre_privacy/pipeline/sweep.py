@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -25,6 +26,8 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, FedreError, MissingExtraError
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.entanglement.diagnostics import weight_matrix_diagnostics
 
 from .attack import attack, check_ahead
 from .runs import COMPLETE, FAILED, PARTIAL, status_of
@@ -147,6 +150,7 @@ def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
         run = train(job.training, runs=place.runs, device=device, resume=_begun(folder))
         result |= {"run": run.name, "final": run.record["final"], "dim": run.record["dim"]}
         result["architectures"] = run.record["architectures"]
+        result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
         for settings in job.attacks:
             folder = run.folder / "attacks" / settings.folder_name
             done = attack(run, settings, device=device, resume=_begun(folder))
@@ -169,6 +173,36 @@ def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
     result["wall_s"] = time.monotonic() - started
     files.write_json(place.result(job), result)
     return result
+
+
+def predicted_leakage(
+    training: TrainSettings, class_counts: Sequence[Sequence[int]]
+) -> dict[str, float] | None:
+    """What the weights of an entanglement scheme alone say about disentangling them.
+
+    Medians over clients of two or more classes: the smallest singular value of the weights of all
+    rounds, and the error of noise-free least squares (0: everything is recovered, 1: nothing).
+    None for protocols that do not entangle.
+    """
+    scheme = getattr(training.protocol, "entanglement", None)
+    if not isinstance(scheme, Entanglement):
+        return None
+    found = []
+    for client, counts in enumerate(class_counts):
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        if sum(count > 0 for count in counts) > 1:
+            found.append(
+                weight_matrix_diagnostics(
+                    scheme, labels, len(counts), training.train.rounds, training.train.seed,
+                    client=client, resample=getattr(training.protocol, "resample", True),
+                )
+            )  # fmt: skip
+    if not found:
+        return None
+    return {
+        "s_min": float(np.median([own.s_min for own in found])),
+        "recovery_error": float(np.median([own.recovery_error for own in found])),
+    }
 
 
 def _begun(folder: Path) -> bool:
@@ -330,6 +364,7 @@ def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 ATTACK_KEYS = ("attack", "target", "threat", "counterfactual", "verdict", "folder")
+PREDICTED = ("predicted_s_min", "predicted_error")
 TRAFFIC = tuple(
     f"{way}_{what}"
     for way in ("up", "down")
@@ -354,6 +389,8 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
         "acc_post_local": final.get("acc_post_local"),
         "acc_post_broadcast": final.get("acc_post_broadcast"),
         **{key: final.get(key) for key in TRAFFIC},
+        "predicted_s_min": (result.get("predicted") or {}).get("s_min"),
+        "predicted_error": (result.get("predicted") or {}).get("recovery_error"),
     }
 
 
@@ -375,7 +412,8 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["label", "attack", "target", "threat", "measure"]
     out = []
     for key, part in whole.groupby(keys, dropna=False, sort=False):
-        numbers = part[["accuracy", "value", "floor", "leakage", *TRAFFIC]].astype(float)
+        numbers = part[["accuracy", "value", "floor", "leakage", *PREDICTED, *TRAFFIC]]
+        numbers = numbers.astype(float)
         mean, sd = numbers.mean(), numbers.std()
         out.append(
             {

@@ -19,11 +19,11 @@ from fedre_privacy.core.types import EntangledRep, HeadState, Knowledge, Prototy
 # --- names, keys and values (2) ------------------------------------------------------------------
 
 UNKNOWN = [
-    (["--attack", "dipp"], "Unknown attack 'dipp'. Did you mean 'dip'? Available: dip"),
+    (["--attack", "dipp"], "Unknown attack 'dipp'. Did you mean 'dip'? Available: ana"),
     (["--protocol", "fedr"], "Unknown protocol 'fedr'. Did you mean 'fedre'? Available: fd, fed"),
     (["--target", "proto"], "Unknown target 'proto'. Did you mean 'prototypes'? Available: up"),
     (["--dataset", "digit"], "Unknown data set 'digit'. Did you mean 'digits'? Available: "),
-    (["--partition", "prb:1"], "Unknown partition 'prb'. Did you mean 'pra'? Available: iid"),
+    (["--partition", "prb:1"], "Unknown partition 'prb'. Did you mean 'pra'? Available: cla"),
     (["--scheme", "rapp"], "Unknown entanglement scheme 'rapp'. Did you mean 'rap'? Available: "),
     (["--threat", "strongg"], "Unknown threat model 'strongg'. Did you mean 'strong'? Available: "),
     (["--metrics", "psnr,sim"], "Unknown metric 'sim'. Did you mean 'ssim'? Available: lpips"),

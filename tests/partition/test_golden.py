@@ -139,3 +139,10 @@ def test_hundred_clients_need_118_draws() -> None:
     assert facts(PRA(max_redraws=117), CIFAR10, clients=100)[2] == 394
     with pytest.raises(ConfigError, match="after 116 redraws"):
         split(PRA(max_redraws=116), CIFAR10, 100, 0)
+
+
+def test_hundred_clients_at_alpha_007_with_ten_samples_need_26_draws() -> None:
+    scheme = PRA(alpha=0.07, min_samples=10, max_redraws=25)
+    assert min(facts(scheme, CIFAR10, clients=100)[1]) >= 7
+    with pytest.raises(ConfigError, match="after 24 redraws"):
+        split(PRA(alpha=0.07, min_samples=10, max_redraws=24), CIFAR10, 100, 0)

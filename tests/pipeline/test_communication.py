@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedre_privacy.cli import benchmark
+from fedre_privacy.cli import benchmark, communication
 from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.federation.ledger import Traffic, measure
@@ -303,7 +303,7 @@ def test_the_whole_table_as_text_and_csv(tmp_path: Path, cells: list[Cell]) -> N
 def test_rows_fit_a_hundred_columns(cells: list[Cell]) -> None:
     for key in DATA_SETS:
         own = [cell for cell in cells if cell.data_set == key]
-        lines = table_lines(benchmark._merged(own))
+        lines = table_lines(communication._merged(own))
         assert max(map(len, lines)) <= 100 and len(lines) == 1 + 29
 
 
@@ -371,7 +371,7 @@ def test_labels_that_are_refused(tmp_path: Path) -> None:
 
 def test_options_that_are_refused(tmp_path: Path) -> None:
     for options, code, words in (
-        ([], 2, "Nothing to compare: give --communication."),
+        ([], 2, "Nothing to compare: give a SWEEP.yaml, --protocols"),
         (["--communication", "--dataset", "cifar"], 2, "Unknown data set 'cifar'. Did you mean"),
         (
             ["--communication", "--dataset", "cifar100", "--labels", "x"],
@@ -404,10 +404,10 @@ def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[Cell]) -> No
     run = comm.Measured(
         "kd", "fedkd", "cifar10", "homogeneous", 10, "", 1, paper=sent, complete=sent, nbytes=sent
     )
-    noted = [cell for cell in cells if "measured" in benchmark._with_runs(cell, [run]).note]
+    noted = [cell for cell in cells if "measured" in communication._with_runs(cell, [run]).note]
     assert [(c.method, c.setting, c.direction) for c in noted] == [("FedKD", "homogeneous", "up")]
     (cell,) = noted
-    assert benchmark._with_runs(cell, [run]).note.endswith("3,000.00 [2,000.00, 4,000.00]")
+    assert communication._with_runs(cell, [run]).note.endswith("3,000.00 [2,000.00, 4,000.00]")
     assert not replace(run, clients=3).belongs_to(cell)
 
 

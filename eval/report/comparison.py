@@ -1,0 +1,97 @@
+"""Variants in rows, what they cost and leak in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from fedre_privacy.core.errors import ConfigError
+
+from .style import (
+    BLUE,
+    SMALL,
+    TEXT,
+    VERMILLION,
+    blank,
+    caption_height,
+    tidy,
+    wrap,
+    write_caption,
+    write_title,
+)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value with its sd over seeds and its floor; None where there is none."""
+
+    value: float | None
+    sd: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One panel: a title and one dot per variant, in the order of the rows."""
+
+    title: str
+    dots: tuple[Dot, ...]
+    log: bool = False
+
+
+def comparison(
+    labels: Sequence[str], columns: Sequence[Column], *, title: str, caption: str = ""
+) -> Figure:
+    """Draw one panel per column; red ticks are floors, an open square marks what does not apply.
+
+    Columns without any value are left out.
+
+    Raises:
+        ConfigError: nothing to draw.
+    """
+    shown = [c for c in columns if any(dot.value is not None for dot in c.dots)]
+    if not labels or not shown:
+        raise ConfigError("There is nothing to draw: no variant has a measure with a value.")
+    names = max(len(label) for label in labels) * 0.075 + 0.3
+    each = 1.55
+    width = max(names + each * len(shown) + 0.2, 6.0)
+    lines = wrap(caption, width)
+    foot, plot = caption_height(lines) + 0.35, 0.3 * len(labels) + 0.1
+    height = foot + plot + 0.75
+    figure = blank(width, height)
+    for number, column in enumerate(shown):
+        axes = figure.add_axes(
+            (
+                (names + number * each) / width,
+                foot / height,
+                (each - 0.2) / width,
+                plot / height,
+            )
+        )
+        if column.log:
+            axes.set_xscale("log")
+        for row, dot in enumerate(reversed(column.dots)):
+            if dot.value is None:
+                axes.text(
+                    0.5, row, "no attack", fontsize=SMALL - 1, color="#888888", ha="center",
+                    va="center", transform=axes.get_yaxis_transform(),
+                )  # fmt: skip
+                continue
+            if dot.sd:
+                axes.plot((dot.value - dot.sd, dot.value + dot.sd), (row, row), color=BLUE, lw=1.4)
+            axes.plot(dot.value, row, "o", color=BLUE, ms=5)
+            if dot.floor is not None:
+                axes.plot((dot.floor,) * 2, (row - 0.3, row + 0.3), color=VERMILLION, lw=1.8)
+        axes.set_ylim(-0.6, len(labels) - 0.4)
+        axes.set_yticks(range(len(labels)), list(reversed(labels)) if number == 0 else [])
+        axes.margins(x=0.12)
+        tidy(axes)
+        if not column.log:
+            axes.locator_params(axis="x", nbins=3)
+        axes.set_title(column.title, fontsize=SMALL)
+        axes.tick_params(axis="y", labelsize=TEXT if number == 0 else SMALL)
+    write_title(figure, title)
+    write_caption(figure, lines)
+    return figure
