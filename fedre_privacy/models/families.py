@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import nn
 
 from ..core.config import knob, knobs
 from ..core.errors import ConfigError, unknown
@@ -230,6 +231,15 @@ def build_model(
         mapping=settings.mapping,
         dim=representation_dim(settings, image_shape),
     )
+
+
+def has_batch_norm(
+    settings: ModelSettings, client: int, image_shape: tuple[int, int, int], num_classes: int
+) -> bool:
+    """Whether a client's model normalises over batches, which needs two samples or more."""
+    with torch.device("meta"):
+        model = build_model(settings, client, image_shape, num_classes)
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def count_parameters(

@@ -37,10 +37,12 @@ ORACLE = "the attacker was given what no real server has"
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
 FIGURES = {
+    "frontier": "Accuracy against communication and against leakage; a ring marks the Pareto set.",
+    "comparison": "Every variant with its accuracy, communication and kinds of leakage.",
     "figure": "What the attack recovered, beside the truth and the floor.",
     "trace": "The attack's own objective along the way.",
 }
-"""Captions of figures, by file name."""
+"""Captions of figures by file name, in the order in which they stand on the page."""
 
 DEFINITIONS = {
     "floor": "the best answer that needs no upload, scored by the same rule on the same targets",
@@ -117,7 +119,9 @@ def write_attack_report(result: AttackResult) -> Path:
         html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
         if record["oracles"]
         else Html(""),
-        html.verdict(summary["verdict"], result.verdict().removeprefix(f"{summary['verdict']}: ")),
+        html.verdict(
+            summary["verdict"], result.verdict().removeprefix(summary["verdict"]).lstrip(": ")
+        ),
         html.facts(
             {"Protocol": f"{run.settings.protocol.name}: {run.record['summary']}"}
             | {name: " ".join(words.split()) for name, words in record["game"].items()}
@@ -151,7 +155,11 @@ def _headline(result: AttackResult) -> Html:
 
 
 def _figures(folder: Path) -> Html:
-    found = sorted(folder.glob("*.png"), key=lambda path: (path.stem != "figure", path.name))
+    order = list(FIGURES)
+    found = sorted(
+        folder.glob("*.png"),
+        key=lambda p: (order.index(p.stem) if p.stem in order else len(order), p.name),
+    )
     return html.join(
         *(
             html.figure(path.read_bytes(), alt=path.stem, caption=FIGURES.get(path.stem, path.stem))
@@ -173,7 +181,7 @@ def _targets(result: AttackResult) -> Html:
     for row in scores.rows.head(SHOWN_TARGETS).to_dict("records"):
         at, label = int(row["target"]), int(row["label"])
         made_of = plural(int(row["support_size"]), "image")
-        kind = classes[label] if label >= 0 else "several classes"
+        kind = f"class {classes[label]}" if label >= 0 else "several classes"
         shown.append(
             Target(
                 f"Target {at}: client {row['client']}, {kind}, of {made_of}",
@@ -220,7 +228,7 @@ def _groups(summary: Mapping[str, Any]) -> Html:
         psnr, found = group["metrics"]["psnr"], group["identification"]
         rows.append(
             {
-                "images behind a target": f"{group['support_size']} ",
+                "images behind a target": group["support_size"],
                 "targets": group["targets"],
                 "n": group["n"],
                 "PSNR (dB)": psnr["mean"],
@@ -254,7 +262,22 @@ def _single(frame: pd.DataFrame) -> Html:
     return html.join(
         html.paragraph(f"Click a heading to sort.{more}", soft=True),
         html.table(rows, label="Scores of single targets", tall=True),
+        html.details("Columns", html.facts(COLUMNS_OF_SINGLE)) if "hit1" in frame else Html(""),
     )
+
+
+COLUMNS_OF_SINGLE = {
+    "group": "target: what was attacked; true, actual, ceiling: what stands beside it",
+    "label": "class of the target, -1 where it mixes several",
+    "support_size": "images that entered the target",
+    "..._floor": "the same metric of the floor that is best on average",
+    "psnr_mismatched": "PSNR of the attack's answers to other uploads",
+    "original": "number of the matched image, -1 for a mean image",
+    "fit": "match to the upload that the attack attained, in its own objective; lower is closer",
+    "hit1, hit5": "whether the true image was the nearest of the line-up, or among the first five",
+    "rr": "one over its rank in the line-up",
+}
+"""Columns of the table of single targets, for attacks on images."""
 
 
 def _absent(value: object) -> bool:
@@ -391,16 +414,9 @@ def write_benchmark_report(
     text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=False)
     files.write_text(folder / SWEEP, text)
     failed = [job for job in jobs if job["status"] != COMPLETE]
-    frontier = folder / "frontier.png"
-    caption = "Accuracy against communication and against leakage; a ring marks the Pareto set."
     sections = [
         Section("Result", html.table(list(result.table()), label="Variants side by side")),
-        Section(
-            "Frontier",
-            html.figure(frontier.read_bytes(), alt="Frontier", caption=caption)
-            if frontier.is_file()
-            else Html(""),
-        ),
+        Section("Figures", _figures(folder)),
         Section("Failures", html.join(*(_failure(job) for job in failed))),
         *(
             Section(variant.label, _variant(variant.label, result, jobs, runs))
@@ -482,7 +498,7 @@ def _variant(
                     "over floor": _mean_sd(row["leakage"], row["leakage_sd"]),
                     "n": row["n"],
                     "seeds": row["seeds"],
-                    "counterfactual": "yes" if row["counterfactual"] else "",
+                    "counterfactual": "yes" if row["counterfactual"] is True else "",
                 }
             )
     own = [job for job in jobs if job["label"] == label]

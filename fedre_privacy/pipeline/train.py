@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedre_privacy.blocks.state import Client, Samples, Server, Setting
@@ -26,7 +27,12 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
-from fedre_privacy.models.families import architecture_of, build_model, representation_dim
+from fedre_privacy.models.families import (
+    architecture_of,
+    build_model,
+    has_batch_norm,
+    representation_dim,
+)
 from fedre_privacy.partition.base import Split, split
 
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
@@ -70,10 +76,24 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         device=device,
         model=settings.model,
     )
-    problems = settings.protocol.check(setting)
+    problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
     if problems:
         raise IncompatibleError(*problems)
     return Prepared(data, shares, setting)
+
+
+def _too_few_samples(
+    settings: TrainSettings, data: ImageData, counts: NDArray[np.int64]
+) -> list[str]:
+    """Clients whose batches would hold one sample although their model has BatchNorm."""
+    sizes = [1 if settings.train.batch_size == 1 else int(row.sum()) for row in counts]
+    return [
+        f"Client {k} trains on batches of one sample, and its model "
+        f"({architecture_of(settings.model.name, k)}) has BatchNorm, which needs two. Raise "
+        "partition.min_samples or train.batch_size, or choose --models cnn4."
+        for k, size in enumerate(sizes)
+        if size == 1 and has_batch_norm(settings.model, k, data.image_shape, data.num_classes)
+    ]
 
 
 def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
