@@ -72,6 +72,11 @@ class Attack:
     answers: ClassVar[str] = "images"
     """The question it answers: images, prototypes, labels or membership."""
 
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        """Knowledge that it cannot do without under its settings; `needs` and maybe more."""
+        return self.needs
+
     @classmethod
     def defaults_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
         """Settings whose measured best value depends on the image size (C, H, W)."""
@@ -94,7 +99,7 @@ class Attack:
             DivergedError: no target came to a finite result.
         """
         kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
-        problems = mismatch(type(self), observation.threat, kinds)
+        problems = mismatch(self, observation.threat, kinds)
         carried = [a.rows() for upload in observation.targets for a in upload.artifacts]
         if not problems and all(rows is not None and len(rows) == 0 for rows in carried):
             problems = ["There is nothing to attack: the targets hold no representation."]
@@ -113,9 +118,13 @@ class Attack:
 
 
 def mismatch(
-    attack: type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
+    attack: Attack | type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
 ) -> list[str]:
-    """Every reason why an attack cannot read these kinds of uploads under a threat model."""
+    """Every reason why an attack cannot read these kinds of uploads under a threat model.
+
+    A class stands for the attack with its default settings.
+    """
+    needed = attack.needs if isinstance(attack, type) else attack.required
     problems = []
     unread = [kind for kind in kinds if not issubclass(kind, attack.consumes)]
     if unread or not kinds:
@@ -126,7 +135,7 @@ def mismatch(
             f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
             f"Attacks for them: {fitting}."
         )
-    for missing in sorted(attack.needs - threat.grants):
+    for missing in sorted(needed - threat.grants):
         problems.append(
             f"Attack '{attack.name}' needs {missing.upper()}; threat model '{threat.name}' grants "
             f"{', '.join(sorted(k.upper() for k in threat.grants))}."

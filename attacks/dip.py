@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,8 @@ from .base import Attack, Context, attacks
 from .parts.dip_net import HourGlass, scales_that_fit
 from .parts.inversion import invert
 from .parts.objectives import OBJECTIVES
-from .parts.optimise import COMBINE, LOSSES, Budget
+from .parts.optimise import COMBINE, LOSSES, Budget, Start, imitate
+from .parts.starts import STARTS, knowledge_for, pictures_for
 
 
 @attacks.register("dip")
@@ -33,10 +34,11 @@ class DeepImagePrior(Attack):
 
     Minimises log D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small
     hour-glass network; its input z is fixed noise. The answer is the running mean of the output
-    images; a restart is chosen by the match it attained, never by truth.
+    images; a restart is chosen by the match it attained, never by truth. With a `start` the network
+    is first fitted to the picture that another attack gives.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
-    Needs:      UPLOADS, EXTRACTOR          Recovers: inputs
+    Needs:      UPLOADS, EXTRACTOR; AUX_DATA with a `start`          Recovers: inputs
     Cost:       one prior and one extractor forward and backward per step, 8 targets at once on each
                 core of a CPU, `chunk` on a GPU
     Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior and feature inversion);
@@ -66,6 +68,16 @@ class DeepImagePrior(Attack):
     combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
     patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
+    start: str = knob(
+        "none", help="answer to begin from: none, or that of another attack", choices=STARTS
+    )
+    start_steps: int = knob(
+        100, help="optimiser steps that fit the network to the picture it begins from", ge=1
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        return self.needs | knowledge_for(self.start)
 
     def __post_init__(self) -> None:
         if not self.channels:
@@ -90,9 +102,26 @@ class DeepImagePrior(Attack):
             patience=self.patience,
         )
         prior = _NetworkPrior(net)
+        pictures = pictures_for(self.start, observation, context)
         return invert(
-            observation, context, prior, OBJECTIVES[self.objective], budget, chunk=self.chunk
+            observation,
+            context,
+            prior,
+            OBJECTIVES[self.objective],
+            budget,
+            chunk=self.chunk,
+            start=None if pictures is None else Start(pictures, self._toward(prior)),
         )
+
+    def _toward(
+        self, prior: _NetworkPrior
+    ) -> Callable[[list[Tensor], list[Tensor], Tensor], list[Tensor]]:
+        def toward(
+            parameters: list[Tensor], constants: list[Tensor], images: Tensor
+        ) -> list[Tensor]:
+            return imitate(prior, parameters, constants, images, steps=self.start_steps, lr=self.lr)
+
+        return toward
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .parts.inversion import invert
 from .parts.objectives import OBJECTIVES
-from .parts.optimise import COMBINE, LOSSES, Budget
+from .parts.optimise import COMBINE, LOSSES, Budget, Start
+from .parts.starts import STARTS, knowledge_for, pictures_for
 
 
 @attacks.register("pixel")
@@ -29,12 +30,13 @@ from .parts.optimise import COMBINE, LOSSES, Budget
 class PixelInversion(Attack):
     """Recover an image from a representation by optimising its pixels.
 
-    Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first. Several
+    Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first, or the
+    logit of another attack's answer with a `start`. Several
     times cheaper per step than the deep image prior and usually weaker; a second opinion and a
     debugging aid.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
-    Needs:      UPLOADS, EXTRACTOR          Recovers: inputs
+    Needs:      UPLOADS, EXTRACTOR; AUX_DATA with a `start`          Recovers: inputs
     Cost:       one extractor forward and backward per step, 8 targets at once on each core
     Reference:  Mahendran and Vedaldi, Understanding deep image representations by inverting
                 them, CVPR 2015.
@@ -55,6 +57,13 @@ class PixelInversion(Attack):
     combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
     patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
+    start: str = knob(
+        "none", help="answer to begin from: none, or that of another attack", choices=STARTS
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        return self.needs | knowledge_for(self.start)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         budget = Budget(
@@ -68,9 +77,21 @@ class PixelInversion(Attack):
             patience=self.patience,
         )
         prior = _PixelPrior(observation.image_shape)
+        pictures = pictures_for(self.start, observation, context)
         return invert(
-            observation, context, prior, OBJECTIVES[self.objective], budget, chunk=self.chunk
+            observation,
+            context,
+            prior,
+            OBJECTIVES[self.objective],
+            budget,
+            chunk=self.chunk,
+            start=None if pictures is None else Start(pictures, _logits),
         )
+
+
+def _logits(parameters: list[Tensor], constants: list[Tensor], images: Tensor) -> list[Tensor]:
+    """Pixels whose sigmoid is the picture; black and white are kept where gradients live."""
+    return [torch.logit(images.clamp(0.02, 0.98))]
 
 
 @dataclass(frozen=True)

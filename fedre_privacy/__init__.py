@@ -1,3 +1,21 @@
-"""What does a federated-learning protocol leak through its uploads, and at what price?"""
+"""What does a federated-learning protocol leak through its uploads, and at what price?
+
+`train`, `attack` and `benchmark` are the commands as functions. They are loaded when first asked
+for, so that importing the package stays light.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "attack", "benchmark", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module(".api", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

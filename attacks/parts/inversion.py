@@ -18,7 +18,7 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from .objectives import Objective
-from .optimise import Budget, ImagePrior, by_owner, fit_tile
+from .optimise import Budget, ImagePrior, Start, by_owner, fit_tile
 
 CPU_TILE = 8
 """Rows per tile on a CPU, a constant: the numbers do not depend on the chunk size asked for."""
@@ -34,42 +34,49 @@ def invert(
     budget: Budget,
     *,
     chunk: int | None,
+    start: Start | None = None,
 ) -> Reconstruction:
     """Seek one image per target row, all rows of a tile at once.
 
     Targets are ordered by the extractor they belong to, so that a tile passes through few of
     them; results come back in the observation's order.
+
+    Args:
+        start: pictures to begin from, one per target in the observation's order.
     """
     device = context.device
     rows, owners = observation.target_rows()
     order = sorted(range(len(owners)), key=lambda i: owners[i])
     rows = rows[torch.tensor(order)].float()
     owners = [owners[i] for i in order]
+    if start is not None:
+        start = Start(start.images[torch.tensor(order)], start.toward)
     seeds = _seeds(owners, context.seed, budget.restarts)
     extractors = {
-        key: _frozen(module, device)
+        key: frozen(module, device)
         for key, module in observation.extractors.items()
         if key in set(owners)
     }
 
-    _check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
+    check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
 
-    def piece(start: int, stop: int, stopped: Event) -> dict[str, Tensor]:
-        name = f"rows-{start:06d}-{stop:06d}"
+    def piece(first: int, last: int, stopped: Event) -> dict[str, Tensor]:
+        name = f"rows-{first:06d}-{last:06d}"
         kept = context.shelf.load(name)
         if kept is None:
             kept = _fit(
-                rows[start:stop],
-                owners[start:stop],
-                seeds[start * budget.restarts : stop * budget.restarts],
+                rows[first:last],
+                owners[first:last],
+                seeds[first * budget.restarts : last * budget.restarts],
                 extractors,
                 prior,
                 objective,
                 budget,
                 context=context,
-                first=start,
+                first=first,
                 total=len(owners),
                 stopped=stopped,
+                begin=None if start is None else start.rows(first, last),
             )
             context.shelf.save(name, kept)
         return kept
@@ -98,7 +105,7 @@ def invert(
     )
 
 
-def _check_extractors(
+def check_extractors(
     extractors: dict[tuple[int, int], nn.Module],
     owners: list[tuple[int, int]],
     length: int,
@@ -211,6 +218,7 @@ def _fit(
     first: int,
     total: int,
     stopped: Event,
+    begin: Start | None,
 ) -> dict[str, Tensor]:
     def tick(step: int, match: Tensor) -> None:
         if stopped.is_set():
@@ -238,6 +246,7 @@ def _fit(
         budget,
         seeds=seeds,
         tick=tick,
+        start=begin,
     )
     return {
         "images": done.images,
@@ -249,5 +258,6 @@ def _fit(
     }
 
 
-def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
+def frozen(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy on a device, in evaluation mode, whose parameters take no gradient."""
     return copy.deepcopy(module).to(device).eval().requires_grad_(False)

@@ -72,6 +72,24 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Pictures to begin from, and how a prior is brought to them.
+
+    Args:
+        images: (N, C, H, W) in [0, 1], one per target.
+        toward: parameters, constants and images, all stacked, to parameters that write about
+            these images.
+    """
+
+    images: Tensor
+    toward: Callable[[list[Tensor], list[Tensor], Tensor], list[Tensor]]
+
+    def rows(self, start: int, stop: int) -> Start:
+        """Keep a range of targets."""
+        return Start(self.images[start:stop], self.toward)
+
+
+@dataclass(frozen=True)
 class Fitted:
     """What one tile came to; rows are targets. Shapes as in `Reconstruction`."""
 
@@ -116,6 +134,7 @@ def fit_tile(
     *,
     seeds: Sequence[int],
     tick: Callable[[int, Tensor], None] = lambda step, match: None,
+    start: Start | None = None,
 ) -> Fitted:
     """Optimise one tile of targets.
 
@@ -125,13 +144,22 @@ def fit_tile(
         targets: (n / restarts, d) on the device to use.
         seeds: one per row, restarts of a target side by side.
         tick: called every few steps with the step and the matches (device tensor).
+        start: pictures to begin from; None begins from the prior's own draw, which is returned as
+            `prior` either way.
     """
     device, restarts = targets.device, budget.restarts
     count = len(targets)
     generators = [torch.Generator().manual_seed(one) for one in seeds]
     parameters, constants = prior.start(generators)
-    parameters = [p.to(device).requires_grad_() for p in parameters]
+    parameters = [p.to(device) for p in parameters]
     constants = [c.to(device) for c in constants]
+    start_images: Tensor | None = None
+    if start is not None:
+        with torch.no_grad():
+            start_images = prior.images(parameters, constants, 0.0)
+        first = start.images.to(device).repeat_interleave(restarts, 0)
+        parameters = start.toward(parameters, constants, first)
+    parameters = [p.detach().requires_grad_() for p in parameters]
     wanted = targets.repeat_interleave(restarts, 0)
     optimiser = torch.optim.Adam(parameters, lr=budget.lr, betas=budget.betas, foreach=True)
 
@@ -139,7 +167,6 @@ def fit_tile(
     trace: list[Tensor] = []
     trace_steps: list[int] = []
     average: Tensor | None = None
-    start_images: Tensor | None = None
     best = torch.full((count * restarts,), math.inf, device=device)
     best_step = torch.zeros(count * restarts, device=device)
     step = 0
@@ -156,8 +183,10 @@ def fit_tile(
         optimiser.step()
         with torch.no_grad():
             shown = images.detach()
-            if start_images is None or average is None:
-                start_images, average = shown, shown.clone()
+            if start_images is None:
+                start_images = shown
+            if average is None:
+                average = shown.clone()
             else:
                 average.lerp_(shown, 1 - budget.average)
             if budget.patience:
@@ -187,6 +216,26 @@ def fit_tile(
         trace_steps=torch.tensor(trace_steps),
         steps=step + 1,
     )
+
+
+def imitate(
+    prior: ImagePrior,
+    parameters: list[Tensor],
+    constants: list[Tensor],
+    images: Tensor,
+    *,
+    steps: int,
+    lr: float,
+) -> list[Tensor]:
+    """Fit a prior's parameters to pictures (N, C, H, W) by squared error; returns new ones."""
+    found = [p.detach().clone().requires_grad_() for p in parameters]
+    optimiser = torch.optim.Adam(found, lr=lr, foreach=True)
+    for step in range(steps):
+        error = (prior.images(found, constants, step / steps) - images).square()
+        optimiser.zero_grad(set_to_none=True)
+        error.flatten(1).mean(1).sum().backward()
+        optimiser.step()
+    return [p.detach() for p in found]
 
 
 def _schedule(step: int, budget: Budget) -> float:

@@ -164,7 +164,8 @@ def _cell(value: object) -> str:
     if shown in _WITHOUT_VALUE:
         return f'<td data-value="">{text(shown)}</td>'
     if number is not None:
-        return f'<td class="number" data-value="{number!r}">{text(shown)}</td>'
+        kind = "number" if len(shown) <= WIDE else "words"
+        return f'<td class="{kind}" data-value="{number:.10g}">{text(shown)}</td>'
     start = '<td class="words">' if len(shown) > WIDE else "<td>"
     return f"{start}{text(shown)}</td>"
 
@@ -177,7 +178,10 @@ def _shown(value: object) -> str:
     if isinstance(value, int | np.integer):
         return str(int(value))
     if isinstance(value, float | np.floating):
-        return f"{value:.4g}" if math.isfinite(value) else ""
+        number = float(value)
+        if not math.isfinite(number):
+            return ""
+        return f"{number:.0f}" if 1000 <= abs(number) < 1e7 else f"{number:.4g}"
     return str(value)
 
 
@@ -232,7 +236,7 @@ def gallery(targets: Iterable[Target]) -> Html:
             f"<div>{picture(data, alt=f'{name}, {target.title}', pixels=True)}{text(name)}</div>"
             for name, data in target.shots.items()
         )
-        scores = "<br>".join(f"{text(k)} {text(v)}" for k, v in target.scores.items())
+        scores = "<br>".join(f"{text(k)}: {text(v)}" for k, v in target.scores.items())
         cards.append(
             f'<article class="target"><h3>{text(target.title)}</h3>'
             f'<div class="shots">{shots}</div><p>{scores}</p>{paragraph(target.note, soft=True)}'

@@ -53,6 +53,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="entanglement scheme of fedre, a name or module:Class (default: rap)",
     )
+    group.add_argument(
+        "--defense",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="what clients do to their training or uploads, e.g. gaussian:clip=1,epsilon=8; "
+        "repeatable, applied in order",
+    )
     group.add_argument("--clients", type=int, metavar="N", help="number of clients (default: 10)")
     group.add_argument("--rounds", type=int, metavar="T", help="rounds (default: 20)")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the training (default: 0)")
@@ -145,6 +153,8 @@ def gather(
     put("train", "clients", options.clients)
     put("train", "rounds", options.rounds)
     put("train", "seed", options.seed)
+    if options.defense:
+        given["defense"] = options.defense
     if options.no_truth:
         put("record", "truth", False)
     if options.dataset is not None:

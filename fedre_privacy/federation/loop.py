@@ -23,6 +23,7 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, T
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Emission, Upload
+from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
 
 from . import checkpoint
@@ -86,6 +87,7 @@ def run(
     report: Report,
     resume: bool = False,
     on_row: Callable[[list[Row]], None] = lambda rows: None,
+    defenses: Sequence[Defense] = (),
 ) -> list[Row]:
     """Train a federation and record every message; return one row of metrics per round.
 
@@ -93,6 +95,7 @@ def run(
         keep: called with (round, clients, emissions by client) while clients still hold the
             models that made the round's uploads.
         on_row: called with all rows after every round.
+        defenses: what clients do to their training and uploads, in order.
     """
     training = setting.training
     rows: list[Row] = []
@@ -103,12 +106,13 @@ def run(
         recorder.resume(done)
         post = Post(setting, done + 1, next_broadcast(protocol, server))
     else:
-        first, answer = setup(protocol, clients, server, setting)
+        first, answer = setup(protocol, clients, server, setting, defenses)
         if first:
             everyone = tuple(range(training.clients))
             recorder.write(0, first, [Broadcast(0, everyone, answer)] if answer else [])
         post = Post(setting, 1, next_broadcast(protocol, server))
         post.deliver(protocol, clients)
+    step = partial(client_step, defenses=defenses) if defenses else client_step
     last_saved = time.monotonic()
     for round in range(done + 1, training.rounds + 1):
         started = time.monotonic()
@@ -117,7 +121,7 @@ def run(
         losses = []
         for k in chosen:
             with on_device(clients[k], setting):
-                emissions[k], loss = client_step(
+                emissions[k], loss = step(
                     protocol, clients[k], post.message(k), Task(setting, round, k)
                 )
             losses.append(loss)

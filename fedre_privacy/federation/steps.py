@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,59 +17,109 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Artifact, Content, Emission, Mixture, Upload
+from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
+from fedre_privacy.defenses.base import Defense, Scene
 from fedre_privacy.protocols.base import Protocol
+
+Defenses = Sequence[Defense]
 
 
 def client_step(
-    protocol: Protocol, client: Client, message: Message, task: Task
+    protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
 ) -> tuple[tuple[Emission, ...], float]:
     """Train one client and return what it uploads, on the CPU, and its mean training loss.
 
+    Args:
+        message: what the client received at the start of the round.
+        defenses: applied in order, between the protocol's upload and what is returned.
+
     Raises:
         DivergedError: the loss or a value to be uploaded is not finite.
-        IncompatibleError: the protocol uploads a kind that it did not declare.
+        IncompatibleError: the protocol uploads a kind that it did not declare, or a defence
+            cannot be applied.
     """
     training = task.setting.training
+    trainer = trainer_of(defenses)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return protocol.loss(client, images, labels, message)
 
     with seeded(training.seed, "client", client=client.id, round=task.round):
-        mean_loss = fit(
-            protocol.modules(client),
-            loss,
-            client.fitted,
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            lr=protocol.learning_rates(client, training.lr),
-            rng=task.rng("batches"),
-            clip_norm=protocol.clip_norm,
-            shuffle=not training.reference_loader,
-            steps=protocol.local_steps,
-        )
+        common: dict[str, Any] = {
+            "epochs": training.epochs,
+            "batch_size": training.batch_size,
+            "lr": protocol.learning_rates(client, training.lr),
+            "rng": task.rng("batches"),
+            "clip_norm": protocol.clip_norm,
+            "steps": protocol.local_steps,
+        }
+        modules, samples = protocol.modules(client), client.fitted
+        if trainer is None:
+            common["shuffle"] = not training.reference_loader
+            mean_loss = fit(modules, loss, samples, **common)
+        else:
+            who = f"client {client.id} of protocol '{protocol.name}'"
+            noise = task.rng("defense training")
+            mean_loss = trainer.fit(modules, loss, samples, who=who, noise_rng=noise, **common)
         if not math.isfinite(mean_loss):
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
                 f"{mean_loss} with lr {training.lr:g}.",
                 next_step=_lower(training.lr),
             )
-        emissions = protocol.upload(client, task)
-    origin = _took_part(protocol, client, task)
-    return _sent(protocol, [_with_origin(e, origin) for e in emissions], task), mean_loss
+        with collecting(client.model.extractor, defenses) as seen:
+            emissions = protocol.upload(client, task)
+    origin = _took_part(protocol, client, task, defenses)
+    sent = _sent(protocol, [_with_origin(e, origin) for e in emissions], task)
+    return _defended(protocol, sent, task, message, defenses, seen), mean_loss
 
 
-def _took_part(protocol: Protocol, client: Client, task: Task) -> Mixture:
+def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
     training, index = task.setting.training, client.fitted_index.cpu()
-    chosen = batches(
-        len(index),
-        training.batch_size,
-        training.epochs,
-        task.rng("batches"),
-        shuffle=not training.reference_loader,
-    )
+    trainer, rng = trainer_of(defenses), task.rng("batches")
+    size, epochs = training.batch_size, training.epochs
+    if trainer is None:
+        chosen = batches(len(index), size, epochs, rng, shuffle=not training.reference_loader)
+    else:
+        chosen = trainer.batches(len(index), size, epochs, rng)
     used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
-    return Mixture(torch.zeros_like(used), used, torch.full((len(used),), 1 / len(used)), 1)
+    share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
+    return Mixture(torch.zeros_like(used), used, share, 1)
+
+
+def _defended(
+    protocol: Protocol,
+    sent: tuple[Emission, ...],
+    task: Task,
+    message: Message,
+    defenses: Defenses,
+    seen: Collecting,
+) -> tuple[Emission, ...]:
+    """What leaves the client after its defences."""
+    if not defenses:
+        return sent
+    training = task.setting.training
+    return tuple(
+        defended(
+            defenses,
+            emission,
+            Scene(
+                protocol=protocol.name,
+                client=task.client,
+                round=task.round,
+                rounds=training.rounds,
+                kinds=protocol.uploads,
+                class_counts=task.setting.class_counts[task.client],
+                received=received(type(emission.artifact), emission.artifact, message),
+                mixture=emission.mixture,
+                seed=training.seed,
+            ),
+            number=number,
+            passes=seen.passes,
+        )
+        for number, emission in enumerate(sent)
+    )
 
 
 def _with_origin(emission: Emission, origin: Mixture) -> Emission:
@@ -133,7 +184,11 @@ def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
 
 
 def setup(
-    protocol: Protocol, clients: Sequence[Client], server: Server, setting: Setting
+    protocol: Protocol,
+    clients: Sequence[Client],
+    server: Server,
+    setting: Setting,
+    defenses: Defenses = (),
 ) -> tuple[list[Upload], Message]:
     """The one-off exchange before the first round; usually empty.
 
@@ -144,7 +199,10 @@ def setup(
     for client in clients:
         task = Task(setting, 0, client.id)
         with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
-            sent = _sent(protocol, protocol.setup_upload(client, task), task)
+            with collecting(client.model.extractor, defenses) as seen:
+                made = protocol.setup_upload(client, task)
+            sent = _sent(protocol, made, task)
+            sent = _defended(protocol, sent, task, (), defenses, seen)
         uploads.append(Upload(client.id, 0, tuple(e.artifact for e in sent)))
     if not any(upload.artifacts for upload in uploads):
         return [], ()

@@ -134,11 +134,11 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
     threat = effective(settings.threat, protocol.uploads)
-    problems = mismatch(type(settings.attack), threat, kinds)
+    problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
         problems += [
             text
-            for text in mismatch(type(settings.via), threat, set(settings.via.consumes))
+            for text in mismatch(settings.via, threat, set(settings.via.consumes))
             if "needs" in text
         ]
         if not any(issubclass(kind, settings.via.consumes) for kind in protocol.uploads):
@@ -151,11 +151,11 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
         return
     step = "See: fedre-attack list."
     fitting = [n for n in readers(kinds) if attacks.get(n).answers == settings.attack.answers]
-    if settings.attack.needs - threat.grants:
+    if settings.attack.required - threat.grants:
         options = [
             f"--threat {name}"
             for name, other in THREAT_MODELS.items()
-            if settings.attack.needs <= other.grants
+            if settings.attack.required <= other.grants
         ][:1]
         options += [f"--attack {n}" for n in fitting if attacks.get(n).needs <= threat.grants]
         step = f"Use {', or '.join(options)}." if options else step

@@ -112,6 +112,7 @@ def write_attack_report(result: AttackResult) -> Path:
             ),
         ),
     ]
+    because = result.verdict().removeprefix(summary["verdict"]).lstrip(": ")
     lead = html.join(
         html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.settings.protocol.name} did.")
         if game.counterfactual
@@ -119,9 +120,7 @@ def write_attack_report(result: AttackResult) -> Path:
         html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
         if record["oracles"]
         else Html(""),
-        html.verdict(
-            summary["verdict"], result.verdict().removeprefix(summary["verdict"]).lstrip(": ")
-        ),
+        html.verdict(summary["verdict"], because),
         html.facts(
             {"Protocol": f"{run.settings.protocol.name}: {run.record['summary']}"}
             | {name: " ".join(words.split()) for name, words in record["game"].items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
@@ -14,6 +16,7 @@ from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_pl
 from fedre_privacy.core.errors import nearest, unknown
 from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
+from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
 from fedre_privacy.models.families import ModelSettings
@@ -91,6 +94,8 @@ class TrainSettings:
     protocol: Protocol
     train: Training
     record: Recording
+    defense: tuple[Defense, ...] = ()
+    """What clients do to their training and uploads, in order."""
 
     def plain(self) -> dict[str, Any]:
         """The settings as written to ``config.yaml``."""
@@ -101,6 +106,7 @@ class TrainSettings:
             "protocol": plain_plugin(self.protocol),
             "train": plain(self.train),
             "record": plain(self.record),
+            **({"defense": [plain_plugin(d) for d in self.defense]} if self.defense else {}),
         }
 
     @property
@@ -140,7 +146,7 @@ class AttackSettings:
         return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
 
 
-TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record")
+TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record", "defense")
 ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
 DEFAULTS = {
     "data": "digits",
@@ -185,9 +191,46 @@ def resolve_training(
     parts["model"] = group(ModelSettings, "model")
     parts["train"] = group(Training, "train")
     parts["record"] = group(Recording, "record")
+    parts["defense"] = resolve_defenses(values.get("defense"), where, problems)
     if any(part is None for part in parts.values()):
         return None
     return TrainSettings(**parts)
+
+
+def resolve_defenses(
+    given: Any, where: Mapping[str, str], problems: list[str]
+) -> tuple[Defense, ...] | None:
+    """Build the defences from one or a list of names, ``name:key=value,...`` or settings."""
+    if given in (None, "none"):
+        return ()
+    several = isinstance(given, list | tuple)
+    built = [
+        build_plugin(
+            defenses,
+            _written_out(entry) if isinstance(entry, str) else entry,
+            at=f"defense.{number}" if several else "defense",
+            problems=problems,
+            where=where,
+        )
+        for number, entry in enumerate(given if several else [given])
+    ]
+    made = tuple(defense for defense in built if defense is not None)
+    return made if len(made) == len(built) else None
+
+
+def _written_out(text: str) -> dict[str, Any]:
+    """Turn ``name:key=value,...`` into settings; what is no value is left to be reported."""
+    name, _, tail = text.rpartition(":")
+    if not name or "=" not in tail:
+        return {"name": text}
+    out: dict[str, Any] = {"name": name}
+    for item in tail.split(","):
+        key, _, value = item.partition("=")
+        try:
+            out[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            out[key.strip()] = value
+    return out
 
 
 def resolve_attack(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Samples, Server, Setting
 from fedre_privacy.core import files
@@ -25,6 +25,8 @@ from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses import statement
+from fedre_privacy.defenses.base import Facts
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.families import (
@@ -77,9 +79,42 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         model=settings.model,
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
+    if settings.defense and not problems:
+        problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
         raise IncompatibleError(*problems)
     return Prepared(data, shares, setting)
+
+
+def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
+    """What the accounting of defences needs to know of a federation."""
+    training, protocol = setting.training, settings.protocol
+    taking_part = [loop.select(training, r) for r in range(1, training.rounds + 1)]
+    built: dict[str, nn.Module] = {}
+
+    def model(client: int) -> nn.Module:
+        name = setting.architectures[client]
+        if name not in built:
+            with torch.device("meta"):
+                built[name] = build_model(
+                    settings.model, client, setting.image_shape, setting.num_classes
+                )
+        return built[name]
+
+    return Facts(
+        protocol=protocol.name,
+        kinds=protocol.uploads,
+        class_counts=setting.class_counts,
+        participations=tuple(
+            sum(k in chosen for chosen in taking_part) for k in range(training.clients)
+        ),
+        rounds=training.rounds,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        local_steps=protocol.local_steps,
+        buffers=bool(getattr(protocol, "buffers", False)),
+        model=model,
+    )
 
 
 def _too_few_samples(
@@ -173,6 +208,8 @@ def _train(
                 next_step="Restore the data, or train again with --restart.",
             )
     log.info("training %s on %s", folder.name, record["device"])
+    for sentence in record.get("privacy", {}).get("says", ()):
+        report(Event("note", {"text": sentence}))
     files.write_yaml(folder / "config.yaml", settings.plain())
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
@@ -235,6 +272,7 @@ def _run_loop(
         report=report,
         resume=resume,
         on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
+        defenses=settings.defense,
     )
 
 
@@ -255,7 +293,15 @@ def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]
         "class_counts": [list(row) for row in prepared.setting.class_counts],
         "architectures": list(prepared.setting.architectures),
         "summary": summary(settings),
+        **_defended(settings, prepared.setting),
     }
+
+
+def _defended(settings: TrainSettings, setting: Setting) -> dict[str, Any]:
+    """The defences and what they guarantee, for the record; nothing where there are none."""
+    if not settings.defense:
+        return {}
+    return statement.record(settings.defense, facts_of(settings, setting))
 
 
 def summary(settings: TrainSettings) -> str:
@@ -269,6 +315,7 @@ def summary(settings: TrainSettings) -> str:
     return (
         f"{plural(settings.train.clients, 'client')}, {shared}, "
         f"{plural(settings.train.rounds, 'round')}, {settings.model.name}"
+        + "".join(f", {defense.name}" for defense in settings.defense)
     )
 
 

@@ -19,7 +19,14 @@ UPLOADED = {
     "local": None,
 }
 TARGETS = ("representations", "prototypes", "entangled", "uploaded")
-PLAIN = {"config.yaml", "record.json", "scores.csv", "trace.csv", "recovered.safetensors"}
+PLAIN = {
+    "report.html",
+    "config.yaml",
+    "record.json",
+    "scores.csv",
+    "trace.csv",
+    "recovered.safetensors",
+}
 FIGURES = {"figure.png", "figure.pdf", "trace.png", "trace.pdf"}
 
 

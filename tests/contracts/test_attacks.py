@@ -33,12 +33,19 @@ from fedre_privacy.core.types import (
 QUICK: dict[str, dict[str, Any]] = {
     "dip": {"steps": 60, "tv": 1.0},
     "pixel": {"steps": 200, "tv": 1.0},
+    "decoder": {"updates": 20, "width": 4},
 }
 BRIEF: dict[str, dict[str, Any]] = {
     "dip": {"steps": 4, "channels": (4, 4), "depth": 4},
     "pixel": {"steps": 6},
+    "linear": {"views": 1, "match_targets": False},
+    "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
 }
 """Settings for promises that hold however short the attack is."""
+SEEDLESS = {"linear", "decoder"}
+"""Exact on the known problem by closed form, whatever the seed."""
+JOINT = {"decoder"}
+"""Trained on all targets together: its pieces are no tiles; tested for itself."""
 MARGIN_DB = 4.0
 NAMES = [
     name
@@ -60,11 +67,16 @@ def psnr_db(images: Tensor, truth: Tensor) -> float:
 
 
 @pytest.fixture
-def problem(observe, rotation, originals):
+def problem(observe, rotation, originals, digits):
     """Ten digits of two clients, five each, so that a CPU tile of eight spans both."""
     extractors = {owner: rotation(seed) for seed, owner in enumerate(OWNERS)}
     reps = [net(part) for net, part in zip(extractors.values(), originals.split(5), strict=True)]
-    return observe(reps, extractors)
+    return with_aux(observe(reps, extractors, threat="strong"), digits)
+
+
+def with_aux(seen: Observation, digits) -> Observation:
+    """Give an attacker the digits that are not sought."""
+    return replace(seen, aux=digits.images[10:].float() / 255, aux_labels=digits.labels[10:])
 
 
 def with_targets(problem: Observation, change) -> Observation:
@@ -143,7 +155,7 @@ def test_shapes_and_ranges(name, problem):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", [Prototypes, EntangledRep])
-def test_mixed_targets_are_read_too(name, kind, problem, observe):
+def test_mixed_targets_are_read_too(name, kind, problem, observe, digits):
     if not issubclass(kind, attacks.get(name).consumes):
         pytest.skip(f"{name} does not read {kind.__name__}")
     rows = [u.artifacts[0].reps[:1] for u in problem.targets]
@@ -153,8 +165,9 @@ def test_mixed_targets_are_read_too(name, kind, problem, observe):
         else EntangledRep(r[0], torch.ones(10) / 10)
         for r in rows
     ]
-    found = make(name)(observe([], problem.extractors, artifacts=made))
-    plain = make(name)(observe(rows, problem.extractors))
+    seen = observe([], problem.extractors, artifacts=made, threat="strong")
+    found = make(name)(with_aux(seen, digits))
+    plain = make(name)(with_aux(observe(rows, problem.extractors, threat="strong"), digits))
     assert_same(found, plain)
 
 
@@ -170,7 +183,8 @@ def test_same_seed_same_bytes(name, problem):
     assert_same(attack(problem, Context(seed=5)), first)
     assert torch.equal(torch.random.get_rng_state(), before)  # no global randomness
     assert torch.get_num_threads() == threads
-    assert not torch.equal(attack(problem, Context(seed=6)).images, first.images)
+    if name not in SEEDLESS:
+        assert not torch.equal(attack(problem, Context(seed=6)).images, first.images)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -253,7 +267,7 @@ def test_a_frozen_observation_is_unchanged(name, problem):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals):
+def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals, digits):
     nets = {}
     for owner in OWNERS:
         nets[owner] = nn.Sequential(
@@ -261,7 +275,7 @@ def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals
         )
         nets[owner](originals)
         nets[owner].train()
-    training = observe([torch.ones(2, 16)] * 2, nets)
+    training = with_aux(observe([torch.ones(2, 16)] * 2, nets, threat="strong"), digits)
     tensors, before = state(training), modes(training)
     make(name)(training)
     assert modes(training) == before
@@ -362,7 +376,7 @@ class Box:
         self.kept[name] = tensors
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - JOINT))
 def test_a_killed_attack_goes_on_where_it_was(name, problem):
     box = Box()
     whole = make(name)(problem, Context(shelf=box))
@@ -390,7 +404,7 @@ def test_a_finished_attack_is_read_back(name, problem):
     assert again.saved == [] and events == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - JOINT))
 def test_an_interruption_keeps_finished_tiles(name, problem):
     class Kill(Exception):
         pass

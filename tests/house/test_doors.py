@@ -29,13 +29,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attacks": {"core", "models"},
     "blocks": {"core", "data", "models"},
     "protocols": {"core", "models", "entanglement", "blocks"},
-    "federation": {"core", "data", "models", "blocks", "protocols.base"},
+    "federation": {
+        "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
+    },
     "pipeline": BELOW_PIPELINE,
     "cli": {
         "pipeline", "core", "attacks.base", "data.base", "entanglement.base", "eval.metrics.base",
         "models.zoo", "partition.base", "protocols.base", "presets",
     },
     "presets": {"core"},
+    "api": {"pipeline", "core", "cli", "eval.report"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
 

@@ -1,0 +1,150 @@
+"""Inputs of a linear first layer, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import (
+    GradientState,
+    Knowledge,
+    ModelState,
+    Observation,
+    Reconstruction,
+)
+
+from .base import Attack, Context, attacks
+from .parts.gradient.closed_form import agreeing_inputs, single_input
+from .parts.gradient.victims import Victim, victims_of
+
+OUTSIDE = 0.05
+"""How far an image may leave [0, 1] on average and still count as one."""
+
+
+@attacks.register("analytic")
+@dataclass(frozen=True, kw_only=True)
+class Analytic(Attack):
+    """Read images off the gradient of a model whose first layer is linear.
+
+    One image: dW_i / db_i for every row i, combined by least squares; exact. A batch: rows that a
+    single image drives (of a ReLU layer) agree on it; images with most agreeing rows come first,
+    then rows that stand alone and look like images, then the mean over all rows. The more images
+    in a batch, the fewer rows belong to one.
+
+    Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
+                grouped by target
+    Needs:      UPLOADS, and the model that the protocol's own messages hold    Recovers: inputs
+    Cost:       one matrix product
+    Reference:  Phong et al., Privacy-preserving deep learning via additively homomorphic
+                encryption, 2017; Boenisch et al., When the curious abandon honesty, EuroS&P 2023
+                (rows of single samples).
+    Deviations: none known. Models that begin with a convolution give no image this way; ``head``
+                recovers the input of their last layer.
+    """
+
+    consumes = (GradientState, ModelState)
+    needs = frozenset({Knowledge.UPLOADS})
+    recovers = "inputs"
+
+    agree: float = knob(3e-6, help="relative distance of rows that count as one image", gt=0)
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        victims = victims_of(observation)
+        size = observation.images_per_target
+        images, prior, fit = [], [], []
+        for victim in victims:
+            found, filler, alone = self._images(victim, observation)
+            images.append(found)
+            prior.append(filler.expand_as(found))
+            fit.append(alone)
+        joined = torch.cat(images)
+        exact = int((torch.cat(fit) == 0).sum())
+        return Reconstruction(
+            images=joined,
+            prior=torch.cat(prior),
+            fit=torch.cat(fit),
+            trace=torch.cat(fit)[None],
+            trace_steps=torch.zeros(1, dtype=torch.int64),
+            stopped_because=f"closed form; {exact} of {size * len(victims)} images confirmed by "
+            "several rows",
+            diverged=~joined.isfinite().flatten(1).all(1),
+        )
+
+    def _images(self, victim: Victim, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (B, C, H, W), the mean over all rows, and 0 for each confirmed image, else 1."""
+        shape, size = observation.image_shape, observation.images_per_target
+        name, scale, shift = _first_layer(victim, shape)
+        weight, bias = victim.upload[f"{name}.weight"], victim.upload[f"{name}.bias"]
+
+        def as_images(inputs: Tensor) -> Tensor:
+            return ((inputs - shift) / scale).reshape(-1, *shape)
+
+        filler = as_images(single_input(weight, bias)[None])
+        if not victim.finite() or not bool(bias.any()):
+            lost = torch.full((size, *shape), torch.nan)
+            return lost, filler.nan_to_num(0.5).clamp(0, 1), torch.ones(size)
+        if size == 1:
+            return filler.clamp(0, 1), filler.clamp(0, 1), torch.zeros(1)
+        inputs, rows = agreeing_inputs(weight, bias, self.agree)
+        candidates = as_images(inputs)
+        outside = (candidates - candidates.clamp(0, 1)).abs().flatten(1).mean(1)
+        plausible = outside < OUTSIDE
+        order = sorted(
+            (i for i in range(len(rows)) if plausible[i]),
+            key=lambda i: (-min(int(rows[i]), 2), float(outside[i]) if rows[i] < 2 else -rows[i]),
+        )[:size]
+        chosen = candidates[order]
+        confirmed = rows[order] > 1
+        missing = size - len(order)
+        out = torch.cat([chosen, filler.expand(missing, *shape)])
+        flags = torch.cat([(~confirmed).float(), torch.ones(missing)])
+        return out.clamp(0, 1), filler.clamp(0, 1), flags
+
+
+def _first_layer(victim: Victim, shape: tuple[int, int, int]) -> tuple[str, Tensor, Tensor]:
+    """Name of the first layer, and the scale and shift (d,) that turn pixels into its input.
+
+    Raises:
+        IncompatibleError: the first layer is not linear in all pixels, or has no bias.
+    """
+    model = victim.model
+    first = next(iter(dict(model.named_parameters())))
+    name = first.rpartition(".")[0]
+    layer = dict(model.named_modules())[name]
+    problem = ""
+    if not isinstance(layer, nn.Linear):
+        problem = f"is {type(layer).__name__}"
+    elif layer.bias is None:
+        problem = "has no bias"
+    elif layer.in_features != shape[0] * shape[1] * shape[2]:
+        problem = f"takes {layer.in_features} values, not all pixels"
+    if problem:
+        raise IncompatibleError(
+            f"Attack 'analytic' needs a linear first layer with bias; layer '{name}' of the model "
+            f"of client {victim.client} {problem}.",
+            next_step="For such models use inverting-gradients, or head, which recovers the input "
+            "of the last layer.",
+        )
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    probe = torch.linspace(0, 1, shape[0] * shape[1] * shape[2]).reshape(1, *shape)
+    try:
+        with torch.no_grad():
+            for image in (torch.zeros(1, *shape), torch.ones(1, *shape), probe):
+                model(image)
+    finally:
+        handle.remove()
+    dark, bright, mixed = (value.reshape(-1) for value in seen)
+    scale = bright - dark
+    straight = torch.allclose(mixed, dark + scale * probe.reshape(-1), atol=1e-4)
+    if not straight or not bool((scale != 0).all()):
+        raise IncompatibleError(
+            f"Attack 'analytic' needs pixels that reach the first layer one by one; something "
+            f"before layer '{name}' mixes them.",
+            next_step="Use inverting-gradients.",
+        )
+    return name, scale, dark

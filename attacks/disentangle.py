@@ -1,0 +1,320 @@
+"""Multi-round disentanglement of FedRE's entangled uploads into class prototypes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import (
+    EntangledRep,
+    HeadState,
+    Knowledge,
+    Observation,
+    RecoveredPrototypes,
+)
+
+from .base import Attack, Context, attacks
+from .parts.disentangling.aligned import align, aligned
+from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
+from .parts.disentangling.random_walk import random_walk
+from .parts.mixing import Kind, Mixing, mixings
+
+SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
+EXACT = ("least-squares",)
+"""Solvers that have no answer where the weights leave a direction open."""
+BATCH = 250
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """Prototypes of one client, the round each is of, the mixtures used, what was recognised."""
+
+    solved: Solved
+    rounds: Tensor
+    used: Mixing
+    notes: list[str]
+
+
+@attacks.register("disentangle")
+@dataclass(frozen=True, kw_only=True)
+class Disentangle(Attack):
+    """Work a client's class prototypes out of its entangled uploads of several rounds.
+
+    A round's upload is a mixture of the client's prototypes with the weights of its own label
+    encoding, so rounds with other weights are further equations for the same prototypes. Five
+    solvers, from strong to weak knowledge:
+
+    ``aligned``
+        carries the uploads of past rounds to the last one by affine maps learned on auxiliary
+        images pushed through the extractors of both rounds (weights sum to one, so the map passes
+        through the mixture), then generalised least squares with the covariance over rounds of
+        what the maps get wrong on images left out, a common mean as prior. Needs ALL_EXTRACTORS
+        and AUX_DATA.
+    ``kalman``
+        prototypes drift as a random walk; drift, common drift and noise by likelihood.
+    ``ridge``, ``non-negative``, ``least-squares``
+        prototypes stand still; the last is exact where they do and rank W = number of classes.
+
+    ``auto`` takes aligned for clients whose past extractors are there, and kalman otherwise.
+    Clients with one class, one-hot encodings (RSR, RSP) or fixed weights (VAR, VAP, or weights
+    drawn once) are recognised: the first two hide nothing and are returned as they are, the last
+    cannot be told apart by anybody and come back as NaN. No choice is made with truth: penalties
+    by images or rounds left out, drift and noise by likelihood.
+
+    Shape:      uploads (d,), encodings (C,) of T rounds; vectors (N, d), one per client and class
+    Needs:      UPLOADS (aligned: ALL_EXTRACTORS, AUX_DATA; head_prior: HEAD)
+    Recovers:   prototypes
+    Cost:       aligned: T extractor passes over the auxiliary images and T factorisations of their
+                Gram matrix (m x m) per client, a second or so per ten rounds on a CPU core; the
+                others a few hundred factorisations of a T x T matrix per client
+    Reference:  the uploads: FedRE, CVPR 2026, Section 3; the filter: Kalman, 1960; generalised
+                least squares: Aitken, 1936. The attack on them is this package's own.
+    """
+
+    consumes = (EntangledRep,)
+    needs = frozenset({Knowledge.UPLOADS})
+    recovers = "prototypes"
+    answers = "prototypes"
+
+    solver: str = knob("auto", help="how mixtures are solved", choices=SOLVERS)
+    rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
+    align_penalty: float | None = knob(
+        None, help="penalty of the maps between rounds; none: by images left out", gt=0
+    )
+    solve_penalty: float | None = knob(
+        None, help="penalty of ridge and non-negative; none: by rounds left out", gt=0
+    )
+    aux_limit: int = knob(500, help="auxiliary images used at most", unit="images", ge=10)
+    head_prior: bool | None = knob(
+        None,
+        help="expect prototypes along the rows of the last broadcast head (needs HEAD); none: "
+        "for solver kalman where a head was broadcast",
+    )
+    clamp: bool = knob(
+        True, help="cut answers at 0 where no upload of the client is negative (ReLU)"
+    )
+
+    def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
+        found = mixings(observation, rounds=self.rounds)
+        if not found:
+            raise IncompatibleError(
+                "No attacked client has a finite entangled upload with a class in it.",
+                next_step="Attack another round, or another run.",
+            )
+        self._check(observation, found)
+        answers = [self._client(observation, context, mixing) for mixing in found]
+        notes = [note for answer in answers for note in answer.notes]
+        sizes = torch.tensor([len(mixing.classes) for mixing in found])
+
+        def spread(values: list[float]) -> Tensor:
+            return torch.tensor(values).repeat_interleave(sizes)
+
+        used = torch.tensor([len(answer.used.rounds) for answer in answers])
+        clients = torch.tensor([mixing.client for mixing in found])
+        return RecoveredPrototypes(
+            vectors=torch.cat([answer.solved.vectors for answer in answers]).float(),
+            clients=clients.repeat_interleave(sizes),
+            labels=torch.cat([mixing.classes for mixing in found]),
+            rounds=torch.cat([answer.rounds for answer in answers]),
+            rounds_used=used.repeat_interleave(sizes),
+            s_min=spread([answer.used.s_min for answer in answers]),
+            expected_error=torch.cat([answer.solved.relative_error for answer in answers]).float(),
+            notes=tuple(notes),
+        )
+
+    def _check(self, observation: Observation, found: list[Mixing]) -> None:
+        """Refuse settings that the threat model or the observation cannot serve.
+
+        Raises:
+            IncompatibleError: all of them.
+        """
+        problems = []
+        granted = observation.threat.grants
+        wanted: set[Knowledge] = {Knowledge.HEAD} if self.head_prior else set()
+        if self.solver == "aligned":
+            wanted |= {Knowledge.ALL_EXTRACTORS, Knowledge.AUX_DATA}
+        for missing in sorted(wanted - granted):
+            problems.append(
+                f"Attack 'disentangle' with these settings needs {missing.upper()}; threat model "
+                f"'{observation.threat.name}' grants "
+                f"{', '.join(sorted(k.upper() for k in granted))}."
+            )
+        if self.head_prior and not problems and _head(observation) is None:
+            problems.append("'attack.head_prior' is on and no broadcast holds a head's weight.")
+        if self.solver == "aligned" and not problems:
+            for mixing in found:
+                if mixing.kind is Kind.MIXED and not self._can_align(observation, mixing):
+                    problems.append(
+                        f"Solver 'aligned' needs auxiliary images and the extractors of client "
+                        f"{mixing.client} in round {int(mixing.rounds[-1])} and an earlier one."
+                    )
+        if problems:
+            raise IncompatibleError(
+                *problems, next_step="Use --threat strong, or --set attack.solver=kalman."
+            )
+
+    def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
+        held = [
+            (mixing.client, round) in observation.extractors for round in mixing.rounds.tolist()
+        ]
+        return (
+            {Knowledge.ALL_EXTRACTORS, Knowledge.AUX_DATA} <= observation.threat.grants
+            and observation.aux is not None
+            and len(observation.aux) > 1
+            and held[-1]
+            and sum(held) > 1
+        )
+
+    def _client(self, observation: Observation, context: Context, mixing: Mixing) -> _Answer:
+        classes, last = len(mixing.classes), mixing.rounds[-1]
+        rounds = last.repeat(classes)
+        kind = mixing.kind
+        who = f"client {mixing.client}"
+        if kind is Kind.SINGLE:
+            note = f"{who}: one class, the upload is its prototype"
+            return _Answer(_latest(mixing, [-1]), rounds, mixing.take(torch.tensor([-1])), [note])
+        if kind is Kind.PURE:
+            shown = mixing.weights.argmax(1)
+            at = [int((shown == c).nonzero()[-1]) for c in range(classes)]
+            note = (
+                f"{who}: one-hot encodings, each upload is a prototype or a single representation; "
+                "the latest of each class is returned, as of its own round"
+            )
+            used = mixing.take(torch.tensor(at))
+            return _Answer(_latest(mixing, at), mixing.rounds[at], used, [note])
+        if kind is Kind.FIXED or len(mixing.rounds) == 1:
+            why = "one upload" if len(mixing.rounds) == 1 else str(kind)
+            note = f"{who}: {why}, {classes} classes cannot be told apart"
+            return _Answer(_nothing(mixing), rounds, mixing, [note])
+        notes = []
+        solver, full = self.solver, mixing
+        if solver == "auto":
+            solver = "aligned" if self._can_align(observation, mixing) else "kalman"
+        if solver == "aligned":
+            held = torch.tensor(
+                [(mixing.client, r) in observation.extractors for r in mixing.rounds.tolist()]
+            )
+            mixing = full.take(held.nonzero().squeeze(1))
+            if not bool(held.all()):
+                notes.append(f"{who}: {int((~held).sum())} rounds without an extractor left out")
+        if mixing.rank < len(mixing.classes):
+            open_directions = len(mixing.classes) - mixing.rank
+            notes.append(
+                f"{who}: the weights of {len(mixing.rounds)} rounds have rank {mixing.rank} for "
+                f"{len(mixing.classes)} classes; {open_directions} directions are "
+                + ("open, nothing is returned" if solver in EXACT else "filled by the prior")
+            )
+            if solver in EXACT:
+                return _Answer(_nothing(full), rounds, mixing, notes)
+        solved, said = self._solve(solver, observation, context, mixing)
+        if self.clamp and bool((mixing.uploads >= 0).all()):
+            solved = Solved(solved.vectors.clamp(min=0), solved.error)
+        placed = _placed(solved, mixing.classes, full.classes)
+        return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+
+    def _solve(
+        self, solver: str, observation: Observation, context: Context, mixing: Mixing
+    ) -> tuple[Solved, str]:
+        weights, uploads, errors = mixing.weights, mixing.uploads, None
+        if solver == "aligned":
+            reps = self._aux_reps(observation, context, mixing)
+            alignment = align(reps, uploads, self.align_penalty)
+            uploads, errors = alignment.uploads, alignment.errors
+        said = f"{solver}, {len(mixing.rounds)} rounds"
+        along = torch.zeros(len(mixing.classes), uploads.shape[1], dtype=torch.float64)
+        head = _head(observation)
+        fits = head is not None and head.shape[1] == uploads.shape[1]
+        if self.head_prior or (self.head_prior is None and solver == "kalman" and fits):
+            along = _along_head(head, mixing, uploads)
+            uploads = uploads - weights @ along
+            said += ", head as prior"
+        if errors is not None:
+            solved = aligned(weights, uploads, errors)
+        elif solver == "kalman":
+            solved = random_walk(weights, uploads, mixing.rounds)
+        elif solver == "ridge":
+            solved = ridge(weights, uploads, self.solve_penalty)
+        elif solver == "non-negative":
+            solved = non_negative(weights, uploads, self.solve_penalty)
+        else:
+            solved = least_squares(weights, uploads)
+        return Solved(solved.vectors + along, solved.error), said
+
+    def _aux_reps(self, observation: Observation, context: Context, mixing: Mixing) -> list[Tensor]:
+        """Representations of the auxiliary images in every round, each (m, d) on the CPU."""
+        images = observation.aux
+        if images is None:
+            raise IncompatibleError("Solver 'aligned' needs auxiliary images.")
+        images = images[: self.aux_limit]
+        out = []
+        for round in mixing.rounds.tolist():
+            module = _frozen(observation.extractors[mixing.client, round], context.device)
+            with torch.no_grad():
+                reps = [module(part.to(context.device)).cpu() for part in images.split(BATCH)]
+            out.append(torch.cat(reps))
+            if out[-1].shape[1] != mixing.uploads.shape[1]:
+                raise IncompatibleError(
+                    f"The extractor of client {mixing.client} in round {round} returns "
+                    f"{out[-1].shape[1]} values; its uploads hold {mixing.uploads.shape[1]}."
+                )
+        return out
+
+
+def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
+    return copy.deepcopy(module).to(device).eval()
+
+
+def _latest(mixing: Mixing, at: list[int]) -> Solved:
+    vectors = mixing.uploads[at]
+    return Solved(vectors, vectors.new_zeros(len(at)))
+
+
+def _nothing(mixing: Mixing) -> Solved:
+    vectors = mixing.uploads.new_full((len(mixing.classes), mixing.uploads.shape[1]), torch.nan)
+    return Solved(vectors, vectors[:, 0])
+
+
+def _placed(solved: Solved, classes: Tensor, wanted: Tensor) -> Solved:
+    """Rows for all wanted classes; NaN for one that only left-out rounds held."""
+    rows, dims = len(wanted), solved.vectors.shape[1]
+    vectors = solved.vectors.new_full((rows, dims), torch.nan)
+    error = solved.error.new_full((rows,), torch.nan)
+    at = torch.searchsorted(wanted, classes)
+    vectors[at], error[at] = solved.vectors, solved.error
+    return Solved(vectors, error)
+
+
+def _head(observation: Observation) -> Tensor | None:
+    """Weight (C, d) of the head broadcast last, or None where none was granted."""
+    if Knowledge.HEAD not in observation.threat.grants:
+        return None
+    for broadcast in sorted(observation.broadcasts, key=lambda b: -b.round):
+        for artifact in broadcast.artifacts:
+            if isinstance(artifact, HeadState):
+                for name, tensor in artifact.params.items():
+                    if name.endswith("weight") and tensor.dim() == 2:
+                        return tensor.double()
+    return None
+
+
+def _along_head(head: Tensor | None, mixing: Mixing, uploads: Tensor) -> Tensor:
+    """Prior offsets a W_c of the classes, with a from a regression of uploads on w' W.
+
+    Near collapse p_c is about m + a W_c, so R_t - mean R is about a (w_t - mean w)' W.
+    """
+    if head is None or head.shape[1] != uploads.shape[1]:
+        given = "none" if head is None else str(tuple(head.shape))
+        raise IncompatibleError(
+            f"'attack.head_prior' needs a broadcast head with {uploads.shape[1]} columns; given: "
+            f"{given}."
+        )
+    rows = head[mixing.classes]
+    mixed = mixing.weights @ rows
+    mixed = mixed - mixed.mean(0)
+    size = mixed.square().sum().clamp(min=1e-300)
+    return (mixed * (uploads - uploads.mean(0))).sum() / size * rows

@@ -1,0 +1,234 @@
+"""Class prototypes from the change of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    GradientState,
+    HeadState,
+    Knowledge,
+    ModelState,
+    Observation,
+    RecoveredPrototypes,
+    Upload,
+)
+
+from .base import Attack, Context, attacks
+from .parts.gradient.heads import ratio, shares, simulate_and_match
+from .parts.gradient.victims import head_names, local_steps
+
+METHODS = ("simulate", "ratio")
+
+
+@attacks.register("head")
+@dataclass(frozen=True, kw_only=True)
+class HeadUpdate(Attack):
+    """Recover class prototypes from a head (or a whole model, or its gradient) and the one before.
+
+    Local training moves row c of a linear head towards the representations of class c and away
+    from those it mistakes for c. `simulate` seeks the class representations under which the known
+    number of steps would have moved the known head to the uploaded one; `ratio` divides the change
+    of each weight row by that of its bias. Inverting what is found is a second attack, as for
+    uploaded prototypes.
+
+    Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
+    Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from
+                Recovers: prototypes
+    Cost:       seconds; no extractor in the loop
+    Reference:  Phong et al., 2017, for the ratio; simulate-and-match is this package's own.
+    Deviations: representations are held still during the local epochs, so what is found is an
+                average over them; all samples of a class share one representation; the local
+                steps are replayed as at most `replay` steps on all samples at once. For a client
+                that holds every class, differences between prototypes are found and what they have
+                in common is not.
+    """
+
+    consumes = (HeadState, ModelState, GradientState)
+    needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
+    recovers = "prototypes"
+    answers = "prototypes"
+
+    method: str = knob("simulate", help="how class means are found", choices=METHODS)
+    steps: int = knob(300, help="Adam steps", ge=1)
+    lr: float = knob(0.03, help="Adam step size, relative to a representation", gt=0)
+    replay: int = knob(20, help="most local steps simulated; fewer, larger ones above", ge=1)
+    nonnegative: bool = knob(True, help="representations have no negative entry (ReLU)")
+    least: float = knob(
+        0.03, help="share of samples below which a class counts as absent after several steps", ge=0
+    )
+    free_share: bool = knob(True, help="adjust the class shares together with the means")
+
+    def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
+        cases, notes = _cases(observation)
+        rows: list[tuple[_Case, Tensor, Tensor]] = []
+        for case in cases:
+            share = self._share(case)
+            if self.method == "ratio":
+                means, classes = ratio(case.change_weight, case.change_bias)
+            else:
+                classes = (share > 0).nonzero().flatten()
+                means = self._simulate(case, share, context, notes)[classes]
+            rows.append((case, means, classes))
+        count = torch.tensor([len(classes) for _, _, classes in rows])
+        return RecoveredPrototypes(
+            vectors=torch.cat([means for _, means, _ in rows]),
+            clients=torch.tensor([case.client for case, _, _ in rows]).repeat_interleave(count),
+            labels=torch.cat([classes for _, _, classes in rows]),
+            rounds=torch.tensor([case.round for case, _, _ in rows]).repeat_interleave(count),
+            rounds_used=torch.ones(int(count.sum()), dtype=torch.int64),
+            s_min=torch.full((int(count.sum()),), torch.nan),
+            expected_error=torch.full((int(count.sum()),), torch.nan),
+            notes=tuple(notes),
+        )
+
+    def _share(self, case: _Case) -> Tensor:
+        """Estimated share of each class (C,), zero where it counts as absent."""
+        half_a_sample = 0.5 / case.size
+        return shares(
+            case.change_weight,
+            case.change_bias,
+            case.weight,
+            case.bias,
+            case.lr,
+            case.steps,
+            least=max(half_a_sample, self.least) if case.steps > 1 else half_a_sample,
+            most=self.replay,
+        )
+
+    def _simulate(self, case: _Case, share: Tensor, context: Context, notes: list[str]) -> Tensor:
+        replayed = min(case.steps, self.replay)
+        noise = torch.randn(
+            case.weight.shape,
+            generator=stream(context.seed, "head", client=case.client, round=case.round),
+        )
+        device = context.device
+        means, _, match = simulate_and_match(
+            case.change_weight[None].to(device),
+            case.change_bias[None].to(device),
+            share[None].to(device),
+            case.weight[None].to(device),
+            case.bias[None].to(device),
+            torch.tensor([case.lr * case.steps / replayed], device=device),
+            replayed=replayed,
+            steps=self.steps,
+            lr=self.lr,
+            nonnegative=self.nonnegative,
+            free_share=self.free_share,
+            noise=noise[None].to(device),
+        )
+        notes.append(
+            f"client {case.client}, round {case.round}: {case.steps} local steps replayed as "
+            f"{replayed}, match {float(match):.1e}"
+        )
+        return means[0].cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    client: int
+    round: int
+    change_weight: Tensor
+    change_bias: Tensor
+    weight: Tensor
+    bias: Tensor
+    lr: float
+    steps: int
+    size: int
+
+
+def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:
+    """What there is to attack, and a sentence for each target that cannot be.
+
+    Raises:
+        IncompatibleError: nothing can be, or the local training is not known.
+    """
+    training = observation.training
+    if training is None:
+        raise IncompatibleError(
+            "The observation does not say how clients train (lr, epochs, batch size, sizes), "
+            "which attack 'head' replays."
+        )
+    cases, notes = [], []
+    for upload in observation.targets:
+        who = f"client {upload.client}, round {upload.round}"
+        for artifact in upload.artifacts:
+            if not isinstance(artifact, HeadState | ModelState | GradientState):
+                continue
+            before = _before(upload, observation, isinstance(artifact, HeadState))
+            if before is None:
+                notes.append(f"{who}: the head it started from was never broadcast")
+                continue
+            weight, bias = before
+            sent_weight, sent_bias = _head_of(artifact.params, weight, bias)
+            size = training.sizes[upload.client]
+            if isinstance(artifact, GradientState):  # an update by one step of size one
+                lr, steps = 1.0, 1
+                size = observation.images_per_target or size
+            else:
+                lr, steps = training.lr, local_steps(training, upload.client)
+                sent_weight, sent_bias = weight - sent_weight, bias - sent_bias
+            if not bool(sent_weight.isfinite().all() and sent_bias.isfinite().all()):
+                notes.append(f"{who}: the upload is not finite")
+                continue
+            cases.append(
+                _Case(
+                    client=upload.client,
+                    round=upload.round,
+                    change_weight=sent_weight,
+                    change_bias=sent_bias,
+                    weight=weight,
+                    bias=bias,
+                    lr=lr,
+                    steps=steps,
+                    size=size,
+                )
+            )
+    if not cases:
+        raise IncompatibleError(
+            "No head can be attacked: " + "; ".join(notes or ["the targets hold none"]) + ".",
+            next_step="Attack a later round, or a protocol that broadcasts its head.",
+        )
+    return cases, notes
+
+
+def _before(
+    upload: Upload, observation: Observation, head_only: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The head from which the client started, (C, d) and (C,), or None if it was never sent."""
+    model = observation.models.get((upload.client, upload.round))
+    if model is not None:
+        own = {name: value.detach() for name, value in model.named_parameters()}
+        weight, bias = head_names(model, observation.num_classes)
+        return (own[weight], own[bias]) if bias else None
+    if not head_only:
+        return None
+    for sent in observation.broadcasts:
+        if sent.round == upload.round and upload.client in sent.recipients:
+            for artifact in sent.artifacts:
+                if isinstance(artifact, HeadState):
+                    return artifact.params["weight"], artifact.params["bias"]
+    return None
+
+
+def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the head among uploaded parameters: the last of fitting shapes.
+
+    Raises:
+        IncompatibleError: none fits the head before.
+    """
+    weights = [value for value in params.values() if value.shape == weight.shape]
+    biases = [value for value in params.values() if value.shape == bias.shape]
+    if not weights or not biases:
+        raise IncompatibleError(
+            f"The upload holds no head of shape {tuple(weight.shape)} with bias "
+            f"{tuple(bias.shape)}, which is the head before it."
+        )
+    return weights[-1], biases[-1]

@@ -1,0 +1,63 @@
+"""Closed-form linear inversion of representations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import (
+    EntangledRep,
+    Knowledge,
+    Observation,
+    Prototypes,
+    Reconstruction,
+    Representations,
+)
+
+from .base import Attack, Context, attacks
+from .parts.amortised import Linear, linear_answers
+from .parts.simulate import MOST_VIEWS
+
+
+@attacks.register("linear")
+@dataclass(frozen=True, kw_only=True)
+class LinearDecoder(Attack):
+    """Recover images by ridge regression from representations to pixels.
+
+    One map for each extractor, x = W (r - mean) + mean image, fitted in closed form to auxiliary
+    images, mirrored and shifted for more of them. Answers are clamped to [0, 1]. Prototypes and
+    entangled representations are read by maps fitted to simulated ones as well, whose answer is
+    the mean image.
+
+    Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
+    Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs
+    Cost:       for each extractor `views` forward passes over the auxiliary images and d^2 C H W
+                multiplications; nothing per target
+    Reference:  Hoerl and Kennard, Ridge regression, Technometrics 1970; as an inverse of
+                representations the linear case of Dosovitskiy and Brox, Inverting visual
+                representations with convolutional networks, CVPR 2016.
+    """
+
+    consumes = (Representations, Prototypes, EntangledRep)
+    needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
+    recovers = "inputs"
+
+    penalty: float | None = knob(
+        None,
+        help="ridge penalty; none: chosen on held-out auxiliary images",
+        unit="mean eigenvalues of the representations' scatter",
+        gt=0,
+    )
+    views: int = knob(
+        10,
+        help="versions of each auxiliary image: itself, mirrored, then shifted ones",
+        ge=1,
+        le=MOST_VIEWS,
+    )
+    match_targets: bool = knob(
+        True, help="learn prototypes and mixtures from simulated ones too, not from images alone"
+    )
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        linear = Linear(self.penalty, self.views, self.match_targets)
+        return linear_answers(observation, context, linear)

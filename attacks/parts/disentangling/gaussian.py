@@ -1,0 +1,90 @@
+"""Prototypes from mixtures under a Gaussian model with an unknown common mean.
+
+A model is the T x T covariance of the uploads (the same for every dimension, up to a scale) and
+the covariance of each prototype sought with each upload; the answer is the conditional mean. A
+random walk of the prototypes gives what a Kalman filter gives for the last round and an RTS
+smoother for earlier ones, in one factorisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .linear import Solved
+
+MARGIN = 1.0
+"""How much likelier (nats) a later model must be: where uploads cannot tell, the first holds."""
+JITTER = 1e-11
+"""Least noise variance relative to the prototypes' spread; keeps factorisations definite."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Covariances in units of the prototypes' variance per dimension.
+
+    Shape: uploads (T, T); cross (n, T) of the prototypes sought with the uploads; prior (n,).
+    """
+
+    uploads: Tensor
+    cross: Tensor
+    prior: Tensor
+
+
+def most_likely(models: Iterable[Model], uploads: Tensor) -> tuple[Solved, int]:
+    """Answer under the model in which the uploads are most likely.
+
+    The likelihood is restricted (the common mean is integrated out) and maximised over the
+    overall scale, so models are judged by the shape of their covariance alone. They are given
+    from simple to rich.
+
+    Returns:
+        The answer, and the position of the model chosen.
+    """
+    best: tuple[float, Solved, int] | None = None
+    # T uploads span T directions: the same answers from T columns instead of d
+    basis, columns = torch.linalg.qr(uploads.T)
+    for position, model in enumerate(models):
+        solved, likelihood = condition(model, columns.T, dims=uploads.shape[1])
+        if best is None or likelihood > best[0] + MARGIN:
+            best = (likelihood, solved, position)
+    if best is None:
+        raise ValueError("at least one model is needed")
+    _, solved, position = best
+    return Solved(solved.vectors @ basis.T, solved.error), position
+
+
+def condition(model: Model, uploads: Tensor, *, dims: int | None = None) -> tuple[Solved, float]:
+    """Conditional mean of the prototypes given uploads (T, d), and the log likelihood.
+
+    Args:
+        dims: number of dimensions that the columns of `uploads` stand for; None: as many.
+    """
+    rounds, dims = len(uploads), dims or uploads.shape[1]
+    covariance = model.uploads + JITTER * torch.eye(rounds, dtype=uploads.dtype)
+    factor, bad = torch.linalg.cholesky_ex(covariance)
+    if int(bad):
+        nothing = uploads.new_full((len(model.cross), uploads.shape[1]), math.nan)
+        return Solved(nothing, nothing[:, 0]), -math.inf
+    ones = uploads.new_ones(rounds, 1)
+    seen_ones = torch.cholesky_solve(ones, factor)
+    precision = seen_ones.sum()
+    mean = (seen_ones * uploads).sum(0) / precision
+    centred = uploads - mean
+    seen = torch.cholesky_solve(centred, factor)
+    vectors = mean + model.cross @ seen
+    gain = torch.cholesky_solve(model.cross.T, factor)
+    through_mean = (1 - model.cross @ seen_ones.squeeze(1)).square() / precision
+    variance = model.prior - (model.cross.T * gain).sum(0) + through_mean
+    quadratic = (centred * seen).sum()
+    freedom = dims * (rounds - 1)
+    if freedom == 0:
+        return Solved(vectors, variance * math.nan), 0.0
+    error = (variance.clamp(min=0) * quadratic / (rounds - 1)).sqrt()
+    log_determinant = 2 * factor.diagonal().log().sum() + precision.log()
+    likelihood = -0.5 * (dims * log_determinant + freedom * quadratic.clamp(min=1e-300).log())
+    return Solved(vectors, error), float(likelihood)

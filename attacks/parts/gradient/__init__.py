@@ -1,0 +1,1 @@
+"""Parts of attacks on gradients and model updates."""

@@ -1,0 +1,165 @@
+"""Class means of representations, read off the change of a linear head under local training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .labels import SMALL
+
+
+def ratio(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """dW_c / db_c where the class pulled its own bias up; exact for a single sample.
+
+    Good for two or three classes; with many balanced ones the other classes drown it.
+
+    Args:
+        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
+
+    Returns: means (m, d) and their classes (m,) int64, ascending.
+    """
+    classes = (bias < -SMALL * bias.abs().max()).nonzero().flatten()
+    return weight[classes] / bias[classes, None], classes
+
+
+def replay(
+    means: Tensor, share: Tensor, weight: Tensor, bias: Tensor, rates: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Gradient steps of a linear head on one representation per class, before minus after.
+
+    Args:
+        means: representation of each class (n, C, d).
+        share: share of each class among the samples (n, C).
+        weight, bias: heads at the start (n, C, d) and (n, C).
+        rates: step sizes (n,).
+        steps: how many.
+
+    Returns: the change of weight (n, C, d) and bias (n, C).
+    """
+    at, offset = weight, bias
+    identity = torch.eye(bias.shape[1], dtype=bias.dtype, device=bias.device)
+    for _ in range(steps):
+        logits = means @ at.transpose(1, 2) + offset[:, None]
+        pull = share[..., None] * (torch.softmax(logits, dim=2) - identity)
+        at = at - rates[:, None, None] * (pull.transpose(1, 2) @ means)
+        offset = offset - rates[:, None] * pull.sum(1)
+    return weight - at, bias - offset
+
+
+def common_input(change_weight: Tensor, change_bias: Tensor) -> Tensor:
+    """The one representation (..., d) that explains all rows best, by least squares."""
+    power = change_bias.square().sum(-1, keepdim=True).clamp(min=1e-30)
+    return (change_bias[..., None] * change_weight).sum(-2) / power
+
+
+def shares(
+    change_weight: Tensor,
+    change_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    lr: float,
+    steps: int,
+    *,
+    least: float,
+    rounds: int = 10,
+    most: int = 20,
+) -> Tensor:
+    """Share of each class among a client's samples, (C,) summing to 1, from the change of a head.
+
+    Summed over the local steps, db_c / (lr steps) is the mean output for class c minus its share.
+    The outputs drift while the head trains, so they are taken from a replay with the shares found
+    so far and rough class means.
+
+    Args:
+        change_weight, change_bias: head before minus after (C, d) and (C,).
+        weight, bias: the head before.
+        lr, steps: of local training.
+        least: share below which a class counts as absent.
+        rounds: repetitions.
+        most: most steps of a replay.
+    """
+    total = lr * steps
+    slope = change_bias / total
+    telling = slope < -SMALL * slope.abs().max()
+    strong = slope < -0.3 * slope.abs().max()
+    means = common_input(change_weight, change_bias).expand_as(change_weight).clone()
+    means[strong] = change_weight[strong] / change_bias[strong, None]
+    found = torch.where(telling, -slope, 0.0)
+    if not bool(found.sum() > 0):
+        return torch.full_like(bias, 1 / len(bias))
+    found = found / found.sum()
+    replayed = min(steps, most)
+    rate = torch.tensor([total / replayed], device=bias.device)
+    for _ in range(rounds):
+        _, moved = replay(means[None], found[None], weight[None], bias[None], rate, replayed)
+        outputs = moved[0] / total + found
+        wanted = (outputs - slope).clamp(min=0).nan_to_num(0.0)
+        wanted = torch.where(wanted < least, 0.0, wanted)
+        if not bool(wanted.sum() > 0):
+            break
+        found = 0.5 * (found + wanted / wanted.sum())
+    found = torch.where(found < least, 0.0, found)
+    return found / found.sum()
+
+
+def simulate_and_match(
+    change_weight: Tensor,
+    change_bias: Tensor,
+    share: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    rates: Tensor,
+    *,
+    replayed: int,
+    steps: int,
+    lr: float,
+    nonnegative: bool,
+    free_share: bool,
+    noise: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Seek the class representations under which local training changes the head as uploaded.
+
+    Minimises ||dW - dW*||^2 / ||dW*||^2 + ||db - db*||^2 / ||db*||^2 by Adam, from the one
+    representation that explains all rows best. What all classes have in common is told by the rows
+    of absent classes; where every class is present, only differences between classes are sure.
+
+    Args:
+        change_weight, change_bias: heads before minus after (n, C, d) and (n, C).
+        share, weight, bias, rates: see `replay`.
+        replayed: steps of a replay.
+        steps, lr: Adam's; the step size is relative to the size of a representation.
+        nonnegative: whether representations have no negative entry.
+        free_share: whether the shares are adjusted too.
+        noise: start of the representations (n, C, d), standard normal.
+
+    Returns: means (n, C, d), shares (n, C), and the attained match (n,).
+    """
+    norm_weight = change_weight.square().sum((1, 2)) + 1e-30
+    norm_bias = change_bias.square().sum(1) + 1e-30
+    common = common_input(change_weight, change_bias)[:, None]
+    common = common.clamp(min=0) if nonnegative else common
+    scale = common.square().mean(2, keepdim=True).sqrt().clamp(min=1e-12)
+    values = (common / scale + 0.05 * noise).requires_grad_()
+    scores = share.clamp(min=1e-8).log().requires_grad_()
+    optimiser = torch.optim.Adam([values, scores] if free_share else [values], lr=lr)
+    present = share > 0
+
+    def current() -> tuple[Tensor, Tensor]:
+        means = scale * (values.abs() if nonnegative else values)
+        if not free_share:
+            return means, share
+        return means, torch.softmax(scores.masked_fill(~present, -torch.inf), dim=1)
+
+    def distance() -> Tensor:
+        made_weight, made_bias = replay(*current(), weight, bias, rates, replayed)
+        return (made_weight - change_weight).square().sum((1, 2)) / norm_weight + (
+            made_bias - change_bias
+        ).square().sum(1) / norm_bias
+
+    for _ in range(steps):
+        optimiser.zero_grad()
+        distance().sum().backward()
+        optimiser.step()
+    with torch.no_grad():
+        means, found = current()
+        return means, found, distance()

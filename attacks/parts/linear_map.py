@@ -1,0 +1,110 @@
+"""Ridge regression from representations to pixels, from sums alone.
+
+The sums of a part of the data tell the error on it of a map fitted to the rest, so that a penalty
+is chosen on held-out images without passing over them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PENALTIES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+"""Penalties tried, in units of the mean eigenvalue of the representations' scatter."""
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """x = (r - rep_mean) weight + image_mean; weight (d, P), images flat (P,)."""
+
+    weight: Tensor
+    rep_mean: Tensor
+    image_mean: Tensor
+
+    def __call__(self, reps: Tensor) -> Tensor:
+        """Flat images (n, P), not clamped, of representations (n, d)."""
+        return (reps - self.rep_mean) @ self.weight + self.image_mean
+
+    def change(self, reps: Tensor) -> Tensor:
+        """What a change of representations (n, d) changes in the images (n, P)."""
+        return reps @ self.weight
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over pairs of representations (n, d) and flat images (n, P), in double precision."""
+
+    count: int
+    reps: Tensor
+    images: Tensor
+    rep_rep: Tensor
+    rep_image: Tensor
+
+    @classmethod
+    def of(cls, reps: Tensor, images: Tensor) -> Sums:
+        """Sum over pairs."""
+        r, x = reps.double(), images.double()
+        return cls(len(r), r.sum(0), x.sum(0), r.T @ r, r.T @ x)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.count + other.count,
+            self.reps + other.reps,
+            self.images + other.images,
+            self.rep_rep + other.rep_rep,
+            self.rep_image + other.rep_image,
+        )
+
+    def about(self, rep: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Scatter of representations (d, d) and of both (d, P) about a point."""
+        shift = self.reps - self.count * rep
+        rep_rep = self.rep_rep - torch.outer(self.reps, rep) - torch.outer(rep, shift)
+        rep_image = self.rep_image - torch.outer(self.reps, image)
+        return rep_rep, rep_image - torch.outer(rep, self.images - self.count * image)
+
+
+def total(parts: Sequence[Sums]) -> Sums:
+    """Add sums up; at least one."""
+    out = parts[0]
+    for part in parts[1:]:
+        out = out + part
+    return out
+
+
+def fit(sums: Sums, penalty: float) -> LinearMap:
+    """Fit x to r by least squares with a penalty on the weights.
+
+    A representation that is not finite among the sums makes a map that is nowhere finite.
+    """
+    rep, image = sums.reps / sums.count, sums.images / sums.count
+    scatter, both = sums.about(rep, image)
+    if not bool(scatter.isfinite().all() & both.isfinite().all()):
+        weight = torch.full_like(both, torch.nan)
+    else:
+        ridge = penalty * scatter.diagonal().mean() + TINY
+        scatter.diagonal().add_(ridge)
+        weight = torch.linalg.solve(scatter, both)
+    return LinearMap(weight.float(), rep.float(), image.float())
+
+
+def choose_penalty(kept: Sums, held: Sums) -> float:
+    """Return the one of `PENALTIES` whose map, fitted to `kept`, errs least on `held`."""
+    rep, image = kept.reps / kept.count, kept.images / kept.count
+    scatter, both = kept.about(rep, image)
+    seen, wanted = held.about(rep, image)
+    if not bool(scatter.isfinite().all() & seen.isfinite().all()):
+        return PENALTIES[-1]
+    values, vectors = torch.linalg.eigh(scatter)
+    turned = vectors.T @ both
+    agree = (turned * (vectors.T @ wanted)).sum(1)
+    energy = (vectors.T @ seen @ vectors) * (turned @ turned.T)
+    scale = scatter.diagonal().mean()
+    errors = []
+    for penalty in PENALTIES:
+        shrink = 1 / (values.clamp(min=0) + penalty * scale + TINY)
+        errors.append(shrink @ energy @ shrink - 2 * shrink @ agree)
+    return PENALTIES[int(torch.stack(errors).argmin())]

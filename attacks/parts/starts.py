@@ -1,0 +1,47 @@
+"""Pictures for a search to begin from: the answer of an attack that costs less."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Context, Shelf, attacks
+from fedre_privacy.core.events import silent
+from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
+
+STARTS = ("none", "linear", "decoder")
+
+
+def knowledge_for(start: str) -> frozenset[Knowledge]:
+    """What beginning from a start needs."""
+    return frozenset() if start == "none" else attacks.get(start).needs
+
+
+def pictures_for(start: str, observation: Observation, context: Context) -> Tensor | None:
+    """Answers (N, C, H, W) of the attack named `start` with its default settings, or None.
+
+    Its finished pieces are kept beside those of the attack that begins from it.
+    """
+    if start == "none":
+        return None
+    shelf = _Corner(context.shelf, f"start-{start}-")
+    quiet = dataclasses.replace(context, shelf=shelf, report=silent)
+    found = attacks.get(start)().run(observation, quiet)
+    if not isinstance(found, Reconstruction):
+        raise TypeError(f"attack '{start}' does not answer with images")
+    return torch.nan_to_num(found.images, nan=0.5)
+
+
+class _Corner:
+    """A part of a shelf, under names of its own."""
+
+    def __init__(self, shelf: Shelf, prefix: str) -> None:
+        self._shelf, self._prefix = shelf, prefix
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        return self._shelf.load(self._prefix + name)
+
+    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self._shelf.save(self._prefix + name, tensors)

@@ -1,0 +1,455 @@
+"""How much of private images do gradients, updates and heads give away?
+
+Attacks clients with real images and prints one table per part. Usage:
+
+    python benchmarks/gradients.py PART [PART ...] --data FILE.npz
+
+Parts: dlg, single, batch, analytic, labels, update, head, speed. FILE.npz holds x_train (N, H, W,
+C) or (N, C, H, W) and y_train, for example CIFAR-10. Every number is printed beside the trivial
+answer's: the mean training image, scored by the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.attacks.parts.gradient import labels as label_rules
+from fedre_privacy.attacks.parts.gradient.match import Match
+from fedre_privacy.attacks.parts.gradient.match import gradient as simulate
+from fedre_privacy.attacks.parts.gradient.objectives import cosine
+from fedre_privacy.attacks.parts.gradient.victims import Victim
+from fedre_privacy.core.rng import seeded, stream
+from fedre_privacy.core.types import (
+    THREAT_MODELS,
+    GradientState,
+    LocalTraining,
+    ModelState,
+    Observation,
+    Reconstruction,
+    Upload,
+)
+from fedre_privacy.data.npz import Npz
+from fedre_privacy.models.families import ModelSettings, build_model
+from fedre_privacy.models.split import Normalise
+
+CLASSES = 10
+BN = "eval"
+"""Clients here compute gradients in evaluation mode, and the attacker knows."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels in [0, 1] (N, C, H, W), labels (N,), and the mean image (C, H, W)."""
+
+    pixels: Tensor
+    labels: Tensor
+    mean: Tensor
+
+
+def load(path: str) -> Images:
+    """Read the training part of a file."""
+    data = Npz(path=path).load()
+    pixels = data.floats(torch.arange(data.num_train))
+    return Images(pixels, data.labels[: data.num_train].long(), pixels.mean(0))
+
+
+# --- victims --------------------------------------------------------------------------------------
+
+
+def smooth_lenet(seed: int) -> nn.Module:
+    """The net of the deep-leakage papers: sigmoids, strides, weights uniform in +-0.5."""
+    with seeded(seed, "smooth lenet"):
+        net = nn.Sequential(
+            Normalise(),
+            nn.Conv2d(3, 12, 5, padding=2, stride=2),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 5, padding=2, stride=2),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 5, padding=2),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(768, CLASSES),
+        )
+        for parameter in net.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return net.eval()
+
+
+def zoo(name: str, seed: int, **settings: Any) -> nn.Module:
+    """A model of the zoo, freshly initialised."""
+    with seeded(seed, "victim"):
+        return build_model(ModelSettings(name=name, **settings), 0, (3, 32, 32), CLASSES).eval()
+
+
+def mlp(seed: int, width: int = 1024) -> nn.Module:
+    """Two linear layers."""
+    with seeded(seed, "mlp"):
+        return nn.Sequential(
+            Normalise(), nn.Flatten(), nn.Linear(3072, width), nn.ReLU(), nn.Linear(width, CLASSES)
+        ).eval()
+
+
+def train(model: nn.Module, data: Images, steps: int, lr: float = 0.05, batch: int = 32) -> float:
+    """Train a little on the second half of the data; returns accuracy on a part of it."""
+    half = len(data.labels) // 2
+    draws = stream(0, "warm-up")
+    optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    model.train()
+    for _ in range(steps):
+        rows = half + torch.randint(half, (batch,), generator=draws)
+        optimiser.zero_grad()
+        F.cross_entropy(model(data.pixels[rows]), data.labels[rows]).backward()
+        optimiser.step()
+    model.eval()
+    with torch.no_grad():
+        right = model(data.pixels[half : half + 500]).argmax(1) == data.labels[half : half + 500]
+    return float(right.float().mean())
+
+
+def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """What a FedSGD client sends; the model stays in the mode it is in."""
+    names, values = zip(*model.named_parameters(), strict=True)
+    loss = F.cross_entropy(model(images), labels)
+    return dict(zip(names, torch.autograd.grad(loss, values), strict=True))
+
+
+def local_update(
+    model: nn.Module, images: Tensor, labels: Tensor, training: LocalTraining, seed: int
+) -> dict[str, Tensor]:
+    """Parameters after plain SGD over shuffled batches, last short batch dropped."""
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    count = len(labels)
+    per_epoch = max(1, count // training.batch_size)
+    size = min(count, training.batch_size)
+    draws = stream(seed, "local batches")
+    for _ in range(training.epochs):
+        order = torch.randperm(count, generator=draws)
+        for rows in order[: per_epoch * size].split(size):
+            free = {name: value.requires_grad_() for name, value in params.items()}
+            logits = torch.func.functional_call(model, (free, buffers), (images[rows],))
+            loss = F.cross_entropy(logits, labels[rows])
+            slopes = torch.autograd.grad(loss, list(free.values()))
+            params = {
+                name: (value - training.lr * slope).detach()
+                for (name, value), slope in zip(free.items(), slopes, strict=True)
+            }
+    return params
+
+
+def observe(
+    model: nn.Module | Sequence[nn.Module],
+    artifacts: Sequence[GradientState | ModelState],
+    size: int,
+    training: LocalTraining | None = None,
+) -> Observation:
+    """One client per artifact, all in round 1."""
+    models = [model] * len(artifacts) if isinstance(model, nn.Module) else model
+    targets = tuple(Upload(client, 1, (a.detached(),)) for client, a in enumerate(artifacts))
+    return Observation(
+        threat=THREAT_MODELS["realistic"],
+        targets=targets,
+        uploads=targets,
+        broadcasts=(),
+        extractors={},
+        image_shape=(3, 32, 32),
+        num_classes=CLASSES,
+        training=training,
+        models={(client, 1): one for client, one in enumerate(models)},
+        images_per_target=size,
+    )
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def psnr(found: Tensor, wanted: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each image (dB), at most 100; NaN images score as black."""
+    error = (found.nan_to_num(0.0) - wanted).square().flatten(1).mean(1)
+    return -10 * error.clamp(min=1e-10).log10()
+
+
+def matched(found: Tensor, wanted: Tensor) -> Tensor:
+    """PSNR (B,) of a batch in unknown order, under the assignment of the least squared error."""
+    error = (found.nan_to_num(0.0)[:, None] - wanted[None]).square().flatten(2).mean(2)
+    rows, columns = linear_sum_assignment(error.numpy())
+    return psnr(found[rows], wanted[columns])
+
+
+def batches(data: Images, count: int, size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Batches of the first half, drawn without replacement."""
+    half = len(data.labels) // 2
+    order = torch.randperm(half, generator=stream(seed, "victims"))[: count * size]
+    return [(data.pixels[rows], data.labels[rows]) for rows in order.split(size)]
+
+
+def report(title: str, found: Reconstruction, wanted: Sequence[Tensor], data: Images) -> None:
+    """Print PSNR over the mean image for all batches of an attack."""
+    size = len(wanted[0])
+    scores = torch.cat(
+        [matched(i, w) for i, w in zip(found.images.split(size), wanted, strict=True)]
+    )
+    floor = torch.cat([psnr(data.mean.expand_as(w), w) for w in wanted])
+    gain = scores - floor
+    print(
+        f"{title:<58} PSNR {float(scores.mean()):6.2f} (median {float(scores.median()):6.2f}, "
+        f"best {float(scores.max()):6.2f})  floor {float(floor.mean()):5.2f}  "
+        f"above {float(gain.mean()):+6.2f}  [{found.stopped_because}]",
+        flush=True,
+    )
+
+
+def timed(attack: Attack, observation: Observation) -> tuple[Any, float]:
+    """Run an attack and say how long it took (s)."""
+    started = time.perf_counter()
+    return attack(observation, Context()), time.perf_counter() - started
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def dlg(data: Images, options: argparse.Namespace) -> None:
+    """Deep leakage from one image, untrained smooth net, double precision."""
+    count = options.images or 8
+    pairs = batches(data, count, 1)
+    models = [smooth_lenet(seed) for seed in range(count)]
+    sent = [GradientState(gradient(m, x, y)) for m, (x, y) in zip(models, pairs, strict=True)]
+    observation = observe(models, sent, 1)
+    for name in ("dlg", "idlg"):
+        for restarts in (1, 4):
+            found, seconds = timed(attacks.get(name)(restarts=restarts), observation)
+            share = float((found.fit < 1e-6).float().mean())
+            report(f"{name}, restarts={restarts}", found, [x for x, _ in pairs], data)
+            fits = ", ".join(f"{float(v):.0e}" for v in found.fit)
+            print(f"    converged (match < 1e-6): {share:.0%}; matches {fits}; {seconds:.0f} s")
+
+
+def inverting(
+    title: str, model: nn.Module, data: Images, count: int, size: int, **how: Any
+) -> None:
+    """Attack `count` gradients of `size` images each."""
+    pairs = batches(data, count, size)
+    observation = observe(model, [GradientState(gradient(model, x, y)) for x, y in pairs], size)
+    found, seconds = timed(attacks.get("inverting-gradients")(bn=BN, **how), observation)
+    report(f"{title}, {how}", found, [x for x, _ in pairs], data)
+    print(f"    {seconds / count / (how['steps'] + 1) * 1e3:.0f} ms per step and victim")
+
+
+def victims(names: str, data: Images) -> list[tuple[str, nn.Module]]:
+    """Models by name; "-trained" behind a name trains it a little."""
+    made = []
+    for name in names.split(","):
+        base = name.removesuffix("-trained")
+        small = {"stem": "small"} if base.startswith("resnet") else {}
+        model = zoo(base, 0, **small)
+        if base != name:
+            name = f"{name} (accuracy {train(model, data, 60):.0%})"
+        made.append((name, model))
+    return made
+
+
+def single(data: Images, options: argparse.Namespace) -> None:
+    """Inverting gradients of one image."""
+    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+        inverting(name, model, data, options.images or 4, 1, steps=options.steps or 300)
+
+
+def batch(data: Images, options: argparse.Namespace) -> None:
+    """Inverting the gradient of a batch of eight."""
+    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+        inverting(name, model, data, options.images or 1, 8, steps=options.steps or 300)
+
+
+def analytic(data: Images, options: argparse.Namespace) -> None:
+    """Closed-form recovery from a model whose first layer is linear."""
+    model = mlp(0)
+    for size in (1, 8, 32):
+        pairs = batches(data, 4, size)
+        sent = [GradientState(gradient(model, x, y)) for x, y in pairs]
+        found, _ = timed(attacks.get("analytic")(), observe(model, sent, size))
+        wanted = [x for x, _ in pairs]
+        report(f"batch of {size}", found, wanted, data)
+        gaps = torch.cat(
+            [
+                (f[:, None] - w[None]).abs().flatten(2).amax(2).amin(0)
+                for f, w in zip(found.images.split(size), wanted, strict=True)
+            ]
+        )
+        for limit in (1e-5, 1e-3):
+            print(f"    within {limit:g}: {int((gaps < limit).sum())} of {len(gaps)}")
+        print(f"    median error {float(gaps.median()):.1e}")
+
+
+def labels(data: Images, options: argparse.Namespace) -> None:
+    """Label counts read off gradients and updates."""
+    for name, model in victims(options.models or "cnn4,cnn4-trained,resnet18", data):
+        model.eval()
+        weight, bias = model.head.weight.detach(), model.head.bias.detach()  # type: ignore[union-attr]
+        for size in (1, 8, 32):
+            right: dict[str, list[float]] = {rule: [] for rule in label_rules.STRATEGIES}
+            support: dict[str, list[tuple[int, int, int]]] = {r: [] for r in right}
+            for x, y in batches(data, 8, size):
+                sent = gradient(model, x, y)
+                wanted = torch.bincount(y, minlength=CLASSES)
+                for rule, estimate in label_rules.STRATEGIES.items():
+                    got = estimate(sent["head.weight"], sent["head.bias"], size, weight, bias)
+                    right[rule].append(float(torch.minimum(got, wanted).sum()) / size)
+                    both = int(((got > 0) & (wanted > 0)).sum())
+                    support[rule].append((both, int((got > 0).sum()), int((wanted > 0).sum())))
+            for rule, shares in right.items():
+                both, said, held = (sum(column) for column in zip(*support[rule], strict=True))
+                print(
+                    f"{name:<30} B={size:<3} {rule:<7} labels right {statistics.mean(shares):.3f}  "
+                    f"classes: precision {both / said:.3f}, recall {both / held:.3f}"
+                )
+
+
+def update(data: Images, options: argparse.Namespace) -> None:
+    """Updates by 1, 5 and 10 local steps on four images, and the one-gradient match beside."""
+    size, count = 4, options.images or 1
+    for name, model in victims(options.models or "cnn4", data):
+        pairs = batches(data, count, size)
+        for epochs in (1, 5, 10):
+            how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
+            sent = [
+                ModelState(local_update(model, x, y, how, seed))
+                for seed, (x, y) in enumerate(pairs)
+            ]
+            for unroll in (10, 1)[: 1 if epochs == 1 else 2]:
+                attack = attacks.get("update-inversion")(
+                    bn=BN, steps=options.steps or 200, unroll=unroll
+                )
+                found, seconds = timed(attack, observe(model, sent, size, how))
+                report(f"{name}, {epochs} steps of lr 0.05", found, [x for x, _ in pairs], data)
+                print(f"    {seconds:.0f} s")
+
+
+def head(data: Images, options: argparse.Namespace) -> None:
+    """Prototypes from heads after real local training, against class means afterwards."""
+    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+        for classes, epochs, batch_size in (
+            (2, 1, 10),
+            (5, 1, 10),
+            (10, 1, 10),
+            (10, 5, 10),
+            (3, 5, 10),
+        ):
+            pool = torch.cat(
+                [(data.labels == c).nonzero().flatten()[: 100 // classes] for c in range(classes)]
+            )
+            x, y = data.pixels[pool], data.labels[pool]
+            how = LocalTraining(0.01, epochs, batch_size, {0: len(y)})
+            after = local_update(model, x, y, how, 0)
+            observation = observe(model, [ModelState(after)], 0, how)
+            with torch.no_grad():
+                reps = torch.func.functional_call(
+                    model.extractor,
+                    {k.removeprefix("extractor."): v for k, v in after.items() if "head" not in k},
+                    (x,),
+                )
+                start = model.extractor(x)
+            means = torch.stack([reps[y == c].mean(0) for c in range(classes)])
+            drift = float((reps - start).norm() / start.norm())
+            for method in ("simulate", "ratio"):
+                found, seconds = timed(attacks.get("head")(method=method), observation)
+                hit = [
+                    (v, int(c))
+                    for v, c in zip(found.vectors, found.labels, strict=True)
+                    if c < classes
+                ]
+                centre, rows = means.mean(0), torch.stack([vector for vector, _ in hit])
+                wanted = means[[c for _, c in hit]]
+                own = F.cosine_similarity(rows - rows.mean(0), wanted - wanted.mean(0), 1)
+                cos = F.cosine_similarity(rows - centre, wanted - centre, 1)
+                plain = F.cosine_similarity(rows, wanted, 1)
+                print(
+                    f"{name:<26} {classes:>2} classes, {epochs} epochs of {len(y) // batch_size} "
+                    f"steps, {method:<8} cosine: own centre {float(own.mean()):.3f}, centre of "
+                    f"the class means {float(cos.mean()):.3f}, plain {float(plain.mean()):.3f}; "
+                    f"classes {len(hit)} of {classes} "
+                    f"({len(found.labels) - len(hit)} false); features moved {drift:.0%}; "
+                    f"{seconds:.1f} s",
+                    flush=True,
+                )
+
+
+def speed(data: Images, options: argparse.Namespace) -> None:
+    """Steps per second for 1 and 8 victims: one program for all against one after another."""
+    repeats = options.steps or 3
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name, model in victims(options.models or "cnn4,resnet18", data):
+        pairs = batches(data, 8, 1)
+        people = [
+            Victim(client, 1, model, gradient(model, x, y), False)
+            for client, (x, y) in enumerate(pairs)
+        ]
+        hot = F.one_hot(torch.stack([y for _, y in pairs]), CLASSES).float().to(device)
+        images = torch.full((8, 1, 3, 32, 32), 0.5, device=device).requires_grad_()
+
+        def rate(groups: Sequence[slice], people=people, hot=hot, images=images) -> float:  # type: ignore[no-untyped-def]
+            """Victim-steps per second when each group of rows is one program."""
+            programs = [Match(people[g], simulate, cosine, bn=BN, device=device) for g in groups]
+            best = 0.0
+            for _ in range(repeats + 1):
+                started = time.perf_counter()
+                for group, program in zip(groups, programs, strict=True):
+                    torch.autograd.grad(program(images[group], hot[group]).sum(), images)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                rows = sum(group.stop - group.start for group in groups)
+                best = max(best, rows / (time.perf_counter() - started))
+            return best
+
+        one, loop = rate([slice(0, 1)]), rate([slice(i, i + 1) for i in range(8)])
+        together = rate([slice(0, 8)])
+        print(
+            f"{name:<12} on {device}: victim-steps per second: 1 victim {one:.1f}; 8 victims one "
+            f"after another {loop:.1f}, together {together:.1f} (x{together / loop:.2f})"
+        )
+
+
+PARTS: Mapping[str, Callable[[Images, argparse.Namespace], None]] = {
+    "dlg": dlg,
+    "single": single,
+    "batch": batch,
+    "analytic": analytic,
+    "labels": labels,
+    "update": update,
+    "head": head,
+    "speed": speed,
+}
+
+
+def main() -> None:
+    """Run the parts asked for."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("parts", nargs="+", choices=PARTS)
+    options.add_argument("--data", required=True)
+    options.add_argument("--images", type=int, default=0, help="victims; 0: each part's own number")
+    options.add_argument("--steps", type=int, default=0, help="steps; 0: each part's own number")
+    options.add_argument("--models", default="", help="comma list; empty: each part's own")
+    chosen = options.parse_args()
+    data = load(chosen.data)
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {len(data.labels)} images"
+    )
+    for part in chosen.parts:
+        print(f"\n{part}")
+        PARTS[part](data, chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Where the loop meets defences: while representations are collected, and before sending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    Artifact,
+    Emission,
+    HeadState,
+    MatrixBlocks,
+    ModelState,
+    SmallModelState,
+)
+
+from .base import SENT_ONCE, Defense, Scene, Trainer
+from .values import COLLECTED
+
+STARTED_FROM: tuple[type[Artifact], ...] = (ModelState, HeadState, SmallModelState, MatrixBlocks)
+"""Kinds that a client overwrites its own with when it receives them."""
+
+
+def trainer_of(defenses: Sequence[Defense]) -> Trainer | None:
+    """The way of local training that a defence prescribes, if one does."""
+    return next((made for d in defenses if (made := d.trainer()) is not None), None)
+
+
+class Collecting:
+    """Counts the passes of an extractor while an upload is made."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+
+@contextmanager
+def collecting(extractor: nn.Module, defenses: Sequence[Defense]) -> Iterator[Collecting]:
+    """Apply `Defense.represent` to whatever an extractor returns within a block."""
+    steps = [step for d in defenses if (step := d.represent()) is not None]
+    seen = Collecting()
+    if not steps:
+        yield seen
+        return
+
+    def hook(module: nn.Module, given: Any, reps: Tensor) -> Tensor:
+        seen.passes += 1
+        for step in steps:
+            reps = step(reps)
+        return reps
+
+    handle = extractor.register_forward_hook(hook)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def received(kind: type[Artifact], artifact: Artifact, message: Sequence[Artifact]) -> Any:
+    """The parameters of a kind that a message gave to the client, in the artifact's shapes."""
+    if not issubclass(kind, STARTED_FROM):
+        return None
+    shapes = {name: value.shape for name, value in artifact.tensors().items()}
+    for sent in message:
+        if type(sent) is not kind:
+            continue
+        if isinstance(sent, MatrixBlocks) and isinstance(artifact, MatrixBlocks):
+            sent = _regrouped(sent, len(artifact.blocks))
+        if {name: value.shape for name, value in sent.tensors().items()} == shapes:
+            return sent
+    return None
+
+
+def _regrouped(sent: MatrixBlocks, count: int) -> MatrixBlocks:
+    """The diagonal blocks of a block-diagonal matrix for another number of blocks."""
+    matrix = torch.block_diag(*sent.blocks)
+    size = len(matrix) // count
+    return MatrixBlocks(
+        torch.stack([matrix[i : i + size, i : i + size] for i in range(0, size * count, size)])
+    )
+
+
+def defended(
+    defenses: Sequence[Defense],
+    emission: Emission,
+    scene: Scene,
+    *,
+    number: int,
+    passes: int | None = None,
+) -> Emission:
+    """Let every defence act on an emission, in order; the mixture stays the evaluator's.
+
+    Args:
+        number: place of the emission among those of this client and round.
+        passes: of the extractor seen by `collecting`; None where nothing was watched.
+
+    Raises:
+        IncompatibleError: a defence returned another kind, other names or shapes, or values that
+            are not finite; or one that bounds representations was passed by.
+    """
+    artifact = emission.artifact
+    for place, defense in enumerate(defenses):
+        if defense.represent() is not None and isinstance(artifact, COLLECTED) and passes == 0:
+            raise IncompatibleError(
+                f"Defence '{defense.name}' bounds representations where an upload is made of them, "
+                f"but protocol '{scene.protocol}' collected those of client {scene.client} "
+                "elsewhere.",
+                next_step="Bound what is sent instead (unit=client, or where=upload).",
+            )
+        if not isinstance(artifact, defense.acts_on):
+            continue
+        if defense.adds_noise and isinstance(artifact, SENT_ONCE) != (scene.round == 0):
+            raise IncompatibleError(
+                f"Protocol '{scene.protocol}' sent {type(artifact).__name__} in round "
+                f"{scene.round}; the accounting of defence '{defense.name}' expects it "
+                + ("before the first round only." if isinstance(artifact, SENT_ONCE) else "later.")
+            )
+        rng = stream(
+            scene.seed,
+            f"defense {place} {defense.name}",
+            client=scene.client,
+            round=scene.round,
+            index=number,
+        )
+        artifact = _same_form(defense, artifact, defense.defend(artifact, scene, rng))
+    return Emission(artifact, emission.mixture)
+
+
+def _same_form(defense: Defense, before: Artifact, after: Artifact) -> Artifact:
+    old = {name: value.shape for name, value in before.tensors().items()}
+    if type(after) is not type(before) or old != {n: v.shape for n, v in after.tensors().items()}:
+        raise IncompatibleError(
+            f"Defence '{defense.name}' made {after!r} of {before!r}; kind, names and shapes must "
+            "stay."
+        )
+    if not all(bool(value.isfinite().all()) for value in after.tensors().values()):
+        raise IncompatibleError(f"Defence '{defense.name}' made values that are not finite.")
+    return after

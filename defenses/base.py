@@ -1,0 +1,282 @@
+"""What a defence is: it changes what a client sends, or how it trains, and states what that costs.
+
+A defence acts at the client alone, between the protocol's upload and the wire, and is pure: the
+same artifact, scene and stream give the same result. Several are applied in the order given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import plain_plugin
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Artifact, Counts, Mixture, RepStatistic
+
+defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
+
+UNPROTECTED: tuple[type[Artifact], ...] = (Counts,)
+"""Kinds that no defence touches; every statement lists them."""
+SENT_ONCE: tuple[type[Artifact], ...] = (RepStatistic,)
+"""Kinds sent once, before the first round, and never again; all others are sent every round."""
+
+CLIENT, RECORD = "client", "record"
+"""Whose data a guarantee hides: everything of one client, or one training sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What a client knows when it is about to send one artifact.
+
+    Args:
+        protocol: its name. client, round: who and when; round 0 is the exchange before the first.
+        rounds: of the whole run.
+        kinds: artifacts that the protocol sends, as declared.
+        class_counts: (num_classes,) training samples of each class at this client.
+        received: for parameters, the ones it received at the start of the round (same kind, names
+            and shapes), so that what is sent minus these is the client's update; else None.
+        mixture: which of its samples made each row, with which weight; None where not a mean.
+        seed: the run's; see `of_run`.
+    """
+
+    protocol: str
+    client: int
+    round: int
+    rounds: int
+    kinds: tuple[type[Artifact], ...]
+    class_counts: tuple[int, ...]
+    received: Artifact | None = None
+    mixture: Mixture | None = None
+    seed: int = 0
+
+    def of_run(self, purpose: str) -> torch.Generator:
+        """A CPU stream of this client that is the same in every round."""
+        return stream(self.seed, f"defense {purpose}", client=self.client)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What is known of a federation before it starts: the input of checks and of accounting.
+
+    Args:
+        protocol: its name. kinds: artifacts that it sends, as declared.
+        class_counts: (clients, num_classes) training samples.
+        participations: rounds in which each client takes part.
+        rounds, epochs, batch_size: of the training. local_steps: batches of a round, or None.
+        buffers: whether BatchNorm's running statistics are sent with the parameters.
+        model: client number to its model, on any device (also ``meta``).
+    """
+
+    protocol: str
+    kinds: tuple[type[Artifact], ...]
+    class_counts: tuple[tuple[int, ...], ...]
+    participations: tuple[int, ...]
+    rounds: int
+    epochs: int = 1
+    batch_size: int = 32
+    local_steps: int | None = None
+    buffers: bool = False
+    model: Callable[[int], nn.Module] | None = None
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.participations)
+
+    @property
+    def valued(self) -> tuple[type[Artifact], ...]:
+        """Kinds sent that hold more than counts."""
+        return valued(self.kinds)
+
+
+def valued(kinds: Iterable[type[Artifact]]) -> tuple[type[Artifact], ...]:
+    """Leave out the kinds that no defence touches."""
+    return tuple(kind for kind in kinds if not issubclass(kind, UNPROTECTED))
+
+
+def uses(kinds: Iterable[type[Artifact]], rounds: int) -> int:
+    """Count the artifacts with values that a client sends in so many rounds."""
+    return sum(1 if issubclass(kind, SENT_ONCE) else rounds for kind in valued(kinds))
+
+
+@dataclass(frozen=True)
+class Release:
+    """A Gaussian mechanism used several times.
+
+    Args:
+        noise: noise multiplier: standard deviation over L2 sensitivity.
+        rate: chance with which each record enters (Poisson sampling); 1: always.
+        count: how often it is used.
+    """
+
+    noise: float
+    rate: float
+    count: int
+
+
+@dataclass(frozen=True)
+class PrivacyCost:
+    """What a defence spends and what that pays for, before anything is composed.
+
+    Args:
+        unit: ``client`` or ``record``.
+        delta: at which the guarantee is stated; 0 for a pure one.
+        releases: of each client over the whole run. pure: epsilon of each client spent by
+            mechanisms with delta 0.
+        covers: kinds of artifacts whose values are protected.
+        assumptions: sentences under which it holds.
+        accountant: how sampled releases are added up, ``prv`` or ``rdp``.
+    """
+
+    unit: str
+    delta: float
+    releases: tuple[tuple[Release, ...], ...]
+    pure: tuple[float, ...]
+    covers: tuple[type[Artifact], ...]
+    assumptions: tuple[str, ...] = ()
+    accountant: str = "prv"
+
+
+class Samples(Protocol):
+    """A client's samples: length, labels, and batches of images in [0, 1] with labels."""
+
+    labels: Tensor
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Images (b, C, H, W) and labels (b,)."""
+
+
+class Trainer(Protocol):
+    """Another way of local training, in place of plain SGD."""
+
+    def batches(
+        self,
+        count: int,
+        batch_size: int,
+        epochs: int,
+        rng: torch.Generator,
+        *,
+        steps: int | None = None,
+        device: torch.device | None = None,
+    ) -> Iterator[Tensor]:
+        """Sample numbers (b,) of each batch; b may be 0."""
+
+    def fit(
+        self,
+        modules: Iterable[nn.Module],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        samples: Any,
+        *,
+        epochs: int,
+        batch_size: int,
+        lr: float | Sequence[float],
+        rng: torch.Generator,
+        noise_rng: torch.Generator,
+        who: str,
+        clip_norm: float | None = None,
+        steps: int | None = None,
+    ) -> float:
+        """Train in place and return the mean loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense:
+    """Base of all defences. Authors write `defend`, or `represent`, or `trainer`."""
+
+    name: ClassVar[str] = ""
+    acts_on: ClassVar[tuple[type[Artifact], ...]] = ()
+    """Kinds of artifacts that `defend` changes; it is given no others."""
+    adds_noise: ClassVar[bool] = False
+    """Whether it claims a guarantee for what `defend` returns."""
+
+    def check(self, facts: Facts) -> list[str]:
+        """Return every reason why this defence cannot be used in a federation."""
+        sent = facts.valued
+        if not self.acts_on or any(issubclass(kind, self.acts_on) for kind in sent):
+            return []
+        listed = ", ".join(kind.__name__ for kind in sent) or "nothing"
+        known = ", ".join(kind.__name__ for kind in self.acts_on)
+        return [
+            f"Defence '{self.name}' acts on {known}; protocol '{facts.protocol}' sends {listed}. "
+            "Leave it out, or choose a protocol that sends one of these."
+        ]
+
+    def represent(self) -> Callable[[Tensor], Tensor] | None:
+        """What is done to each representation (n, d) before an upload is made of them."""
+        return None
+
+    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+        """Return what is sent instead of an artifact: same kind, names and shapes.
+
+        Args:
+            artifact: on the CPU, of a kind in `acts_on`; it is not changed.
+            rng: a CPU stream of (seed, this place in the list, client, round).
+        """
+        return artifact
+
+    def trainer(self) -> Trainer | None:
+        """How the client trains instead of by plain SGD, if it does."""
+        return None
+
+    def cost(self, facts: Facts) -> PrivacyCost | None:
+        """What it spends over the whole run, or None: a heuristic without a formal guarantee."""
+        return None
+
+    def public(self, facts: Facts) -> dict[str, Any]:
+        """Name and settings, with derived ones filled in: what an adaptive attacker knows."""
+        return plain_plugin(self)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) differential privacy of everything in `covers`, over the whole run.
+
+    Args:
+        unit: ``client`` or ``record``.
+        epsilon: of the client that spends most. by_client: of each.
+    """
+
+    unit: str
+    epsilon: float
+    delta: float
+    by_client: tuple[float, ...]
+    covers: tuple[str, ...]
+    by: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a list of defences guarantees, what it does not, and why.
+
+    Args:
+        guarantees: none, one, or one per unit.
+        reasons: why a defence that spends privacy gives no guarantee here.
+        not_covered: what stays in the clear.
+    """
+
+    guarantees: tuple[Guarantee, ...] = ()
+    reasons: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    heuristics: tuple[str, ...] = field(default=())
+
+    def lines(self) -> list[str]:
+        """Sentences for people."""
+        out = [
+            f"epsilon {g.epsilon:.2f} at delta {g.delta:g} for one {g.unit} "
+            f"({' with '.join(g.by)}; {', '.join(g.covers) or 'the trained models'})"
+            for g in self.guarantees
+        ]
+        out += self.reasons
+        if self.heuristics:
+            out.append(f"{', '.join(self.heuristics)}: no formal privacy")
+        if self.not_covered:
+            out.append("not covered: " + "; ".join(self.not_covered))
+        return out

@@ -1,0 +1,59 @@
+"""Bounding the length of what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Artifact
+
+from .base import Defense, Facts, Scene, defenses
+from .values import BOUNDED, COLLECTED, clip_rows, clipped
+
+
+@defenses.register("clip")
+@dataclass(frozen=True, kw_only=True)
+class Clip(Defense):
+    """Shorten each vector, or the update as a whole, to a Euclidean length: r min(1, S / ||r||).
+
+    With ``where=representation`` each sample's representation is shortened before prototypes or
+    mixes are made of them, which bounds one sample's influence; with ``where=upload`` what is sent
+    is. Of parameters the difference to those received is shortened.
+
+    Acts on:    vectors (representations, prototypes, entangled, class outputs) and updates
+    Guarantee:  none by itself; noise needs it, and has its own (see gaussian)
+    Reference:  Dwork, Roth, The algorithmic foundations of differential privacy, 2014, 3.5.
+    """
+
+    acts_on = BOUNDED
+
+    norm: float = knob(1.0, help="largest length S", gt=0)
+    where: str = knob(
+        "upload",
+        help="what is shortened: vectors and updates as sent, or each sample's representation "
+        "before means are taken",
+        choices=("upload", "representation"),
+    )
+
+    def check(self, facts: Facts) -> list[str]:
+        kinds = COLLECTED if self.where == "representation" else BOUNDED
+        if any(issubclass(kind, kinds) for kind in facts.valued):
+            return []
+        sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
+        return [
+            f"Defence 'clip' with where={self.where} has nothing to shorten: protocol "
+            f"'{facts.protocol}' sends {sent}."
+        ]
+
+    def represent(self) -> Callable[[Tensor], Tensor] | None:
+        if self.where == "upload":
+            return None
+        return partial(clip_rows, norm=self.norm)
+
+    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+        return clipped(artifact, self.norm, scene) if self.where == "upload" else artifact

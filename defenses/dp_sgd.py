@@ -1,0 +1,327 @@
+"""Differentially private local training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.types import LowRankUpdate
+
+from .accounting import ACCOUNTANTS
+from .base import RECORD, Defense, Facts, PrivacyCost, Release, Samples, Trainer, defenses
+from .noise import check_delta
+from .values import TRAINED
+
+PROBE = 3
+"""Samples whose gradients are compared with one-by-one ones before a client trains."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@defenses.register("dp-sgd")
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Defense):
+    """Train locally on clipped per-sample gradients with normal noise, by Opacus.
+
+    Every step takes each of a client's n samples with chance B / n (Poisson sampling; steps a
+    round: epochs times the whole part of n / B, as without it), shortens each gradient, of all
+    trained modules together, to the length C, adds noise of standard deviation z C to the sum and
+    divides it by B. Before a client trains, gradients of its first samples are compared with those
+    of each sample alone: a loss that couples the samples of a batch, for which clipping bounds
+    nothing, is refused.
+
+    Acts on:    local training
+    Guarantee:  (epsilon, delta) for adding or removing one record, for what is sent of the trained
+                parameters, all rounds together. Where prototypes or entangled representations are
+                sent, the data are used again: only together with gaussian or laplace,
+                ``unit=record``, whose releases are then added to the account
+    Leaves:     labels, label encodings and counts as sent; recorded losses and accuracies
+    Reference:  Abadi et al., Deep learning with differential privacy, CCS 2016.
+    Deviations: the protocol's own limit on gradient norms applies to the noisy gradient. Uploads'
+                noise is counted at the sensitivity of replacing a record, an upper bound.
+    """
+
+    noise: float | None = knob(None, help="noise multiplier z; needed", ge=0)
+    clip: float | None = knob(None, help="largest length C of a sample's gradient; needed", gt=0)
+    delta: float = knob(1e-5, help="delta at which epsilon is stated", gt=0, lt=1)
+    accountant: str = knob("prv", help="how steps are added up", choices=ACCOUNTANTS)
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"Defence 'dp-sgd' needs {name}, {what}. For example dp-sgd:noise=1,clip=1."
+            for name, what in (("noise", "the noise multiplier"), ("clip", "the gradient length"))
+            if getattr(self, name) is None
+        ]
+        if self.noise == 0:
+            problems.append(
+                "Defence 'dp-sgd' with noise 0 has no privacy to state. Give a positive noise."
+            )
+        if problems:
+            raise ConfigError(*problems)
+
+    def check(self, facts: Facts) -> list[str]:
+        problems = check_delta(self.name, self.delta, RECORD, facts)
+        for client in range(facts.clients) if facts.model else ():
+            found = obstacle(facts.model(client)) if facts.model else None
+            if found:
+                problems.append(refusal(f"client {client}", *found))
+        return problems
+
+    def trainer(self) -> Trainer:
+        return self
+
+    def cost(self, facts: Facts) -> PrivacyCost:
+        releases = []
+        for counts, rounds in zip(facts.class_counts, facts.participations, strict=True):
+            size = sum(counts)
+            batch = min(facts.batch_size, size)
+            steps = facts.epochs * (size // batch) if batch else 0
+            if facts.local_steps is not None:
+                steps = min(steps, facts.local_steps)
+            rate = batch / size if size else 1.0
+            releases.append((Release(float(self.noise or 0), rate, steps * rounds),))
+        return PrivacyCost(
+            unit=RECORD,
+            delta=self.delta,
+            releases=tuple(releases),
+            pure=(0.0,) * facts.clients,
+            covers=tuple(k for k in facts.valued if issubclass(k, (*TRAINED, LowRankUpdate))),
+            assumptions=(
+                "one record is added or removed; batches are Poisson samples that stay secret",
+                "the noise is secret (here it comes from the run's seed) and exact (here floating "
+                "point)",
+            ),
+            accountant=self.accountant,
+        )
+
+    def batches(
+        self,
+        count: int,
+        batch_size: int,
+        epochs: int,
+        rng: torch.Generator,
+        *,
+        steps: int | None = None,
+        device: torch.device | None = None,
+    ) -> Iterator[Tensor]:
+        """Poisson samples of each step; they may be empty."""
+        size = min(batch_size, count)
+        number = epochs * (count // size) if size else 0
+        for _ in range(number if steps is None else min(number, steps)):
+            taken = torch.rand(count, generator=rng, dtype=torch.float64) < size / count
+            yield taken.nonzero().squeeze(1).to(device)
+
+    def fit(
+        self,
+        modules: Iterable[nn.Module],
+        loss: Loss,
+        samples: Samples,
+        *,
+        epochs: int,
+        batch_size: int,
+        lr: float | Sequence[float],
+        rng: torch.Generator,
+        noise_rng: torch.Generator,
+        who: str,
+        clip_norm: float | None = None,
+        steps: int | None = None,
+    ) -> float:
+        """Train modules together in place and return the mean loss, as `blocks.local.fit` does.
+
+        Args:
+            noise_rng: CPU stream of the noise. who: client and protocol, for messages.
+
+        Raises:
+            IncompatibleError: a module, or the loss, that has no per-sample gradients.
+        """
+        modules = list(modules)
+        for module in modules:
+            found = obstacle(module)
+            if found:
+                raise IncompatibleError(refusal(who, *found))
+        rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
+            for module, rate in zip(modules, rates, strict=True)
+        ]
+        if not any(group["params"] for group in groups) or not len(samples):
+            return 0.0
+        from opacus.optimizers import DPOptimizer
+
+        params = [p for group in groups for p in group["params"]]
+        for module in modules:
+            module.train()
+        device = samples.labels.device
+        sgd = torch.optim.SGD(groups)
+        optimiser = DPOptimizer(
+            sgd,
+            noise_multiplier=float(self.noise or 0),
+            max_grad_norm=float(self.clip or 0),
+            expected_batch_size=min(batch_size, len(samples)),
+            loss_reduction="mean",
+            generator=_on(device, noise_rng),
+        )
+        total, seen = torch.zeros((), device=device), 0
+        with per_sample_gradients(modules, params) as switch:
+            _probe(modules, params, loss, samples, switch, who)
+            drawn = self.batches(len(samples), batch_size, epochs, rng, steps=steps, device=device)
+            for index in drawn:
+                optimiser.zero_grad(set_to_none=True)
+                if len(index):
+                    value = loss(*samples.batch(index))
+                    value.backward()
+                    total += value.detach()
+                    seen += 1
+                _complete(params, len(index))
+                optimiser.pre_step()
+                if clip_norm is not None:
+                    for group in groups:
+                        nn.utils.clip_grad_norm_(group["params"], clip_norm)
+                sgd.step()
+        for module in modules:
+            module.eval()
+        return float(total) / max(seen, 1)
+
+
+@contextmanager
+def per_sample_gradients(
+    modules: Sequence[nn.Module], params: Sequence[nn.Parameter]
+) -> Iterator[Callable[[bool], None]]:
+    """Let backward passes leave ``grad_sample`` (b, ...) at every parameter; clean up after.
+
+    Yields:
+        A switch that turns the recording off and on.
+    """
+    from opacus.grad_sample import GradSampleHooks
+
+    hooks = [GradSampleHooks(m, loss_reduction="mean") for m in modules if _trained(m)]
+
+    def switch(on: bool) -> None:
+        for hook in hooks:
+            hook.enable_hooks() if on else hook.disable_hooks()
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            yield switch
+    finally:
+        for hook in hooks:
+            hook.cleanup()
+        for param in params:
+            for name in ("summed_grad", "grad_sample"):
+                if hasattr(param, name):
+                    delattr(param, name)
+        for module in modules:
+            for part in module.modules():
+                for name in ("activations", "max_batch_len"):
+                    part.__dict__.pop(name, None)
+
+
+def obstacle(module: nn.Module) -> tuple[str, str] | None:
+    """The first layer without per-sample gradients: its name and what it is; None if all have."""
+    from opacus.grad_sample import GradSampleHooks
+
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        own = [p for p in part.parameters(recurse=False) if p.requires_grad]
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            return name, f"{kind}, which mixes the samples of a batch"
+        if own and type(part) not in GradSampleHooks.GRAD_SAMPLERS:
+            return name, f"{kind}, for which there are no per-sample gradients"
+        if getattr(part, "inplace", False):
+            return name, f"{kind} in place, which breaks per-sample gradients"
+    return None
+
+
+def refusal(who: str, layer: str, what: str) -> str:
+    """The sentence for a model that cannot be trained so."""
+    where = f"layer '{layer}'" if layer else "a module of the protocol"
+    return (
+        f"Defence 'dp-sgd': {who}, {where} is {what}. Use models of convolutions, linear "
+        "layers, GroupNorm or LayerNorm, for example --models cnn4 or cnn5."
+    )
+
+
+def _trained(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _on(device: torch.device, rng: torch.Generator) -> torch.Generator:
+    """A generator on the device; the CPU one itself where that is the device."""
+    if device.type == "cpu":
+        return rng
+    seed = int(torch.randint(2**62, (1,), generator=rng))
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def _complete(params: Sequence[nn.Parameter], count: int) -> None:
+    """Parameters that the loss did not reach, or that saw an empty batch, have gradient 0."""
+    for param in params:
+        if getattr(param, "grad_sample", None) is None:
+            param.grad_sample = param.new_zeros((count, *param.shape))  # type: ignore[attr-defined]
+
+
+def _probe(
+    modules: Sequence[nn.Module],
+    params: Sequence[nn.Parameter],
+    loss: Loss,
+    samples: Samples,
+    switch: Callable[[bool], None],
+    who: str,
+) -> None:
+    """Compare per-sample gradients of a few samples with those of each alone.
+
+    Raises:
+        IncompatibleError: they differ, so the loss is no mean over samples.
+    """
+    count = min(PROBE, len(samples))
+    quiet = [
+        part
+        for module in modules
+        for part in module.modules()
+        if isinstance(part, nn.modules.dropout._DropoutNd)
+    ]
+    for part in quiet:
+        part.eval()
+    for param in params:
+        param.grad = None
+        param.grad_sample = None  # type: ignore[attr-defined]
+    loss(*samples.batch(slice(0, count))).backward()  # type: ignore[no-untyped-call]
+    _complete(params, count)
+    # a layer that was used on something else than the batch has another number of gradients
+    fits = all(
+        isinstance(p.grad_sample, Tensor) and len(p.grad_sample) == count  # type: ignore[attr-defined]
+        for p in params
+    )
+    if fits:
+        together = torch.cat([p.grad_sample.flatten(1) for p in params], 1)  # type: ignore[attr-defined]
+        switch(False)
+        for row in range(count):
+            alone = torch.autograd.grad(
+                loss(*samples.batch(slice(row, row + 1))), params, allow_unused=True
+            )
+            flat = torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).flatten()
+                    for p, g in zip(params, alone, strict=True)
+                ]
+            )
+            fits &= bool((together[row] - flat).norm() <= 1e-4 * flat.norm() + 1e-6)
+        switch(True)
+    for part in quiet:
+        part.train()
+    if not fits:
+        raise IncompatibleError(
+            f"Defence 'dp-sgd': the local loss of {who} couples the samples of a batch: their "
+            "gradients are others together than alone, so clipping each would bound nothing.",
+            next_step="Choose a protocol whose loss is a mean over samples, such as fedavg, fedre "
+            "or fedproto.",
+        )

@@ -1,0 +1,36 @@
+"""Saying less about labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Artifact, EntangledRep
+
+from .base import Defense, Scene, defenses
+
+
+@defenses.register("label-smoothing")
+@dataclass(frozen=True, kw_only=True)
+class LabelSmoothing(Defense):
+    """Mix the label encoding with the uniform one: (1 - alpha) y + alpha / C.
+
+    No class is named by being absent any more, but whoever knows alpha subtracts it again; only
+    together with decoys (scheme decoy) or rounding (scheme quantised) does it hide the support.
+
+    Acts on:    the label encoding of entangled representations
+    Guarantee:  none
+    Reference:  Szegedy et al., Rethinking the inception architecture, CVPR 2016, Section 7.
+    """
+
+    acts_on = (EntangledRep,)
+
+    alpha: float = knob(0.1, help="share of the uniform encoding", ge=0, le=1)
+
+    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+        if not isinstance(artifact, EntangledRep):
+            return artifact
+        said = artifact.encoding
+        return EntangledRep(artifact.rep, (1 - self.alpha) * said + self.alpha / said.numel())

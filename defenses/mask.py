@@ -1,0 +1,57 @@
+"""Sending a random part of the coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Artifact
+
+from .base import Defense, Scene, defenses
+from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
+
+
+@defenses.register("mask")
+@dataclass(frozen=True, kw_only=True)
+class Mask(Defense):
+    """Set random coordinates to 0: new ones every round (dropout), or always the same (bottleneck).
+
+    All vectors of an upload lose the same coordinates. Fixed ones are the client's own, drawn
+    once; the server sees which they are, as they are 0. Of parameters the change is masked. Over
+    several rounds new masks let everything through once.
+
+    Acts on:    vectors and updates
+    Guarantee:  none
+    Reference:  Srivastava et al., Dropout, JMLR 2014 (the mask, here at upload only).
+    """
+
+    acts_on = BOUNDED
+
+    keep: float = knob(0.5, help="share of coordinates kept", gt=0, le=1)
+    fixed: bool = knob(False, help="the same coordinates in every round")
+    rescale: bool = knob(False, help="divide what is kept by its share, which keeps the mean")
+
+    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+        if self.fixed:
+            rng = scene.of_run(f"mask {artifact.kind}")
+        if isinstance(artifact, VECTORS):
+            return with_values(
+                artifact,
+                {
+                    name: value * self._drawn(value.shape[-1:], rng)
+                    for name, value in values_of(artifact).items()
+                },
+            )
+        update = update_of(artifact, scene)
+        masked = {name: value * self._drawn(value.shape, rng) for name, value in update.items()}
+        return with_update(artifact, masked, scene)
+
+    def _drawn(self, shape: torch.Size, rng: torch.Generator) -> Tensor:
+        count = shape.numel()
+        kept = torch.zeros(count)
+        chosen = torch.randperm(count, generator=rng)[: max(1, round(self.keep * count))]
+        kept[chosen] = 1 / self.keep if self.rescale else 1.0
+        return kept.reshape(shape)

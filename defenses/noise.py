@@ -1,0 +1,109 @@
+"""What noise defences share: sensitivities, checks, and the noise itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.types import Artifact
+
+from .base import CLIENT, Defense, Facts, Scene
+from .values import (
+    BOUNDED,
+    COLLECTED,
+    VECTORS,
+    num_rows,
+    record_weights,
+    values_of,
+    with_values,
+)
+
+A = TypeVar("A", bound=Artifact)
+
+PUBLIC = (
+    "the bound on lengths was not chosen by looking at the data",
+    "the noise is secret (here it comes from the run's seed) and exact (here floating point)",
+)
+
+
+def covered(unit: str) -> tuple[type[Artifact], ...]:
+    """Kinds whose sensitivity is known for a unit."""
+    return BOUNDED if unit == CLIENT else COLLECTED
+
+
+def sensitivities(artifact: Artifact, bound: float, unit: str, scene: Scene) -> Tensor:
+    """L2 sensitivity by which each row's noise is scaled: (rows,) float64, or (1,) for an update.
+
+    Replacing all data of a client moves m bounded vectors by 2 S sqrt(m) together. Replacing one
+    record moves the only vector that it enters by 2 S times its weight there.
+    """
+    if unit == CLIENT:
+        rows = num_rows(artifact)
+        return torch.full((rows,), 2 * bound * rows**0.5, dtype=torch.float64)
+    return 2 * bound * record_weights(scene.mixture, scene)
+
+
+def noisy(artifact: A, scales: Tensor, draw: Callable[[torch.Size], Tensor]) -> A:
+    """Add noise of a shape's standard law, scaled row by row (rows,) or as a whole (1,).
+
+    Nothing is lost by adding it to parameters instead of to their update.
+    """
+    out = {}
+    for name, value in values_of(artifact).items():
+        scale = scales.to(value).reshape(-1, 1)
+        each = draw(value.shape)
+        if isinstance(artifact, VECTORS):
+            out[name] = value + (scale * each.reshape(len(scale), -1)).reshape(value.shape)
+        else:
+            out[name] = value + scale.reshape(()) * each
+    return with_values(artifact, out)
+
+
+def missing_clip(name: str) -> str:
+    """The sentence for noise without a bound."""
+    return (
+        f"Defence '{name}' needs clip, the length to which is bounded what is sent: without a "
+        f"bound no noise hides anybody. For example {name}:clip=1."
+    )
+
+
+def check_noise(defense: Defense, unit: str, delta: float, facts: Facts) -> list[str]:
+    """Every reason why a noise defence cannot be used."""
+    problems = []
+    kinds = covered(unit)
+    sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
+    if not any(issubclass(kind, kinds) for kind in facts.valued):
+        remedy = "Use dp-sgd for what is trained." if unit != CLIENT else "Choose another protocol."
+        problems.append(
+            f"Defence '{defense.name}' with unit={unit} has nothing to add noise to: protocol "
+            f"'{facts.protocol}' sends {sent}. {remedy}"
+        )
+    unknown = [kind.__name__ for kind in facts.valued if not issubclass(kind, BOUNDED)]
+    if unit == CLIENT and unknown and len(unknown) < len(facts.valued):
+        problems.append(
+            f"Defence '{defense.name}' cannot bound {', '.join(unknown)}, which protocol "
+            f"'{facts.protocol}' sends as well."
+        )
+    if facts.buffers:
+        problems.append(
+            f"Defence '{defense.name}' would add noise to BatchNorm's running variances, which "
+            "must stay positive. Set protocol.buffers=false."
+        )
+    return problems + check_delta(defense.name, delta, unit, facts)
+
+
+def check_delta(name: str, delta: float, unit: str, facts: Facts) -> list[str]:
+    """A delta of 1/n or more allows to publish somebody's data outright."""
+    if unit == CLIENT:
+        count, what = facts.clients, "clients"
+    else:
+        count, what = max(map(sum, facts.class_counts)), "records of the largest client"
+    if delta < 1 / max(count, 1):
+        return []
+    return [
+        f"Defence '{name}' has delta {delta:g}, but with {count} {what} it must be below "
+        f"1/{count} = {1 / count:.2g}: at that, publishing one of them outright would pass."
+    ]

@@ -1,0 +1,49 @@
+"""Sending the largest changes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.types import Artifact
+
+from .base import Defense, Scene, defenses
+from .values import TRAINED, update_of, with_update
+
+
+@defenses.register("prune")
+@dataclass(frozen=True, kw_only=True)
+class Prune(Defense):
+    """Keep the largest changes of an update by magnitude over all tensors, and send no other.
+
+    Parameters that are not kept are sent as they were received, gradients as 0. An attack must
+    match the kept numbers only, or the defence looks better than it is.
+
+    Acts on:    parameters (against those received) and gradients
+    Guarantee:  none
+    Reference:  Zhu, Liu, Han, Deep leakage from gradients, NeurIPS 2019, Section 5.
+    Deviations: the rest is lost, not added to the next round's update. Tensors stay dense, so the
+                recorded traffic does not shrink.
+    """
+
+    acts_on = TRAINED
+
+    keep: float = knob(0.1, help="share of the changes kept", gt=0, le=1)
+
+    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+        update = update_of(artifact, scene)
+        flat = torch.cat([value.flatten() for value in update.values()])
+        count = max(1, round(self.keep * len(flat)))
+        kept = torch.zeros(len(flat), dtype=torch.bool)
+        kept[flat.abs().topk(count).indices] = True
+        masks = kept.split([value.numel() for value in update.values()])
+        return with_update(
+            artifact,
+            {
+                name: torch.where(mask.reshape(value.shape), value, 0.0)
+                for (name, value), mask in zip(update.items(), masks, strict=True)
+            },
+            scene,
+        )

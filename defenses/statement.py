@@ -1,0 +1,163 @@
+"""What a list of defences guarantees together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from fedre_privacy.core.types import (
+    ClassLogits,
+    Counts,
+    EntangledRep,
+    Prototypes,
+    Representations,
+)
+
+from .accounting import epsilon_of
+from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
+
+TRAINING_ONLY = frozenset(
+    {
+        "local", "fedavg", "fedsgd", "lg-fedavg", "fml", "fedmrl", "fedral", "fedre", "fedgh",
+        "fedallrep", "fedproto", "fedtgp", "fpl", "fd",
+    }
+)  # fmt: skip
+"""Protocols whose clients use their data in local training and in what they upload, only."""
+
+Costs = Sequence[tuple[Defense, PrivacyCost]]
+
+
+def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
+    """Every reason why these defences cannot be used, alone or in this order."""
+    problems = [problem for defense in defenses for problem in defense.check(facts)]
+    noisy = [d for d in defenses if d.adds_noise]
+    trainers = [d for d in defenses if d.trainer() is not None]
+    for several, what in ((noisy, "add noise to uploads"), (trainers, "replace local training")):
+        if len(several) > 1:
+            names = " and ".join(f"'{d.name}'" for d in several)
+            problems.append(f"Defences {names} both {what}; give one.")
+    for defense in noisy:
+        cost = defense.cost(facts)
+        before = [
+            d.name
+            for d in defenses[: list(defenses).index(defense)]
+            if type(d).defend is not Defense.defend and d.name != "clip"
+        ]
+        if cost and cost.unit == RECORD and before:
+            problems.append(
+                f"Defence '{defense.name}' with unit=record must come before {', '.join(before)}, "
+                "which would change how much one record moves the upload. Swap them."
+            )
+    deltas = {c.delta for d in defenses if (c := d.cost(facts)) and c.delta and c.unit == RECORD}
+    if len(deltas) > 1:
+        problems.append(
+            "Defences for one record state epsilon at different deltas: "
+            f"{', '.join(f'{d:g}' for d in sorted(deltas))}. Give them the same."
+        )
+    return problems
+
+
+def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
+    """Add up what defences spend over the whole run, and say what stays in the clear."""
+    costs = [(d, cost) for d in defenses if (cost := d.cost(facts)) is not None]
+    guarantees: list[Guarantee] = []
+    reasons: list[str] = []
+    for unit in (CLIENT, RECORD):
+        own = [(d, cost) for d, cost in costs if cost.unit == unit]
+        if not own:
+            continue
+        lacking = _lacking(unit, own, facts)
+        if lacking:
+            # what hides a whole client hides each of its records
+            reasons += [lacking] if not guarantees else []
+        else:
+            guarantees.append(_compose(unit, own, facts))
+    return Statement(
+        tuple(guarantees),
+        tuple(reasons),
+        tuple(_in_the_clear(facts)) if costs else (),
+        tuple(d.name for d in defenses if d.cost(facts) is None),
+    )
+
+
+def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
+    """Why there is no guarantee for a unit, if there is none."""
+    names = " and ".join(d.name for d, _ in costs)
+    if unit == RECORD:
+        if not any(d.trainer() is not None for d, _ in costs):
+            return (
+                f"{names}: no guarantee for a record, because the extractor that made the uploads "
+                "was trained on the same records without noise; add dp-sgd"
+            )
+        if facts.protocol not in TRAINING_ONLY:
+            return (
+                f"{names}: no guarantee for a record, because clients of protocol "
+                f"'{facts.protocol}' are not known to use their data in local training only"
+            )
+    covers = tuple(kind for _, cost in costs for kind in cost.covers)
+    bare = [kind.__name__ for kind in facts.valued if kind not in covers]
+    if not bare:
+        return None
+    remedy = "; add gaussian with unit=record" if unit == RECORD else ""
+    return f"{names}: no guarantee for a {unit}, because {', '.join(bare)} go out bare{remedy}"
+
+
+def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
+    delta = max(cost.delta for _, cost in costs)
+    accountant = next((c.accountant for d, c in costs if d.trainer() is not None), "prv")
+    by_client = []
+    for client in range(facts.clients):
+        releases = tuple(r for _, cost in costs for r in cost.releases[client])
+        pure = sum(cost.pure[client] for _, cost in costs)
+        spent = epsilon_of(releases, delta, accountant) if delta else 0.0
+        by_client.append(spent + pure)
+    assumptions = dict.fromkeys(text for _, cost in costs for text in cost.assumptions)
+    return Guarantee(
+        unit=unit,
+        epsilon=max(by_client),
+        delta=delta,
+        by_client=tuple(by_client),
+        covers=tuple(kind.__name__ for kind in facts.valued),
+        by=tuple(d.name for d, _ in costs),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _in_the_clear(facts: Facts) -> list[str]:
+    out = []
+    if any(issubclass(k, (Prototypes, ClassLogits)) for k in facts.kinds):
+        out.append("which classes a client holds (labels of its rows)")
+    if any(issubclass(k, Representations) for k in facts.kinds):
+        out.append("how many samples a client holds and the label of each")
+    if any(issubclass(k, EntangledRep) for k in facts.kinds):
+        out.append("the label encoding, so which classes a client holds")
+    if any(issubclass(k, Counts) for k in facts.kinds):
+        out.append("numbers of samples")
+    return [
+        *out,
+        "who takes part in which round",
+        "losses and accuracies in the run's own record",
+    ]
+
+
+def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
+    """What a run's record says: settings known to an adaptive attacker, and the statement.
+
+    Returns:
+        ``defense``: one mapping per defence, derived settings filled in; ``privacy``: the
+        statement with its sentences under ``says``.
+    """
+    statement = state(defenses, facts)
+    return {
+        "defense": [defense.public(facts) for defense in defenses],
+        "privacy": {**_plain(dataclasses.asdict(statement)), "says": statement.lines()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

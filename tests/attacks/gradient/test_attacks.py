@@ -1,0 +1,296 @@
+"""Each attack on tiny clients: right where theory says so, at the floor when fed noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from fedre_privacy.attacks.base import Context, attacks, readers
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.types import (
+    Broadcast,
+    GradientState,
+    HeadState,
+    LocalTraining,
+    ModelState,
+    Representations,
+)
+
+IMAGE_ATTACKS = {
+    "dlg": {"steps": 20, "restarts": 2, "tolerance": 1e-6, "bn": "eval"},
+    "idlg": {"steps": 20, "restarts": 2, "tolerance": 1e-6, "bn": "eval"},
+    "inverting-gradients": {"steps": 200, "bn": "eval", "tv": 1e-4},
+    "analytic": {},
+}
+
+
+def model_for(name, smooth, dense):
+    return dense() if name == "analytic" else smooth()
+
+
+def floor(small, wanted, psnr):
+    return psnr(small.mean(0).expand_as(wanted), wanted)
+
+
+@pytest.mark.parametrize("name", IMAGE_ATTACKS)
+def test_images_are_recovered_from_gradients_and_not_from_noise(
+    name, smooth, dense, small, small_labels, gradient_of, watch, psnr
+):
+    model = model_for(name, smooth, dense)
+    attack = attacks.get(name)(**IMAGE_ATTACKS[name])
+    count = 1 if "dlg" in name else 3
+    sent = [gradient_of(model, small[k : k + 1], small_labels[k : k + 1]) for k in range(count)]
+    base = floor(small, small[:count], psnr)
+    found = attack(watch([GradientState(g) for g in sent], model))
+    assert found.images.shape == (count, 1, 8, 8)
+    assert psnr(found.images, small[:count]) > base + 6
+    rng = torch.Generator().manual_seed(0)
+    noise = [
+        GradientState({k: v.std() * torch.randn(v.shape, generator=rng) for k, v in g.items()})
+        for g in sent
+    ]
+    lost = attack(watch(noise, model))
+    assert psnr(lost.images, small[:count]) < base + 1
+
+
+@pytest.mark.parametrize("name", ["idlg", "inverting-gradients"])
+def test_the_same_seed_gives_the_same_images_whoever_else_is_attacked(
+    name, smooth, small, small_labels, gradient_of, watch
+):
+    model = smooth()
+    how = {**IMAGE_ATTACKS[name], "steps": 3, "restarts": 2}
+    sent = [
+        GradientState(gradient_of(model, small[k : k + 1], small_labels[k : k + 1]))
+        for k in range(3)
+    ]
+    attack = attacks.get(name)(**how)
+    one, two = (attack(watch(sent, model)).images for _ in range(2))
+    assert torch.equal(one, two)
+    back = attack(watch(sent[::-1], model, clients=[2, 1, 0])).images
+    torch.testing.assert_close(back.flip(0), one)
+    other = attack(watch(sent, model), Context(seed=1)).images
+    assert not torch.allclose(other, one)
+
+
+@pytest.mark.parametrize("name", IMAGE_ATTACKS)
+def test_an_upload_of_nan_is_marked_and_leaves_the_others_alone(
+    name, smooth, dense, small, small_labels, gradient_of, watch
+):
+    model = model_for(name, smooth, dense)
+    good = gradient_of(model, small[:1], small_labels[:1])
+    bad = {key: value * torch.nan for key, value in good.items()}
+    how = {k: (3 if k == "steps" else v) for k, v in IMAGE_ATTACKS[name].items()}
+    found = attacks.get(name)(**how)(watch([GradientState(good), GradientState(bad)], model))
+    assert found.diverged.tolist() == [False, True]
+    with pytest.raises(DivergedError):
+        attacks.get(name)(**how)(watch([GradientState(bad)], model))
+
+
+@pytest.mark.parametrize("name", [*IMAGE_ATTACKS, "update-inversion"])
+def test_a_missing_model_is_refused(name, small, smooth, gradient_of, watch):
+    sent = gradient_of(smooth(), small[:1], torch.tensor([0]))
+    artifact = ModelState(sent) if name == "update-inversion" else GradientState(sent)
+    training = LocalTraining(0.1, 1, 1, {0: 1})
+    with pytest.raises(IncompatibleError, match="No model of client 0 in round 1"):
+        attacks.get(name)()(watch([artifact], None, training=training))
+
+
+def test_another_architecture_is_refused(small, smooth, dense, gradient_of, watch):
+    sent = gradient_of(smooth(), small[:1], torch.tensor([0]))
+    with pytest.raises(IncompatibleError, match="disagree on .* parameters"):
+        attacks.get("dlg")()(watch([GradientState(sent)], dense()))
+
+
+@pytest.mark.parametrize("name", ["update-inversion", "head"])
+def test_missing_knowledge_is_refused(name, smooth, watch):
+    model = smooth()
+    params = {key: value.detach() for key, value in model.named_parameters()}
+    with pytest.raises(IncompatibleError, match="needs TRAINING"):
+        attacks.get(name)()(watch([ModelState(params)], model, threat="eavesdropper"))
+
+
+def test_uploads_name_their_attacks():
+    assert {"dlg", "idlg", "inverting-gradients", "analytic", "head"} <= set(
+        readers([GradientState])
+    )
+    assert {"update-inversion", "inverting-gradients", "head"} <= set(readers([ModelState]))
+    assert "head" in readers([HeadState]) and "head" not in readers([Representations])
+    assert attacks.get("head").answers == "prototypes"
+
+
+# --- analytic ------------------------------------------------------------------------------------
+
+
+def test_a_linear_first_layer_gives_single_images_exactly(dense, small, gradient_of, watch):
+    model = dense()
+    sent = [gradient_of(model, small[k : k + 1], torch.tensor([k])) for k in range(4)]
+    found = attacks.get("analytic")()(watch([GradientState(g) for g in sent], model))
+    assert float((found.images - small[:4]).abs().max()) < 1e-5
+
+
+def test_a_batch_with_rows_of_its_own_for_each_image_is_exact(dense, small, gradient_of, watch):
+    model = dense(width=32)
+    layer = model.extractor.backbone[1]
+    with torch.no_grad():  # eight rows fire for one image each
+        layer.weight.copy_(torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+        pre = 2 * small[:4].flatten(1) - 1
+        drive = torch.linalg.lstsq(pre, torch.eye(4)).solution.T  # (4, 64)
+        scales = 1 + 0.1 * torch.arange(8.0).repeat_interleave(4)[:, None]
+        layer.weight.copy_(drive.repeat(8, 1) * scales)
+        layer.bias.fill_(-0.5)
+    sent = gradient_of(model, small[:4], torch.tensor([0, 1, 2, 3]))
+    found = attacks.get("analytic")()(watch([GradientState(sent)], model, size=4))
+    gaps = (found.images[:, None] - small[None, :4]).abs().flatten(2).amax(2)
+    assert float(gaps.amin(0).max()) < 1e-3
+    assert bool((found.fit == 0).all()) and "4 of 4" in found.stopped_because
+
+
+def test_a_convolution_first_is_refused(smooth, small, gradient_of, watch):
+    sent = gradient_of(smooth(), small[:1], torch.tensor([0]))
+    with pytest.raises(IncompatibleError, match="is Conv2d"):
+        attacks.get("analytic")()(watch([GradientState(sent)], smooth()))
+
+
+# --- batches, batch norm, updates ----------------------------------------------------------------
+
+
+def best_order(found, wanted):
+    error = (found[:, None] - wanted[None]).square().flatten(2).mean(2)
+    rows, columns = linear_sum_assignment(error.numpy())
+    return found[rows], wanted[columns]
+
+
+def test_a_batch_is_recovered_in_the_order_of_its_labels(
+    smooth, small, small_labels, gradient_of, watch, psnr
+):
+    model, batch = smooth(), torch.tensor([3, 1])
+    sent = GradientState(gradient_of(model, small[batch], small_labels[batch]))
+    found = attacks.get("idlg")(steps=60, bn="eval")(watch([sent], model, size=2))
+    assert psnr(found.images, small[batch.sort().values]) > floor(small, small[batch], psnr) + 6
+
+
+def test_a_batch_norm_client_in_training_mode(smooth, small, small_labels, watch, psnr):
+    model = smooth(norm=True)
+    twin = smooth(norm=True).train().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(twin(small[:2]), small_labels[:2])
+    names = [name for name, _ in twin.named_parameters()]
+    slopes = torch.autograd.grad(loss, list(twin.parameters()))
+    sent = GradientState(dict(zip(names, slopes, strict=True)))
+    fits = {
+        bn: attacks.get("inverting-gradients")(steps=150, tv=0.0, bn=bn)(
+            watch([sent], model, size=2)
+        ).fit[0]
+        for bn in ("eval", "batch")
+    }
+    assert fits["batch"] < 0.3 * fits["eval"]
+
+
+@pytest.mark.parametrize(("epochs", "size", "batch_size"), [(1, 1, 1), (4, 1, 1), (3, 2, 8)])
+def test_updates_are_inverted_by_running_the_client_again(
+    smooth, small, small_labels, trained, watch, psnr, epochs, size, batch_size
+):
+    model, training = smooth(), LocalTraining(0.1, epochs, batch_size, {0: size})
+    after = trained(model, small[:size], small_labels[:size], 0.1, epochs)
+    attack = attacks.get("update-inversion")(steps=200, tv=1e-4, bn="eval")
+    found = attack(watch([ModelState(after)], model, size=size, training=training))
+    ours, wanted = best_order(found.images, small[:size])
+    assert psnr(ours, wanted) > floor(small, small[:size], psnr) + 5
+    assert f"1 clients re-run ({epochs} steps)" in found.stopped_because
+
+
+def test_too_many_local_steps_are_matched_as_one_gradient(
+    smooth, small, small_labels, trained, watch
+):
+    model = smooth()
+    after = trained(model, small[:1], small_labels[:1], 0.1, 5)
+    training = LocalTraining(0.1, 5, 1, {0: 1})
+    attack = attacks.get("update-inversion")(steps=5, unroll=4, bn="eval", objective="l2rel")
+    found = attack(watch([ModelState(after)], model, training=training))
+    assert "1 clients matched as one gradient" in found.stopped_because
+    assert float(found.fit[0]) <= 2.1  # a cosine, whatever was asked for
+
+
+def test_magnitudes_of_updates_are_not_compared(smooth, small, small_labels, trained, watch):
+    model = smooth()
+    after = trained(model, small[:1], small_labels[:1], 0.1, 2)
+    training = LocalTraining(0.1, 2, 1, {0: 1})
+    with pytest.raises(IncompatibleError, match="compares magnitudes"):
+        attacks.get("inverting-gradients")(objective="l2rel", bn="eval")(
+            watch([ModelState(after)], model, training=training)
+        )
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+def local_head(reps, labels, lr, steps, seed=0):
+    torch.manual_seed(seed)
+    head = torch.nn.Linear(reps.shape[1], 10)
+    before = {name: p.detach().clone() for name, p in head.named_parameters()}
+    optimiser = torch.optim.SGD(head.parameters(), lr=lr)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(head(reps), labels).backward()
+        optimiser.step()
+    return before, {name: p.detach().clone() for name, p in head.named_parameters()}
+
+
+def observed_head(watch, before, after, lr, steps, size, **more):
+    return watch(
+        [HeadState(after)],
+        None,
+        training=LocalTraining(lr, steps, size, {0: size}),
+        broadcasts=(Broadcast(1, (0,), (HeadState(before),)),),
+        size=0,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("method", ["simulate", "ratio"])
+def test_the_head_of_a_client_with_one_sample_gives_its_representation(watch, method):
+    reps = torch.rand(1, 32, generator=torch.Generator().manual_seed(0))
+    before, after = local_head(reps, torch.tensor([4]), 0.1, 1)
+    found = attacks.get("head")(method=method)(observed_head(watch, before, after, 0.1, 1, 1))
+    assert found.labels.tolist() == [4]
+    cosine = torch.nn.functional.cosine_similarity(found.vectors, reps)
+    assert float(cosine) > 0.999
+
+
+def test_a_head_tells_class_means_and_a_random_one_does_not(watch):
+    rng = torch.Generator().manual_seed(1)
+    centres = torch.rand(10, 64, generator=rng) * (torch.rand(10, 64, generator=rng) < 0.4)
+    labels = torch.arange(4).repeat(15)
+    reps = (centres[labels] + 0.1 * torch.randn(60, 64, generator=rng)).clamp(min=0)
+    means = torch.stack([reps[labels == c].mean(0) for c in range(4)])
+    before, after = local_head(reps, labels, 0.1, 10)
+    noise = {key: torch.randn(value.shape, generator=rng) for key, value in after.items()}
+    scores = []
+    for sent in (after, noise):
+        found = attacks.get("head")()(observed_head(watch, before, sent, 0.1, 10, 60))
+        rows = [list(found.labels).index(c) if c in found.labels else 0 for c in range(4)]
+        gap = torch.nn.functional.cosine_similarity(
+            found.vectors[rows] - means.mean(0), means - means.mean(0)
+        )
+        scores.append(float(gap.mean()))
+        if sent is after:
+            assert found.labels.tolist() == [0, 1, 2, 3]
+    assert scores[0] > 0.9 and scores[1] < 0.5
+
+
+def test_a_head_without_a_start_is_refused(watch):
+    before, after = local_head(torch.rand(2, 8), torch.tensor([0, 1]), 0.1, 1)
+    seen = watch([HeadState(after)], None, training=LocalTraining(0.1, 1, 2, {0: 2}), size=0)
+    with pytest.raises(IncompatibleError, match="never broadcast"):
+        attacks.get("head")()(seen)
+
+
+def test_a_gradient_tells_the_representation_of_its_only_image(
+    smooth, small, small_labels, gradient_of, watch
+):
+    model = smooth()
+    sent = gradient_of(model, small[:1], small_labels[:1])
+    seen = watch([GradientState(sent)], model, training=LocalTraining(0.1, 1, 1, {0: 1}))
+    found = attacks.get("head")(method="ratio")(seen)
+    assert found.labels.tolist() == small_labels[:1].tolist()
+    torch.testing.assert_close(found.vectors, model.extractor(small[:1]), rtol=1e-3, atol=1e-4)

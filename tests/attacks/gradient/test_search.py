@@ -1,0 +1,222 @@
+"""The optimisers and the match they minimise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedre_privacy.attacks.parts.gradient.match import Match, gradient
+from fedre_privacy.attacks.parts.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
+from fedre_privacy.attacks.parts.gradient.search import align, lbfgs, signed_adam
+from fedre_privacy.attacks.parts.gradient.unroll import LocalSteps
+from fedre_privacy.attacks.parts.gradient.victims import Victim
+from fedre_privacy.models.families import ModelSettings, build_model
+
+CPU = torch.device("cpu")
+
+
+def hot(labels):
+    return torch.nn.functional.one_hot(labels, 10).float()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_together_equal_rows_alone(smooth, small, gradient_of, norm, shared):
+    people, labels = [], torch.tensor([[1, 2], [3, 4], [5, 6]])
+    for k in range(3):
+        model = smooth(0 if shared else k, norm=norm)
+        sent = gradient_of(model, small[2 * k : 2 * k + 2], labels[k])
+        people.append(Victim(k, 1, model, sent, False))
+    images = torch.rand(3, 2, 1, 8, 8, dtype=torch.float64)
+    how = {"bn": "eval", "bn_weight": 0.1 if norm else 0.0, "device": CPU, "dtype": torch.float64}
+    together = Match(people, gradient, cosine, **how)
+    free = images.clone().requires_grad_()
+    value = together(free, hot(labels).double())
+    (slope,) = torch.autograd.grad(value.sum(), free)
+    for k in range(3):
+        alone = images[k : k + 1].clone().requires_grad_()
+        one = Match(people[k : k + 1], gradient, cosine, **how)(
+            alone, hot(labels[k : k + 1]).double()
+        )
+        torch.testing.assert_close(one[0], value[k], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            torch.autograd.grad(one.sum(), alone)[0][0], slope[k], rtol=1e-8, atol=1e-11
+        )
+
+
+@pytest.mark.parametrize("distance", DISTANCES.values())
+def test_the_right_images_match(smooth, small, gradient_of, distance):
+    model, labels = smooth(), torch.tensor([0, 1])
+    sent = gradient_of(model, small[:2], labels)
+    match = Match([Victim(0, 1, model, sent, False)], gradient, distance, bn="eval", device=CPU)
+    right = match(small[:2][None], hot(labels)[None])
+    wrong = match(small[2:4][None], hot(labels)[None])
+    assert float(right) < 1e-5 < 0.01 < float(wrong)
+
+
+def test_batch_statistics_are_a_setting(smooth, small):
+    model, labels = smooth(norm=True), torch.tensor([0, 1])
+    twin = smooth(norm=True).train()
+    loss = torch.nn.functional.cross_entropy(twin.requires_grad_()(small[:2]), labels)
+    names = [name for name, _ in twin.named_parameters()]
+    sent = dict(zip(names, torch.autograd.grad(loss, list(twin.parameters())), strict=True))
+    value = {
+        bn: float(
+            Match([Victim(0, 1, model, sent, False)], gradient, cosine, bn=bn, device=CPU)(
+                small[:2][None], hot(labels)[None]
+            )
+        )
+        for bn in ("eval", "batch")
+    }
+    assert value["batch"] < 1e-5 < 1e-3 < value["eval"]
+
+
+def test_masking_ignores_what_was_not_sent(smooth, small, gradient_of):
+    model, labels = smooth(), torch.tensor([0])
+    sent = gradient_of(model, small[:1], labels)
+    pruned = {
+        name: value * (value.abs() >= value.abs().flatten().median())
+        for name, value in sent.items()
+    }
+    value = [
+        float(
+            Match(
+                [Victim(0, 1, model, pruned, False)], gradient, l2rel, bn="eval", masked=masked,
+                device=CPU,
+            )(small[:1][None], hot(labels)[None])
+        )
+        for masked in (False, True)
+    ]  # fmt: skip
+    assert value[1] < 1e-8 < value[0]
+
+
+def test_the_largest_layers_are_kept():
+    wanted = [torch.ones(4), 5 * torch.ones(2), 0.1 * torch.ones(9)]
+    assert layer_weights(wanted, 2).tolist() == [1, 1, 0]
+    assert layer_weights(wanted, None).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("save_memory", [False, True])
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_the_unroll_is_what_a_client_does(smooth, small, trained, epochs, save_memory):
+    model, labels = smooth(), torch.tensor([0, 1, 2])
+    after = trained(model, small[:3], labels, 0.3, epochs)
+    change = {name: p.detach() - after[name] for name, p in model.named_parameters()}
+    steps = LocalSteps(0.3, epochs, 1, save_memory)
+    victim = Victim(0, 1, model, change, True)
+    match = Match([victim], steps, l2rel, bn="eval", device=CPU)
+    images = small[:3][None].clone().requires_grad_()
+    assert float(match(images, hot(labels)[None]).detach()) < 1e-7
+    off = small[5:8][None].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(match(off, hot(labels)[None]).sum(), off)
+    plain = Match([victim], LocalSteps(0.3, epochs, 1), l2rel, bn="eval", device=CPU)
+    (other,) = torch.autograd.grad(plain(off, hot(labels)[None]).sum(), off)
+    torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-7)
+    assert float(slope.abs().sum()) > 0
+
+
+def test_a_vision_transformer_has_second_derivatives():
+    torch.manual_seed(0)
+    attention = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cut = torch.nn.Conv2d(1, 16, 4, stride=4)
+            self.attention = attention
+            self.head = torch.nn.Linear(16, 10)
+
+        def forward(self, images):
+            tokens = self.cut(images).flatten(2).transpose(1, 2)
+            return self.head(self.attention(tokens).mean(1))
+
+    model = Tokens().eval().requires_grad_(False)
+    zeros = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    match = Match([Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU)
+    images = torch.rand(1, 1, 1, 8, 8).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        (slope,) = torch.autograd.grad(match(images, hot(torch.tensor([[1]]))).sum(), images)
+    assert float(slope.abs().sum()) > 0
+
+
+def test_signed_adam_keeps_its_best_and_stays_in_the_box():
+    wanted = torch.tensor([0.3, 0.8]).reshape(2, 1, 1, 1, 1).expand(2, 1, 1, 4, 4)
+
+    def match(images, labels):
+        return (images - wanted).square().flatten(1).sum(1)
+
+    start = torch.rand(2, 1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = signed_adam(match, start, start, torch.zeros(2, 1, 10), steps=200, lr=0.1, tv=0.0)
+    assert torch.allclose(found.images, wanted, atol=1e-2)
+    assert torch.equal(found.fit, match(found.images, None))
+    assert bool((found.fit <= found.trace.min(0).values).all())
+    assert found.images.min() >= 0 and found.images.max() <= 1
+
+
+def test_a_row_that_turns_nan_goes_on_from_its_spare():
+    def match(images, labels):
+        value = (images - 0.5).square().flatten(1).sum(1)
+        return torch.where(images.flatten(1)[:, 0] > 0.99, torch.nan, value)
+
+    start = torch.tensor([1.0, 0.2]).reshape(2, 1, 1, 1, 1).expand(2, 1, 1, 4, 4).clone()
+    spare = torch.full_like(start, 0.3)
+    labels = torch.zeros(2, 1, 10)
+    found = signed_adam(match, start, spare, labels, steps=50, lr=0.1, tv=0.0)
+    assert found.redrawn.tolist() == [1, 0]
+    assert bool(found.fit.isfinite().all()) and float(found.fit.max()) < 0.01
+
+
+def test_lbfgs_solves_a_quadratic_and_reports_nan():
+    wanted = torch.rand(1, 1, 1, 4, 4, dtype=torch.float64)
+
+    def match(images, labels):
+        return (images - wanted).square().flatten(1).sum(1)
+
+    start = torch.zeros_like(wanted)
+    labels = torch.zeros(1, 1, 10, dtype=torch.float64)
+    found = lbfgs(match, start, labels, labels, steps=20, inner=5, tolerance=1e-12)
+    assert float(found.fit) < 1e-12 and torch.allclose(found.images, wanted, atol=1e-5)
+    lost = lbfgs(
+        lambda images, labels: images.flatten(1).sum(1) * torch.nan,
+        start, labels, labels, steps=20, inner=5, tolerance=1e-12,
+    )  # fmt: skip
+    assert bool(lost.fit.isnan()) and bool(lost.images.isnan().all())
+    assert lost.trace.shape == found.trace.shape
+
+
+def test_restarts_are_aligned_before_they_are_averaged(small):
+    shifted = torch.stack([small[0].roll((2, -3), (1, 2)), small[1].roll((-1, 4), (1, 2))])
+    assert torch.equal(align(shifted, small[:2]), small[:2])
+
+
+def test_consensus_pulls_restarts_together():
+    def match(images, labels):
+        return 0.0 * images.flatten(1).sum(1) + 1.0
+
+    start = torch.rand(4, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    spread = {}
+    for weight in (0.0, 1.0):
+
+        def leaning(images, labels):  # the best iterate is the last one
+            return match(images, labels) + (images - start).square().flatten(1).mean(1) * -1e-6
+
+        found = signed_adam(
+            leaning, start, start, torch.zeros(4, 1, 10), steps=80, lr=0.02, tv=0.0,
+            consensus=weight, restarts=4,
+        )  # fmt: skip
+        spread[weight] = float(found.images.std(0).mean())
+    assert spread[1.0] < 0.7 * spread[0.0]
+
+
+@pytest.mark.slow
+def test_the_zoo_vit_can_be_attacked():
+    torch.manual_seed(0)
+    model = build_model(ModelSettings(name="vit-b-32"), 0, (3, 32, 32), 10).eval()
+    model.requires_grad_(False)
+    zeros = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    match = Match([Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU)
+    images = torch.rand(1, 1, 3, 32, 32).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        (slope,) = torch.autograd.grad(match(images, hot(torch.tensor([[1]]))).sum(), images)
+    assert bool(slope.isfinite().all())

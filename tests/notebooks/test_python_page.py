@@ -1,0 +1,16 @@
+"""The page about Python: each block runs, and says what is so."""
+
+from __future__ import annotations
+
+
+def test_every_block_runs(blocks, execute, in_process, tmp_path, capsys):
+    pieces = blocks("python")
+    assert len(pieces) >= 6
+    found = execute(pieces)
+    said = capsys.readouterr().out
+    assert "attack.stepps" in said and "eval.gallery" in said  # both problems at once
+    assert found["compared"].failures() == []
+    assert found["images"].shape[1:] == (1, 16, 16)
+    assert (tmp_path / "attack.png").stat().st_size > 1000
+    assert (found["result"].folder / "report.html").is_file()
+    assert (found["compared"].folder / "report.html").is_file()
