@@ -16,11 +16,14 @@ from fedre_privacy.pipeline.benchmark import Benchmark, benchmark, planned, read
 from fedre_privacy.pipeline.rehearse import rehearse
 from fedre_privacy.pipeline.sweep import ENGINES, Job
 
-from . import communication
+from . import communication, toy
 from .options import add_settings_options, add_training_options, choose_device, gather
 from .output import Output, guarded
 
-OTHERS: dict[str, Callable[[Sequence[str]], int]] = {"--communication": communication.main}
+OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
+    "--communication": communication.main,
+    "--toy": toy.main,
+}
 """Options that ask for a published table instead."""
 
 
@@ -30,7 +33,8 @@ def parser() -> argparse.ArgumentParser:
         prog="fedre-benchmark",
         usage="fedre-benchmark [SWEEP.yaml] [options]\n"
         "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
-        "       fedre-benchmark --communication [options]",
+        "       fedre-benchmark --communication [options]\n"
+        "       fedre-benchmark --toy [options]",
         allow_abbrev=False,
         description="Train protocols, schemes and defences over seeds, attack each, and print and "
         "draw leakage beside accuracy and communication. What is finished is not repeated.",

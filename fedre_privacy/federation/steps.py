@@ -69,6 +69,8 @@ def client_step(
             )
         with collecting(client.model.extractor, defenses) as seen:
             emissions = protocol.upload(client, task)
+        for module in protocol.modules(client):  # with many clients they would double the memory
+            module.zero_grad(set_to_none=True)
     origin = _took_part(protocol, client, task, defenses)
     sent = _sent(protocol, [_with_origin(e, origin) for e in emissions], task)
     return _defended(protocol, sent, task, message, defenses, seen), mean_loss

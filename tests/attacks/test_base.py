@@ -122,7 +122,7 @@ def test_declared_oracles_are_knowledge():
 
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
-    assert readers([HeadState]) == [] and readers([]) == []
+    assert readers([HeadState]) == ["head", "labels"] and readers([]) == []
 
 
 def test_the_empty_shelf_keeps_nothing():

@@ -400,7 +400,7 @@ def test_unexpected_error(cli: Any, tiny: list[str], nowhere: Path, monkeypatch:
     logs = sorted(nowhere.rglob("log.txt"))
     assert len(logs) == 2  # of the folder of runs, and of the run
     for log in logs:
-        assert "Traceback" in log.read_text() and "client_step" in log.read_text()
+        assert "Traceback" in log.read_text() and "loop.py" in log.read_text()
     as_json = cli.train(*tiny, "--json", "--restart")
     (event,) = [event for event in as_json.events if event["event"] == "error"]
     assert as_json.code == event["exit"] == 1 and "ZeroDivisionError" in event["problems"][0]

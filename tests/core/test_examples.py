@@ -72,6 +72,7 @@ def test_exit_codes():
         "DamagedInputError": 4,
         "DivergedError": 5,
         "OutOfMemoryError": 5,
+        "PartialError": 5,
         "MissingExtraError": 6,
         "Interrupted": 130,
     }

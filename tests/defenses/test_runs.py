@@ -78,20 +78,33 @@ def test_it_runs_is_recorded_and_resumes_to_the_same_bytes(case, tiny, tmp_path,
     assert _uploads(resumed) == _uploads(whole)
 
 
-@pytest.mark.parametrize("case", ["gaussian-model", "dp-sgd", "prune", "quantise"])
-def test_something_is_learnt(case, tiny, tmp_path):
-    protocol = "fedavg"
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("protocol", "given", "least"),
+    [
+        ("fedavg", "gaussian:clip=1,noise=0.001", 0.6),
+        ("fedavg", "laplace:clip=1,epsilon=100000", 0.6),
+        ("fedavg", "dp-sgd:clip=1,noise=0.5,delta=1e-3", 0.25),
+        ("fedavg", "prune:keep=0.5", 0.6),
+        ("fedavg", "quantise:bits=8", 0.6),
+        ("fedavg", "mask:keep=0.5", 0.6),
+        ("fedavg", "clip:norm=1", 0.6),
+        ("fedgh", "clip:norm=1,where=representation", 0.5),
+        ("fedre", "label-smoothing:alpha=0.1", 0.5),
+    ],
+)
+def test_something_is_learnt(protocol, given, least, tiny, tmp_path):
     run = train(
         tiny(
             protocol=protocol,
-            defense=CASES[case][1] if case != "prune" else "prune:keep=0.5",
+            defense=given,
             data={"per_class": 30},
-            partition={"name": "iid"},
-            train={"rounds": 12, "epochs": 2, "lr": 0.2},
+            partition={"alpha": 100},
+            train={"rounds": 12, "epochs": 3, "lr": 0.1, "eval_every": 12},
         ),
         runs=tmp_path,
     )
-    assert run.record["final"]["acc_post_broadcast_pooled"] > 0.25  # ten classes
+    assert run.record["final"]["acc_post_local_pooled"] > least  # ten classes: chance is 0.1
 
 
 def test_a_run_without_defences_is_the_run_that_it_was(tiny, tmp_path):
@@ -137,10 +150,19 @@ def test_what_cannot_work_is_refused_before_training(sections, says, tiny, tmp_p
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["fedavgdbe", "fedgen", "fedkd"])
-def test_a_protocol_whose_loss_couples_samples_is_refused_at_its_first_batch(name, tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fedgen", "couples the samples"),
+        ("fedkd", "couples the samples"),
+        ("fedavgdbe", "a module of the protocol is Shift"),
+    ],
+)
+def test_a_protocol_without_per_sample_losses_is_refused_at_its_first_batch(
+    name, says, tiny, tmp_path
+):
     settings = tiny(protocol=name, defense="dp-sgd:clip=1,noise=1,delta=1e-3")
-    with pytest.raises(IncompatibleError, match=f"client 0 of protocol '{name}' couples"):
+    with pytest.raises(IncompatibleError, match=f"client 0 of protocol '{name}'.*{says}"):
         train(settings, runs=tmp_path)
 
 
@@ -182,7 +204,6 @@ def test_the_order_of_clients_changes_no_noise(federation):
     some.run(defenses=[noisy])
     (alone,) = some.uploads(1)
     same = next(u for u in full.uploads(1) if u.client == alone.client)
-    # what is uploaded differs through dropout-free training only in nothing at all
     assert torch.equal(alone.artifacts[0].reps, same.artifacts[0].reps)
 
 
@@ -195,7 +216,7 @@ def test_the_mixture_of_private_training_names_the_samples_that_were_drawn(feder
     defense = defenses.get("dp-sgd")(clip=1.0, noise=1.0)
     fed.run(defenses=[defense])
     for k, sent in fed.emissions[1].items():
-        task = dataclasses.replace(loop.Task(fed.setting, 1, k))
+        task = loop.Task(fed.setting, 1, k)
         drawn = torch.cat(
             list(defense.batches(len(fed.clients[k].train), 8, 1, task.rng("batches")))
         )
