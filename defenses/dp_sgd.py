@@ -294,7 +294,7 @@ def _probe(
     for param in params:
         param.grad = None
         param.grad_sample = None  # type: ignore[attr-defined]
-    loss(*samples.batch(slice(0, count))).backward()  # type: ignore[no-untyped-call]
+    loss(*samples.batch(slice(0, count))).backward()
     _complete(params, count)
     # a layer that was used on something else than the batch has another number of gradients
     fits = all(

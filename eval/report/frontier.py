@@ -102,10 +102,11 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
             if x is None:
                 continue
             colour = GREY if p.leakage is None else colours(shade(p.leakage))
-            bars = {"yerr": p.accuracy_sd}
-            if across == "leakage":
-                bars["xerr"] = p.leakage_sd
-            axes.errorbar(x, p.accuracy, **bars, fmt="none", ecolor="#888888", lw=0.8, zorder=1)
+            across_sd = p.leakage_sd if across == "leakage" else None
+            axes.errorbar(
+                x, p.accuracy, yerr=p.accuracy_sd, xerr=across_sd, fmt="none", ecolor="#888888",
+                lw=0.8, zorder=1,
+            )  # fmt: skip
             edge = "black" if p.label in best else "white"
             axes.scatter(x, p.accuracy, s=64, color=[colour], edgecolor=edge, lw=1.1, zorder=2)
             placed.append((float(x), p.accuracy))
@@ -161,5 +162,5 @@ def _label(axes: object, points: Sequence[Point], across: str) -> None:
             arrowprops=None if abs(y - p.accuracy) < gap else {"arrowstyle": "-", "lw": 0.4},
         )  # fmt: skip
         axes.texts[-1].set_x(x)
-        axes.texts[-1].set_ha("left")
+        axes.texts[-1].set_horizontalalignment("left")
         axes.texts[-1].set_text("   " + p.label)

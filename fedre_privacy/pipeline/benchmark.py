@@ -185,7 +185,7 @@ class BenchmarkResult:
         for label, part in self.summary.groupby("label", sort=False):
             real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
             images = part[real & part["measure"].isin(IMAGE_MEASURES) & part["leakage"].notna()]
-            best = images.loc[images["leakage"].idxmax()] if len(images) else None
+            best = images.iloc[int(images["leakage"].argmax())] if len(images) else None
             first = part.iloc[0]
             points.append(
                 Point(
@@ -284,7 +284,7 @@ def _strongest(part: pd.DataFrame, names: Sequence[str]) -> Any | None:
         found = part[(part["measure"] == name) & part["value"].notna()]
         if len(found):
             leaking = found["leakage"].notna().any()
-            return found.loc[found["leakage"].idxmax()] if leaking else found.iloc[0]
+            return found.iloc[int(found["leakage"].argmax())] if leaking else found.iloc[0]
     return None
 
 

@@ -412,20 +412,18 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["label", "attack", "target", "threat", "measure"]
     out = []
     for key, part in whole.groupby(keys, dropna=False, sort=False):
+        row: dict[str, Any] = {
+            **dict(zip(keys, tuple(key), strict=True)),
+            "protocol": part["protocol"].iloc[0],
+            "counterfactual": part["counterfactual"].iloc[0],
+            "unit": part["unit"].iloc[0],
+            "seeds": part["seed"].nunique(),
+            "failed": int(failed.get(key[0], 0)),
+            "n": int(part["n"].fillna(0).sum()),
+        }
         numbers = part[["accuracy", "value", "floor", "leakage", *PREDICTED, *TRAFFIC]]
-        numbers = numbers.astype(float)
-        mean, sd = numbers.mean(), numbers.std()
-        out.append(
-            {
-                **dict(zip(keys, key, strict=True)),
-                "protocol": part["protocol"].iloc[0],
-                "counterfactual": part["counterfactual"].iloc[0],
-                "unit": part["unit"].iloc[0],
-                "seeds": part["seed"].nunique(),
-                "failed": int(failed.get(key[0], 0)),
-                **mean.to_dict(),
-                **{f"{name}_sd": sd[name] for name in ("accuracy", "value", "leakage")},
-                "n": int(part["n"].fillna(0).sum()),
-            }
-        )
+        mean, sd = numbers.astype(float).mean(), numbers.astype(float).std()
+        row |= {str(name): value for name, value in mean.items()}
+        row |= {f"{name}_sd": sd[name] for name in ("accuracy", "value", "leakage")}
+        out.append(row)
     return pd.DataFrame(out)

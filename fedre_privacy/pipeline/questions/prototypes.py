@@ -104,7 +104,9 @@ class PrototypesQuestion(Question):
         joined = {
             name: torch.cat(tensors) for name, tensors in parts.items() if all(map(len, tensors))
         }
-        floors = {name: joined[name] for name in ("upload", "public") if name in joined}
+        floors: dict[str, Tensor] = {
+            name: joined[name] for name in ("upload", "public") if name in joined
+        }
         return PrototypeGame(
             run,
             settings,
