@@ -57,12 +57,12 @@ class HeadUpdate(Attack):
     answers = "prototypes"
 
     method: str = knob("simulate", help="how class means are found", choices=METHODS)
-    steps: int = knob(300, help="Adam steps", ge=1)
+    steps: int = knob(200, help="Adam steps", ge=1)
     lr: float = knob(0.03, help="Adam step size, relative to a representation", gt=0)
-    replay: int = knob(20, help="most local steps simulated; fewer, larger ones above", ge=1)
+    replay: int = knob(5, help="most local steps simulated; fewer, larger ones above", ge=1)
     nonnegative: bool = knob(True, help="representations have no negative entry (ReLU)")
     least: float = knob(
-        0.03, help="share of samples below which a class counts as absent after several steps", ge=0
+        0.01, help="share of samples below which a class counts as absent after several steps", ge=0
     )
     free_share: bool = knob(True, help="adjust the class shares together with the means")
 

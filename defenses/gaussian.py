@@ -98,7 +98,7 @@ class Gaussian(Defense):
         return _multiplier(float(self.epsilon or 0), self.delta, max(uses(kinds, rounds), 1))
 
     def represent(self) -> Callable[[Tensor], Tensor] | None:
-        return partial(clip_rows, norm=self.clip) if self.unit == RECORD else None
+        return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         if not isinstance(artifact, covered(self.unit)):

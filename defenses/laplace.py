@@ -55,7 +55,7 @@ class Laplace(Defense):
         return check_noise(self, self.unit, 0.0, facts)
 
     def represent(self) -> Callable[[Tensor], Tensor] | None:
-        return partial(clip_rows, norm=self.clip) if self.unit == RECORD else None
+        return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         if not isinstance(artifact, covered(self.unit)):

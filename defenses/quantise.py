@@ -45,4 +45,5 @@ class Quantise(Defense):
         steps = 2**self.bits - 1
         position = (values.double() / scale + 1) / 2 * steps
         levels = (position + luck).floor().clamp(0, steps)
-        return ((levels / steps * 2 - 1) * scale).to(values.dtype)
+        out: Tensor = (levels / steps * 2 - 1) * scale
+        return out.to(values.dtype)

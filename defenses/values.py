@@ -80,7 +80,8 @@ def with_update(artifact: A, update: Mapping[str, Tensor], scene: Scene) -> A:
 def clip_rows(rows: Tensor, norm: float) -> Tensor:
     """Shorten every row (n, d) that is longer than `norm` to that length."""
     lengths = rows.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    return rows * (norm / lengths).clamp(max=1)
+    shorter: Tensor = rows * (norm / lengths).clamp(max=1)
+    return shorter
 
 
 def clip_together(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
