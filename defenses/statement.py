@@ -39,15 +39,24 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
             problems.append(f"Defences {names} both {what}; give one.")
     for defense in noisy:
         cost = defense.cost(facts)
+        place = list(defenses).index(defense)
         before = [
             d.name
-            for d in defenses[: list(defenses).index(defense)]
+            for d in defenses[:place]
             if type(d).defend is not Defense.defend and d.name != "clip"
+        ]
+        after = [
+            d.name for d in defenses[place + 1 :] if d.represent() is not None and d.name != "clip"
         ]
         if cost and cost.unit == RECORD and before:
             problems.append(
                 f"Defence '{defense.name}' with unit=record must come before {', '.join(before)}, "
                 "which would change how much one record moves the upload. Swap them."
+            )
+        if cost and cost.unit == RECORD and after:
+            problems.append(
+                f"Defence '{defense.name}' with unit=record must come after {', '.join(after)}, "
+                "which would change representations that it has bounded. Swap them."
             )
     deltas = {c.delta for d in defenses if (c := d.cost(facts)) and c.delta and c.unit == RECORD}
     if len(deltas) > 1:

@@ -13,7 +13,7 @@ from fedre_privacy.core.types import (
     RepStatistic,
 )
 from fedre_privacy.defenses.accounting import epsilon_of
-from fedre_privacy.defenses.base import Release, defenses
+from fedre_privacy.defenses.base import Defense, Release, defenses
 from fedre_privacy.defenses.statement import check_all, record, state
 
 
@@ -142,6 +142,21 @@ def test_the_record_is_plain_and_gives_the_noise_away(facts):
 def test_what_does_not_fit_is_refused(given, changes, says, facts):
     problems = check_all(given, facts(**changes))
     assert any(says in problem for problem in problems), problems
+
+
+class Doubles(Defense):
+    """Doubles every representation."""
+
+    name = "doubles"
+
+    def represent(self):
+        return lambda reps: 2 * reps
+
+
+def test_representations_may_not_grow_after_they_were_bounded(facts):
+    (problem,) = check_all([DP, FOR_RECORD, Doubles()], facts())
+    assert "must come after doubles" in problem
+    assert check_all([DP, Doubles(), FOR_RECORD], facts()) == []
 
 
 def test_what_fits_is_not_refused(facts):
