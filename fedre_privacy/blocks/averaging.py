@@ -49,10 +49,11 @@ def weighted_mean(states: Sequence[State], weights: Tensor) -> dict[str, Tensor]
     """
     if not states or any(set(state) != set(states[0]) for state in states):
         raise ValueError("averaging needs at least one state, and the same names in each")
-    share = weights.double() / weights.double().sum()
-    return {
-        name: torch.einsum(
-            "k,k...->...", share, torch.stack([s[name].double() for s in states])
-        ).to(first.dtype)
-        for name, first in states[0].items()
-    }
+    share = (weights.double() / weights.double().sum()).tolist()
+    mean = {}
+    for name, first in states[0].items():
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for state, part in zip(states, share, strict=True):
+            total.add_(state[name], alpha=part)
+        mean[name] = total.to(first.dtype)
+    return mean

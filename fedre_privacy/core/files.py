@@ -82,9 +82,15 @@ def write_tensors(
         # safetensors refuses tensors that share memory, such as tied weights
         ready[name] = plain.clone() if storage in seen else plain
         seen.add(storage)
-    data = safetensors.torch.save(ready, metadata=dict(metadata) if metadata else None)
-    write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
+    extra = dict(metadata) if metadata else None
+    digests: list[str] = []
+
+    def fill(temporary: Path) -> None:
+        safetensors.torch.save_file(ready, temporary, metadata=extra)
+        digests.append(file_sha256(temporary))
+
+    write_with(path, fill)
+    return digests[0]
 
 
 def read_tensors(
