@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SLOPE = 0.2
+CPU_BLOCK = 16
+"""Grouped convolutions over other numbers of channels are up to twice as fast channels last."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def _conv(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
     if pad:
         mode = "reflect" if min(x.shape[2:]) > 2 * pad else "constant"
         x = F.pad(x, (pad, pad, pad, pad), mode=mode)
+        if len(weight) > 1 and weight.shape[2] % CPU_BLOCK and x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)
     return F.conv2d(x, weight.flatten(0, 1), stride=stride, groups=len(weight))
 
 
