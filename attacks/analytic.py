@@ -12,9 +12,11 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     GradientState,
     Knowledge,
+    LowRankUpdate,
     ModelState,
     Observation,
     Reconstruction,
+    SmallModelState,
 )
 
 from .base import Attack, Context, attacks
@@ -46,7 +48,7 @@ class Analytic(Attack):
                 recovers the input of their last layer.
     """
 
-    consumes = (GradientState, ModelState)
+    consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
 

@@ -15,14 +15,14 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.amortised import Linear, decoder_answers
-from .parts.decoder_net import LOSSES, Schooling
-from .parts.simulate import MOST_VIEWS
+from .parts.amortised import decoder_answers
+from .parts.decoder_net import Schooling
+from .parts.linear_map import Linear
 
 
 @attacks.register("decoder")
 @dataclass(frozen=True, kw_only=True)
-class AmortisedDecoder(Attack):
+class AmortisedDecoder(Linear, Schooling, Attack):
     """Recover images with a decoder trained on auxiliary images.
 
     The linear answer of each extractor (attack `linear`) is improved in stages by a small
@@ -48,45 +48,7 @@ class AmortisedDecoder(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
 
-    loss: str = knob(
-        "psnr",
-        help="psnr: squared error; sharp: absolute error and distance of representations",
-        choices=LOSSES,
-    )
     stages: int = knob(2, help="networks one after another", ge=1)
-    width: int = knob(32, help="channels of the network's finer layers", ge=1)
-    updates: int = knob(300, help="optimiser steps of each stage, at most", ge=1)
-    lr: float = knob(3e-3, help="AdamW step size", gt=0)
-    batch: int = knob(64, help="pairs in each optimiser step", ge=1)
-    match: float = knob(0.2, help="weight of the representations' distance in loss=sharp", ge=0)
-    patience: int = knob(
-        3, help="stop a stage after so many of its twelve checks without gain", unit="checks", ge=1
-    )
-    penalty: float | None = knob(
-        None,
-        help="ridge penalty of the linear answer; none: chosen on held-out auxiliary images",
-        unit="mean eigenvalues of the representations' scatter",
-        gt=0,
-    )
-    views: int = knob(
-        10,
-        help="versions of each auxiliary image: itself, mirrored, then shifted ones",
-        ge=1,
-        le=MOST_VIEWS,
-    )
-    match_targets: bool = knob(
-        True, help="learn prototypes and mixtures from simulated ones too, not from images alone"
-    )
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        schooling = Schooling(
-            loss=self.loss,
-            width=self.width,
-            updates=self.updates,
-            lr=self.lr,
-            batch=self.batch,
-            match=self.match,
-            patience=self.patience,
-        )
-        linear = Linear(self.penalty, self.views, self.match_targets)
-        return decoder_answers(observation, context, linear, schooling, self.stages)
+        return decoder_answers(observation, context, self, self, self.stages)

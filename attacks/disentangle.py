@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -17,17 +16,22 @@ from fedre_privacy.core.types import (
     Observation,
     RecoveredPrototypes,
 )
+from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
-from .parts.disentangling.aligned import align, aligned
+from .parts.adaptive import encoding_error, noise_ratios, total_least_squares
+from .parts.disentangling.aligned import NOISES as ALIGNED_NOISES
+from .parts.disentangling.aligned import Alignment, align, aligned, images_of
 from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
+from .parts.disentangling.random_walk import NOISES as WALK_NOISES
 from .parts.disentangling.random_walk import random_walk
+from .parts.disentangling.through import aux_reps, class_means, lagging
 from .parts.mixing import Kind, Mixing, mixings
 
 SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
 EXACT = ("least-squares",)
 """Solvers that have no answer where the weights leave a direction open."""
-BATCH = 250
+PRIORS = ("common", "class-mean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,12 @@ class Disentangle(Attack):
         help="expect prototypes along the rows of the last broadcast head (needs HEAD); none: "
         "for solver kalman where a head was broadcast",
     )
+    prior: str = knob(
+        "common",
+        help="what answers are drawn towards: the client's common mean, or beside it the class "
+        "means of auxiliary images through the last extractor (needs EXTRACTOR, AUX_DATA)",
+        choices=PRIORS,
+    )
     clamp: bool = knob(
         True, help="cut answers at 0 where no upload of the client is negative (ReLU)"
     )
@@ -138,13 +148,15 @@ class Disentangle(Attack):
         wanted: set[Knowledge] = {Knowledge.HEAD} if self.head_prior else set()
         if self.solver == "aligned":
             wanted |= {Knowledge.ALL_EXTRACTORS, Knowledge.AUX_DATA}
+        if self.prior == "class-mean":
+            wanted |= {Knowledge.EXTRACTOR, Knowledge.AUX_DATA}
         for missing in sorted(wanted - granted):
             problems.append(
                 f"Attack 'disentangle' with these settings needs {missing.upper()}; threat model "
                 f"'{observation.threat.name}' grants "
                 f"{', '.join(sorted(k.upper() for k in granted))}."
             )
-        if self.head_prior and not problems and _head(observation) is None:
+        if self.head_prior and not problems and head_of(observation) is None:
             problems.append("'attack.head_prior' is on and no broadcast holds a head's weight.")
         if self.solver == "aligned" and not problems:
             for mixing in found:
@@ -153,9 +165,21 @@ class Disentangle(Attack):
                         f"Solver 'aligned' needs auxiliary images and the extractors of client "
                         f"{mixing.client} in round {int(mixing.rounds[-1])} and an earlier one."
                     )
+        if self.prior == "class-mean" and not problems:
+            for mixing in found:
+                last = int(mixing.rounds[-1])
+                if (mixing.client, last) not in observation.extractors:
+                    problems.append(
+                        f"Prior 'class-mean' needs the extractor of client {mixing.client} in "
+                        f"round {last}; it was not given."
+                    )
+            if observation.aux_labels is None:
+                problems.append("Prior 'class-mean' needs labels of the auxiliary images.")
         if problems:
             raise IncompatibleError(
-                *problems, next_step="Use --threat strong, or --set attack.solver=kalman."
+                *problems,
+                next_step="Use --threat strong, or --set attack.solver=kalman with "
+                "attack.prior=common.",
             )
 
     def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
@@ -211,62 +235,94 @@ class Disentangle(Attack):
             )
             if solver in EXACT:
                 return _Answer(_nothing(full), rounds, mixing, notes)
-        solved, said = self._solve(solver, observation, context, mixing)
-        if self.clamp and bool((mixing.uploads >= 0).all()):
-            solved = Solved(solved.vectors.clamp(min=0), solved.error)
+        reps: list[Tensor] = []
+        if solver == "aligned":
+            reps = self._aux_reps(observation, context, mixing, mixing.rounds.tolist())
+            if lagging(reps):
+                mixing, reps = mixing.take(torch.arange(len(reps) - 1)), reps[:-1]
+                notes.append(f"{who}: its last upload left out, no extractor that young is held")
+        means = None
+        if self.prior == "class-mean" and observation.aux_labels is not None:
+            newest = reps or self._aux_reps(observation, context, mixing, [int(mixing.rounds[-1])])
+            labels = observation.aux_labels[: self.aux_limit]
+            means = class_means(newest[-1], labels, mixing.classes)
+        alignment = None
+        if reps:
+            alignment = align([images_of(r) for r in reps], mixing.uploads, self.align_penalty)
+        solved, said = self.solve(
+            solver,
+            mixing,
+            alignment=alignment,
+            means=means,
+            head=head_of(observation),
+            error=encoding_error(observation),
+            noises=noise_ratios(observation),
+        )
         placed = _placed(solved, mixing.classes, full.classes)
         return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
 
-    def _solve(
-        self, solver: str, observation: Observation, context: Context, mixing: Mixing
+    def solve(
+        self,
+        solver: str,
+        mixing: Mixing,
+        *,
+        alignment: Alignment | None = None,
+        means: Tensor | None = None,
+        head: Tensor | None = None,
+        error: float = 0.0,
+        noises: tuple[float, ...] | None = None,
     ) -> tuple[Solved, str]:
-        weights, uploads, errors = mixing.weights, mixing.uploads, None
-        if solver == "aligned":
-            reps = self._aux_reps(observation, context, mixing)
-            alignment = align(reps, uploads, self.align_penalty)
-            uploads, errors = alignment.uploads, alignment.errors
-        said = f"{solver}, {len(mixing.rounds)} rounds"
+        """Prototypes of one client from its mixtures, and in words how.
+
+        Args:
+            solver: one of `SOLVERS` but auto.
+            alignment: the uploads carried to the last round, for solver aligned.
+            means: (n, d) class means that answers are drawn towards, or None.
+            head: (C, d) weight of the last head, or None.
+            error: standard deviation of what encodings say about the weights used.
+            noises: of the uploads over the prototypes' spread, to be tried; None: the usual ones.
+        """
+        weights, uploads = mixing.weights, mixing.uploads
+        if alignment is not None:
+            uploads = alignment.uploads
+        weights, uploads = total_least_squares(weights, uploads, error)
+        said = f"{solver}, {plural(len(mixing.rounds), 'round')}"
         along = torch.zeros(len(mixing.classes), uploads.shape[1], dtype=torch.float64)
-        head = _head(observation)
+        if means is not None:
+            uploads, along = uploads - weights @ means, means
+            said += ", class means as prior"
         fits = head is not None and head.shape[1] == uploads.shape[1]
         if self.head_prior or (self.head_prior is None and solver == "kalman" and fits):
-            along = _along_head(head, mixing, uploads)
-            uploads = uploads - weights @ along
+            beside = _along_head(head, mixing, uploads)
+            uploads, along = uploads - weights @ beside, along + beside
             said += ", head as prior"
-        if errors is not None:
-            solved = aligned(weights, uploads, errors)
+        if alignment is not None:
+            solved = aligned(weights, uploads, alignment.errors, noises or ALIGNED_NOISES)
         elif solver == "kalman":
-            solved = random_walk(weights, uploads, mixing.rounds)
+            solved = random_walk(weights, uploads, mixing.rounds, noises=noises or WALK_NOISES)
         elif solver == "ridge":
             solved = ridge(weights, uploads, self.solve_penalty)
         elif solver == "non-negative":
-            solved = non_negative(weights, uploads, self.solve_penalty)
+            # the answer itself is not negative, not what is left of it beside a prior
+            solved = non_negative(weights, uploads, self.solve_penalty, least=-along)
         else:
             solved = least_squares(weights, uploads)
-        return Solved(solved.vectors + along, solved.error), said
+        vectors = solved.vectors + along
+        if self.clamp and bool((mixing.uploads >= 0).all()):
+            vectors = vectors.clamp(min=0)
+        return Solved(vectors, solved.error), said
 
-    def _aux_reps(self, observation: Observation, context: Context, mixing: Mixing) -> list[Tensor]:
-        """Representations of the auxiliary images in every round, each (m, d) on the CPU."""
-        images = observation.aux
-        if images is None:
-            raise IncompatibleError("Solver 'aligned' needs auxiliary images.")
-        images = images[: self.aux_limit]
-        out = []
-        for round in mixing.rounds.tolist():
-            module = _frozen(observation.extractors[mixing.client, round], context.device)
-            with torch.no_grad():
-                reps = [module(part.to(context.device)).cpu() for part in images.split(BATCH)]
-            out.append(torch.cat(reps))
-            if out[-1].shape[1] != mixing.uploads.shape[1]:
-                raise IncompatibleError(
-                    f"The extractor of client {mixing.client} in round {round} returns "
-                    f"{out[-1].shape[1]} values; its uploads hold {mixing.uploads.shape[1]}."
-                )
-        return out
-
-
-def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    return copy.deepcopy(module).to(device).eval()
+    def _aux_reps(
+        self, observation: Observation, context: Context, mixing: Mixing, rounds: list[int]
+    ) -> list[Tensor]:
+        return aux_reps(
+            observation,
+            context.device,
+            mixing.client,
+            rounds,
+            length=mixing.uploads.shape[1],
+            limit=self.aux_limit,
+        )
 
 
 def _latest(mixing: Mixing, at: list[int]) -> Solved:
@@ -289,7 +345,7 @@ def _placed(solved: Solved, classes: Tensor, wanted: Tensor) -> Solved:
     return Solved(vectors, error)
 
 
-def _head(observation: Observation) -> Tensor | None:
+def head_of(observation: Observation) -> Tensor | None:
     """Weight (C, d) of the head broadcast last, or None where none was granted."""
     if Knowledge.HEAD not in observation.threat.grants:
         return None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reconstruction
 
 from .base import Attack, Context, attacks
-from .parts.gradient.leakage import deep_leakage
-from .parts.gradient.victims import BN_MODES
+from .parts.gradient.leakage import Leakage, deep_leakage
 
 
 @attacks.register("dlg")
 @dataclass(frozen=True, kw_only=True)
-class DeepLeakage(Attack):
+class DeepLeakage(Leakage, Attack):
     """Recover images and labels together by matching their gradient.
 
     Minimises ||grad L(x, softmax(s)) - G||^2 / ||G||^2 over free pixels x ~ N(0.5, 0.5^2) and free
@@ -35,22 +33,6 @@ class DeepLeakage(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
 
-    steps: int = knob(200, help="outer L-BFGS steps per start", ge=1)
-    inner: int = knob(20, help="inner steps of each", ge=1)
-    restarts: int = knob(4, help="starts tried until one matches", ge=1)
-    tolerance: float = knob(1e-7, help="relative match that counts as found", gt=0)
-    float64: bool = knob(True, help="double precision")
-    bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
-
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        return deep_leakage(
-            observation,
-            context,
-            [None for upload in observation.targets for _ in upload.artifacts],
-            steps=self.steps,
-            inner=self.inner,
-            restarts=self.restarts,
-            tolerance=self.tolerance,
-            float64=self.float64,
-            bn=self.bn,
-        )
+        sought = [None for upload in observation.targets for _ in upload.artifacts]
+        return deep_leakage(observation, context, sought, self)

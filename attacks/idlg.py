@@ -9,14 +9,14 @@ from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reco
 
 from .base import Attack, Context, attacks
 from .parts.gradient import labels as label_rules
-from .parts.gradient.leakage import deep_leakage
+from .parts.gradient.leakage import Leakage, deep_leakage
 from .parts.gradient.solve import batch_labels
-from .parts.gradient.victims import BN_MODES, victims_of
+from .parts.gradient.victims import victims_of
 
 
 @attacks.register("idlg")
 @dataclass(frozen=True, kw_only=True)
-class ImprovedDeepLeakage(Attack):
+class ImprovedDeepLeakage(Leakage, Attack):
     """Recover images by matching their gradient, with labels read off the last layer first.
 
     As ``dlg``, but only the pixels are free. For one image the label is exact: the only negative
@@ -35,27 +35,11 @@ class ImprovedDeepLeakage(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
 
-    steps: int = knob(200, help="outer L-BFGS steps per start", ge=1)
-    inner: int = knob(20, help="inner steps of each", ge=1)
-    restarts: int = knob(4, help="starts tried until one matches", ge=1)
-    tolerance: float = knob(1e-7, help="relative match that counts as found", gt=0)
-    float64: bool = knob(True, help="double precision")
     labels: str = knob(
         "joint", help="how labels are read off the gradient", choices=label_rules.STRATEGIES
     )
-    bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        single = observation.images_per_target == 1
-        victims = victims_of(observation)
-        return deep_leakage(
-            observation,
-            context,
-            batch_labels(observation, victims, "idlg" if single else self.labels),
-            steps=self.steps,
-            inner=self.inner,
-            restarts=self.restarts,
-            tolerance=self.tolerance,
-            float64=self.float64,
-            bn=self.bn,
-        )
+        rule = "idlg" if observation.images_per_target == 1 else self.labels
+        labels = batch_labels(observation, victims_of(observation), rule)
+        return deep_leakage(observation, context, labels, self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import (
     EntangledRep,
     Knowledge,
@@ -15,13 +14,13 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.amortised import Linear, linear_answers
-from .parts.simulate import MOST_VIEWS
+from .parts.amortised import linear_answers
+from .parts.linear_map import Linear
 
 
 @attacks.register("linear")
 @dataclass(frozen=True, kw_only=True)
-class LinearDecoder(Attack):
+class LinearDecoder(Linear, Attack):
     """Recover images by ridge regression from representations to pixels.
 
     One map for each extractor, x = W (r - mean) + mean image, fitted in closed form to auxiliary
@@ -42,22 +41,5 @@ class LinearDecoder(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
 
-    penalty: float | None = knob(
-        None,
-        help="ridge penalty; none: chosen on held-out auxiliary images",
-        unit="mean eigenvalues of the representations' scatter",
-        gt=0,
-    )
-    views: int = knob(
-        10,
-        help="versions of each auxiliary image: itself, mirrored, then shifted ones",
-        ge=1,
-        le=MOST_VIEWS,
-    )
-    match_targets: bool = knob(
-        True, help="learn prototypes and mixtures from simulated ones too, not from images alone"
-    )
-
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        linear = Linear(self.penalty, self.views, self.match_targets)
-        return linear_answers(observation, context, linear)
+        return linear_answers(observation, context, self)

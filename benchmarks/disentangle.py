@@ -1,22 +1,46 @@
 """How well do mixtures over rounds give the prototypes back, when they drift?
 
-Synthetic prototypes of unit spread per dimension walk from round to round; the centred cosine of
-the last round's is printed for least squares, a random walk with the true variances, and one
-whose variances were found by likelihood. Usage: python benchmarks/disentangle.py [--repeats 3]
+Without runs: synthetic prototypes of unit spread per dimension walk from round to round; the
+centred cosine of the last round's is printed for least squares, a random walk with the true
+variances, and one whose variances were found by likelihood, beside the figures expected.
+
+With recorded FedRE runs (record.keep_every=1): every solver on the last round's prototypes, against
+the rounds observed (1, 2 and 3 times a client's number of classes, and all) and by the number of
+images behind a prototype, with the drift of the true prototypes; means over prototypes.
+
+    python benchmarks/disentangle.py [--repeats 3]
+    python benchmarks/disentangle.py RUN [RUN ...] --out rows.csv
+    python benchmarks/disentangle.py --rows rows.csv [more.csv ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from fedre_privacy.attacks.disentangle import Disentangle, head_of
+from fedre_privacy.attacks.parts.disentangling.aligned import Alignment, align, images_of
 from fedre_privacy.attacks.parts.disentangling.linear import least_squares
 from fedre_privacy.attacks.parts.disentangling.random_walk import random_walk
+from fedre_privacy.attacks.parts.disentangling.through import aux_reps, class_means
+from fedre_privacy.attacks.parts.mixing import Kind, Mixing, mixings
+from fedre_privacy.blocks.local import represent
+from fedre_privacy.blocks.prototypes import class_means as true_means
+from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Prototypes
+from fedre_privacy.eval.vectors import drift, score_vectors
+from fedre_privacy.pipeline.attack import prepare_attack
+from fedre_privacy.pipeline.questions.prototypes import PrototypeGame
+from fedre_privacy.pipeline.runs import Run
+from fedre_privacy.pipeline.settings import resolve_attack
 
 
 @dataclass(frozen=True)
@@ -76,9 +100,9 @@ def synthetic(row: Row, seed: int, dims: int = 512) -> tuple[Tensor, Tensor, Ten
 
 
 def centred_cosine(vectors: Tensor, truth: Tensor) -> float:
-    """Mean over classes, centred at the mean of the true prototypes."""
-    centre = truth.mean(0)
-    return float(torch.cosine_similarity(vectors - centre, truth - centre, dim=1).mean())
+    """Mean over classes, each set centred at its own mean."""
+    found, wanted = vectors - vectors.mean(0), truth - truth.mean(0)
+    return float(torch.cosine_similarity(found, wanted, dim=1).mean())
 
 
 def measure(row: Row, seed: int) -> tuple[float, float, float]:
@@ -94,11 +118,170 @@ def measure(row: Row, seed: int) -> tuple[float, float, float]:
     return one, two, three
 
 
+MULTIPLES = (1, 2, 3)
+WHOLE = "all"
+KEPT = Disentangle()
+BARE = Disentangle(head_prior=False)
+SOLVERS: dict[str, tuple[Disentangle, str, str]] = {
+    "least squares": (BARE, "least-squares", "common"),
+    "ridge": (BARE, "ridge", "common"),
+    "non-negative": (BARE, "non-negative", "common"),
+    "kalman": (BARE, "kalman", "common"),
+    "kalman + head": (KEPT, "kalman", "common"),
+    "aligned": (KEPT, "aligned", "common"),
+    "ridge, class means": (BARE, "ridge", "class-mean"),
+    "kalman, class means": (BARE, "kalman", "class-mean"),
+    "aligned, class means": (KEPT, "aligned", "class-mean"),
+}
+FLOORS = {"upload": "last upload", "public": "public class mean"}
+SCORES = ("centred_cosine", "relative_error", "identified")
+
+
+def answers(game: PrototypeGame) -> Iterator[tuple[str, str, int, Tensor, Tensor]]:
+    """Solver, rounds asked for, client, classes and answers of each client with two classes."""
+    seen = game.observation
+    for mixing in mixings(seen):
+        if mixing.kind is not Kind.MIXED:
+            continue
+        length, rounds = mixing.uploads.shape[1], mixing.rounds.tolist()
+        device = torch.device("cpu")
+        reps = aux_reps(seen, device, mixing.client, rounds, length=length, limit=500)
+        whole = align([images_of(r) for r in reps], mixing.uploads)
+        asked = {f"{k} n": min(k * len(mixing.classes), len(rounds)) for k in MULTIPLES}
+        for name, count in {**asked, WHOLE: len(rounds)}.items():
+            latest = mixing.take(torch.arange(len(rounds) - count, len(rounds)))
+            carried = Alignment(whole.uploads[-count:], whole.errors[-count:, -count:])
+            if seen.aux_labels is None:
+                raise ValueError("the auxiliary images have no labels")
+            means = class_means(reps[-1], seen.aux_labels[:500], latest.classes)
+            for solver, vectors in solved(latest, carried, means, head_of(seen)).items():
+                yield solver, name, mixing.client, latest.classes, vectors
+
+
+def solved(
+    mixing: Mixing, carried: Alignment, means: Tensor, head: Tensor | None
+) -> dict[str, Tensor]:
+    """What every solver answers, (n, d) each."""
+    return {
+        name: attack.solve(
+            solver,
+            mixing,
+            alignment=carried if solver == "aligned" else None,
+            means=means if prior == "class-mean" else None,
+            head=head,
+        )[0].vectors
+        for name, (attack, solver, prior) in SOLVERS.items()
+    }
+
+
+def scores_of(run: Run) -> pd.DataFrame:
+    """Scores of every solver and floor, one row per prototype and number of rounds."""
+    problems: list[str] = []
+    values = {"attack": "disentangle", "threat": "strong"}
+    settings = resolve_attack(values, {}, problems)
+    if settings is None:
+        raise ValueError(problems)
+    game = prepare_attack(run, settings)
+    if not isinstance(game, PrototypeGame):
+        raise TypeError("the game is not about prototypes")
+    found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
+    for solver, rounds, client, classes, vectors in answers(game):
+        found.setdefault((solver, rounds), []).append((client, classes, vectors))
+    tables = []
+
+    def score(solver: str, rounds: str, vectors: Tensor, clients: Tensor, labels: Tensor) -> None:
+        scored = score_vectors(
+            vectors.double(),
+            clients,
+            labels,
+            true_vectors=game.vectors,
+            true_clients=game.clients,
+            true_labels=game.labels,
+            counts=game.counts,
+        )
+        columns = ("clients", "labels", "counts", *SCORES)
+        table = pd.DataFrame({name: getattr(scored, name).numpy() for name in columns})
+        tables.append(table.assign(solver=solver, rounds=rounds))
+
+    for name, title in FLOORS.items():
+        for rounds in (*(f"{k} n" for k in MULTIPLES), WHOLE):
+            score(title, rounds, game.floors[name], game.clients, game.labels)
+    for (solver, rounds), parts in found.items():
+        clients = torch.cat([torch.full((len(c),), client) for client, c, _ in parts])
+        labels = torch.cat([classes for _, classes, _ in parts])
+        score(solver, rounds, torch.cat([v for _, _, v in parts]), clients, labels)
+    table = pd.concat(tables)
+    table = table[table["clients"].map(table.groupby("clients")["labels"].nunique()) > 1]
+    moved = drifts(run, game)
+    table["drift"] = table["clients"].map({c: float(d.median()) for c, d in moved.items()})
+    table["drift_max"] = table["clients"].map({c: float(d.max()) for c, d in moved.items()})
+    return table.assign(run=run.name, seed=run.settings.train.seed)
+
+
+def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
+    """Drift of the true prototypes between rounds, in units of their spread, by client."""
+    train, _ = run.split_indices()
+    out = {}
+    for client in game.clients.unique().tolist():
+        own = Samples(game.data.images[train[client]], game.data.labels[train[client]])
+        rounds = []
+        for round in run.kept_rounds():
+            reps = represent(run.model(client, round).extractor, own)
+            made = true_means(reps, own.labels, game.data.num_classes).artifact
+            if isinstance(made, Prototypes):
+                rounds.append(made.means)
+        out[client] = drift(torch.stack(rounds))
+    return out
+
+
+def report(rows: pd.DataFrame) -> None:
+    """Print the tables of recorded runs."""
+    seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
+    per_client = rows.drop_duplicates(["run", "clients"])
+    print(
+        f"{rows['run'].nunique()} runs (seeds {seeds}), {len(per_client)} clients with two classes "
+        f"or more; drift per round, median over rounds: {per_client['drift'].min():.2f} to "
+        f"{per_client['drift'].max():.2f}, largest {per_client['drift_max'].max():.2f}"
+    )
+    groups = {"all": (1, 10**9), "1": (1, 1), "2-30": (2, 30), "> 30": (31, 10**9)}
+    order = [*FLOORS.values(), *SOLVERS]
+    asked = [*(f"{k} n" for k in MULTIPLES), WHOLE]
+    for name, (low, high) in groups.items():
+        part = rows[rows["counts"].between(low, high)]
+        count = len(part.drop_duplicates(["run", "clients", "labels"]))
+        print(f"\nimages behind a prototype: {name}, n = {count}")
+        print("centred cosine / relative error / identification")
+        print(f"{'':22}" + "".join(f"{f'{a} rounds':>22}" for a in asked))
+        means = part.groupby(["solver", "rounds"])[list(SCORES)].mean()
+        for solver in (s for s in order if s in set(part["solver"])):
+            cells = [means.loc[(solver, a)] for a in asked]
+            shown = [f"{c.iloc[0]:.3f} / {c.iloc[1]:.3f} / {c.iloc[2]:.2f}" for c in cells]
+            print(f"{solver:22}" + "".join(f"{text:>22}" for text in shown))
+
+
 def main() -> None:
-    """Print the table."""
-    options = argparse.ArgumentParser(description=__doc__)
+    """Print the table of synthetic walks, or those of recorded runs."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    options.add_argument("--out", type=Path, help="where to write the scores of the runs")
+    options.add_argument("--rows", nargs="+", type=Path, help="scores written before")
     options.add_argument("--repeats", type=int, default=3)
-    repeats = options.parse_args().repeats
+    given = options.parse_args()
+    if given.runs or given.rows:
+        tables = [scores_of(Run(folder)) for folder in given.runs]
+        tables += [pd.read_csv(path) for path in given.rows or ()]
+        rows = pd.concat(tables)
+        if given.out:
+            rows.to_csv(given.out, index=False, float_format="%.5g")
+        report(rows)
+        return
+    synthetic_table(given.repeats)
+
+
+def synthetic_table(repeats: int) -> None:
+    """Print the table of synthetic walks."""
     print(
         f"{'n':>3}{'T':>5}{'drift':>7}{'common':>8}{'noise':>7}{'':>7}"
         f"{'LS':>8}{'expected':>9}{'walk':>8}{'expected':>9}{'likeliest':>10}{'s':>6}"

@@ -5,8 +5,10 @@ Attacks clients with real images and prints one table per part. Usage:
     python benchmarks/gradients.py PART [PART ...] --data FILE.npz
 
 Parts: dlg, single, batch, analytic, labels, update, head, speed. FILE.npz holds x_train (N, H, W,
-C) or (N, C, H, W) and y_train, for example CIFAR-10. Every number is printed beside the trivial
-answer's: the mean training image, scored by the same rule.
+C) or (N, C, H, W) and y_train, for example CIFAR-10. Victims' images come from the first half of
+the file, without those that settings were chosen on; warm-up training and everything an attacker
+could hold come from the second. Every number is printed beside the trivial answer's: the mean
+image of the second half, scored by the same rule.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,34 +35,46 @@ from fedre_privacy.core.types import (
     THREAT_MODELS,
     GradientState,
     LocalTraining,
+    Mixture,
     ModelState,
     Observation,
     Reconstruction,
+    Truth,
     Upload,
 )
 from fedre_privacy.data.npz import Npz
+from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
+from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import Normalise
 
 CLASSES = 10
 BN = "eval"
 """Clients here compute gradients in evaluation mode, and the attacker knows."""
+TUNED = 256
+"""Images of the draw on which the attacks' settings were chosen; left out."""
+METRICS = {name: metrics.get(name)() for name in ("psnr", "ssim")}
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels in [0, 1] (N, C, H, W), labels (N,), and the mean image (C, H, W)."""
+    """Pixels in [0, 1] (N, C, H, W) and labels (N,); the second half is public."""
 
     pixels: Tensor
     labels: Tensor
-    mean: Tensor
+
+    @property
+    def public(self) -> PublicImages:
+        """What an attacker could hold."""
+        half = len(self.labels) // 2
+        return PublicImages(self.pixels[half:], self.labels[half:])
 
 
 def load(path: str) -> Images:
     """Read the training part of a file."""
     data = Npz(path=path).load()
     pixels = data.floats(torch.arange(data.num_train))
-    return Images(pixels, data.labels[: data.num_train].long(), pixels.mean(0))
+    return Images(pixels, data.labels[: data.num_train].long())
 
 
 # --- victims --------------------------------------------------------------------------------------
@@ -174,38 +187,63 @@ def observe(
 # --- scores ---------------------------------------------------------------------------------------
 
 
-def psnr(found: Tensor, wanted: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image (dB), at most 100; NaN images score as black."""
-    error = (found.nan_to_num(0.0) - wanted).square().flatten(1).mean(1)
-    return -10 * error.clamp(min=1e-10).log10()
-
-
-def matched(found: Tensor, wanted: Tensor) -> Tensor:
-    """PSNR (B,) of a batch in unknown order, under the assignment of the least squared error."""
-    error = (found.nan_to_num(0.0)[:, None] - wanted[None]).square().flatten(2).mean(2)
-    rows, columns = linear_sum_assignment(error.numpy())
-    return psnr(found[rows], wanted[columns])
+Pairs = Sequence[tuple[Tensor, Tensor]]
+"""Images (B, C, H, W) and labels (B,) of each victim."""
 
 
 def batches(data: Images, count: int, size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Batches of the first half, drawn without replacement."""
+    """Batches of the first half, drawn without replacement; none that settings were chosen on."""
     half = len(data.labels) // 2
-    order = torch.randperm(half, generator=stream(seed, "victims"))[: count * size]
+    order = torch.randperm(half, generator=stream(seed, "victims"))[TUNED:][: count * size]
     return [(data.pixels[rows], data.labels[rows]) for rows in order.split(size)]
 
 
-def report(title: str, found: Reconstruction, wanted: Sequence[Tensor], data: Images) -> None:
-    """Print PSNR over the mean image for all batches of an attack."""
-    size = len(wanted[0])
-    scores = torch.cat(
-        [matched(i, w) for i, w in zip(found.images.split(size), wanted, strict=True)]
+def truth_of(pairs: Pairs, index: Tensor | None = None) -> Truth:
+    """Each row may be any image of its victim's batch, or with `index` (N,) is one image."""
+    size, count = len(pairs[0][1]), sum(len(y) for _, y in pairs)
+    clients = torch.arange(len(pairs)).repeat_interleave(size)
+    rows = torch.arange(count)
+    samples = index
+    if index is None:
+        samples = (clients[:, None] * size + torch.arange(size)).flatten()
+        rows = rows.repeat_interleave(size)
+    return Truth(
+        images=torch.cat([x for x, _ in pairs]),
+        labels=torch.cat([y for _, y in pairs]),
+        clients=clients,
+        mixture=Mixture(rows, samples, torch.ones(len(rows)), count),
+        target_clients=clients,
+        target_labels=torch.full((count,), -1),
     )
-    floor = torch.cat([psnr(data.mean.expand_as(w), w) for w in wanted])
-    gain = scores - floor
+
+
+def scores(answers: Tensor, pairs: Pairs, data: Images) -> dict[str, Tensor]:
+    """PSNR (dB), SSIM and being found first among 100 images, each (N,).
+
+    Images of a batch are assigned to the answers so that the summed squared error is least. A row
+    that is not finite scores as black: it is counted, not dropped.
+    """
+    answers = answers.nan_to_num(0.0)
+    match = matcher("assigned", truth_of(pairs))(answers)
+    paired = truth_of(pairs, match.index)
+    found = identify(answers, draw_galleries(paired, data.public), paired, data.public)
+    values = {name: metric(answers, match.originals) for name, metric in METRICS.items()}
+    return {**values, "hit": found.hit1}
+
+
+def report(title: str, found: Reconstruction, pairs: Pairs, data: Images) -> None:
+    """Print scores of an attack beside those of the mean image."""
+    ours = scores(found.images, pairs, data)
+    mean = data.public.images.mean(0).expand_as(found.images)
+    floor = scores(mean, pairs, data)
+    db = ours["psnr"]
+    ssim, hit = ((float(ours[key].mean()), float(floor[key].mean())) for key in ("ssim", "hit"))
     print(
-        f"{title:<58} PSNR {float(scores.mean()):6.2f} (median {float(scores.median()):6.2f}, "
-        f"best {float(scores.max()):6.2f})  floor {float(floor.mean()):5.2f}  "
-        f"above {float(gain.mean()):+6.2f}  [{found.stopped_because}]",
+        f"{title}\n    n {len(db)}, diverged {int(found.diverged.sum())}; PSNR "
+        f"{float(db.mean()):.2f} (median {float(db.median()):.2f}, {float(db.min()):.2f} to "
+        f"{float(db.max()):.2f}), floor {float(floor['psnr'].mean()):.2f}; SSIM {ssim[0]:.3f}, "
+        f"floor {ssim[1]:.3f}; found among 100 {hit[0]:.0%}, floor {hit[1]:.0%}  "
+        f"[{found.stopped_because}]",
         flush=True,
     )
 
@@ -230,7 +268,7 @@ def dlg(data: Images, options: argparse.Namespace) -> None:
         for restarts in (1, 4):
             found, seconds = timed(attacks.get(name)(restarts=restarts), observation)
             share = float((found.fit < 1e-6).float().mean())
-            report(f"{name}, restarts={restarts}", found, [x for x, _ in pairs], data)
+            report(f"{name}, restarts={restarts}", found, pairs, data)
             fits = ", ".join(f"{float(v):.0e}" for v in found.fit)
             print(f"    converged (match < 1e-6): {share:.0%}; matches {fits}; {seconds:.0f} s")
 
@@ -242,7 +280,7 @@ def inverting(
     pairs = batches(data, count, size)
     observation = observe(model, [GradientState(gradient(model, x, y)) for x, y in pairs], size)
     found, seconds = timed(attacks.get("inverting-gradients")(bn=BN, **how), observation)
-    report(f"{title}, {how}", found, [x for x, _ in pairs], data)
+    report(f"{title}, batch of {size}, {how}", found, pairs, data)
     print(f"    {seconds / count / (how['steps'] + 1) * 1e3:.0f} ms per step and victim")
 
 
@@ -275,11 +313,11 @@ def analytic(data: Images, options: argparse.Namespace) -> None:
     """Closed-form recovery from a model whose first layer is linear."""
     model = mlp(0)
     for size in (1, 8, 32):
-        pairs = batches(data, 4, size)
+        pairs = batches(data, options.images or 4, size)
         sent = [GradientState(gradient(model, x, y)) for x, y in pairs]
         found, _ = timed(attacks.get("analytic")(), observe(model, sent, size))
         wanted = [x for x, _ in pairs]
-        report(f"batch of {size}", found, wanted, data)
+        report(f"batch of {size}", found, pairs, data)
         gaps = torch.cat(
             [
                 (f[:, None] - w[None]).abs().flatten(2).amax(2).amin(0)
@@ -331,7 +369,7 @@ def update(data: Images, options: argparse.Namespace) -> None:
                     bn=BN, steps=options.steps or 200, unroll=unroll
                 )
                 found, seconds = timed(attack, observe(model, sent, size, how))
-                report(f"{name}, {epochs} steps of lr 0.05", found, [x for x, _ in pairs], data)
+                report(f"{name}, {size} images, {epochs} steps of lr 0.05", found, pairs, data)
                 print(f"    {seconds:.0f} s")
 
 

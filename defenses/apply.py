@@ -18,6 +18,7 @@ from fedre_privacy.core.types import (
     MatrixBlocks,
     ModelState,
     SmallModelState,
+    Upload,
 )
 
 from .base import SENT_ONCE, Defense, Scene, Trainer
@@ -30,6 +31,16 @@ STARTED_FROM: tuple[type[Artifact], ...] = (ModelState, HeadState, SmallModelSta
 def trainer_of(defenses: Sequence[Defense]) -> Trainer | None:
     """The way of local training that a defence prescribes, if one does."""
     return next((made for d in defenses if (made := d.trainer()) is not None), None)
+
+
+def visible(
+    defenses: Sequence[Defense], uploads: Sequence[Upload], class_counts: Sequence[Sequence[int]]
+) -> Sequence[Upload]:
+    """What the server sees of a round's uploads."""
+    sizes = [sum(counts) for counts in class_counts]
+    for defense in defenses:
+        uploads = defense.seen(uploads, sizes)
+    return uploads
 
 
 class Collecting:

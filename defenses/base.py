@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.config import plain_plugin
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Artifact, Counts, Mixture, RepStatistic
+from fedre_privacy.core.types import Artifact, Counts, Mixture, RepStatistic, Upload
 
 defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
 
@@ -156,34 +156,19 @@ class Samples(Protocol):
 class Trainer(Protocol):
     """Another way of local training, in place of plain SGD."""
 
-    def batches(
-        self,
-        count: int,
-        batch_size: int,
-        epochs: int,
-        rng: torch.Generator,
-        *,
-        steps: int | None = None,
-        device: torch.device | None = None,
-    ) -> Iterator[Tensor]:
-        """Sample numbers (b,) of each batch; b may be 0."""
+    @property
+    def batches(self) -> Callable[..., Iterator[Tensor]]:
+        """(count, batch_size, epochs, rng, steps, device) to sample numbers (b,) of each batch.
 
-    def fit(
-        self,
-        modules: Iterable[nn.Module],
-        loss: Callable[[Tensor, Tensor], Tensor],
-        samples: Any,
-        *,
-        epochs: int,
-        batch_size: int,
-        lr: float | Sequence[float],
-        rng: torch.Generator,
-        noise_rng: torch.Generator,
-        who: str,
-        clip_norm: float | None = None,
-        steps: int | None = None,
-    ) -> float:
-        """Train in place and return the mean loss."""
+        b may be 0. `DPSGD.batches` says what each argument means.
+        """
+
+    @property
+    def fit(self) -> Callable[..., float]:
+        """(modules, loss, samples, and how to train) to the mean loss; trains in place.
+
+        Arguments as of `DPSGD.fit`.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +209,14 @@ class Defense:
     def trainer(self) -> Trainer | None:
         """How the client trains instead of by plain SGD, if it does."""
         return None
+
+    def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
+        """What the server sees of a round's uploads, which it aggregates all the same.
+
+        Args:
+            sizes: training samples of every client, by client number.
+        """
+        return tuple(uploads)
 
     def cost(self, facts: Facts) -> PrivacyCost | None:
         """What it spends over the whole run, or None: a heuristic without a formal guarantee."""

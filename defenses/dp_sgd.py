@@ -157,8 +157,8 @@ class DPSGD(Defense):
         from opacus.optimizers import DPOptimizer
 
         params = [p for group in groups for p in group["params"]]
-        for module in modules:
-            module.train()
+        for module in modules:  # Opacus unfolds images by strides and needs the usual layout
+            module.to(memory_format=torch.contiguous_format).train()
         device = samples.labels.device
         sgd = torch.optim.SGD(groups)
         optimiser = DPOptimizer(
@@ -244,10 +244,10 @@ def obstacle(module: nn.Module) -> tuple[str, str] | None:
 def refusal(who: str, layer: str, what: str) -> str:
     """The sentence for a model that cannot be trained so."""
     where = f"layer '{layer}'" if layer else "a module of the protocol"
-    return (
-        f"Defence 'dp-sgd': {who}, {where} is {what}. Use models of convolutions, linear "
-        "layers, GroupNorm or LayerNorm, for example --models cnn4 or cnn5."
-    )
+    remedy = "use models of convolutions, linear layers, GroupNorm or LayerNorm, for example"
+    if what.startswith("BatchNorm"):
+        remedy = "put GroupNorm in its place with --set model.norm=gn, or use for example"
+    return f"Defence 'dp-sgd': {who}, {where} is {what}. Remedy: {remedy} --models cnn4 or cnn5."
 
 
 def _trained(module: nn.Module) -> bool:

@@ -58,6 +58,12 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
                 f"Defence '{defense.name}' with unit=record must come after {', '.join(after)}, "
                 "which would change representations that it has bounded. Swap them."
             )
+    sums = [d for d in defenses if type(d).seen is not Defense.seen]
+    problems += [
+        f"Defence '{d.name}' must come last, as it acts on what is sent. Move it to the end."
+        for d in sums
+        if d is not defenses[-1]
+    ]
     deltas = {c.delta for d in defenses if (c := d.cost(facts)) and c.delta and c.unit == RECORD}
     if len(deltas) > 1:
         problems.append(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded, stream
 
 SLOPE = 0.1
@@ -31,23 +32,27 @@ CHECKS = 12
 """Looks at the held-out pairs during the training."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schooling:
-    """How to train.
+    """How the network is trained: settings of `decoder`.
 
-    Args:
-        loss: "psnr" is squared error; "sharp" absolute error plus `match` times the relative
-            squared distance between the picture's representation and the one it is made from.
-        patience: checks on held-out pairs without gain after which training stops.
+    Loss "psnr" is squared error; "sharp" is absolute error plus `match` times the relative squared
+    distance between the picture's representation and the one it is made from.
     """
 
-    loss: str
-    width: int
-    updates: int
-    lr: float
-    batch: int
-    match: float
-    patience: int
+    loss: str = knob(
+        "psnr",
+        help="psnr: squared error; sharp: absolute error and distance of representations",
+        choices=LOSSES,
+    )
+    width: int = knob(32, help="channels of the network's finer layers", ge=1)
+    updates: int = knob(300, help="optimiser steps of each stage, at most", ge=1)
+    lr: float = knob(3e-3, help="AdamW step size", gt=0)
+    batch: int = knob(64, help="pairs in each optimiser step", ge=1)
+    match: float = knob(0.2, help="weight of the representations' distance in loss=sharp", ge=0)
+    patience: int = knob(
+        3, help="stop a stage after so many of its twelve checks without gain", unit="checks", ge=1
+    )
 
 
 class Refiner(nn.Module):

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.errors import IncompatibleError, OutOfMemoryError
-from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
+from .adaptive import objective_as_sent
 from .objectives import Objective
 from .optimise import Budget, ImagePrior, Start, by_owner, fit_tile
+from .tiles import CPU_TILE, in_tiles, progress
 
-CPU_TILE = 8
-"""Rows per tile on a CPU, a constant: the numbers do not depend on the chunk size asked for."""
 GPU_TILE = 256
 """Rows per tile on a GPU unless the attack's chunk says otherwise."""
 
@@ -45,6 +42,7 @@ def invert(
         start: pictures to begin from, one per target in the observation's order.
     """
     device = context.device
+    objective = objective_as_sent(observation, objective)
     rows, owners = observation.target_rows()
     order = sorted(range(len(owners)), key=lambda i: owners[i])
     rows = rows[torch.tensor(order)].float()
@@ -81,11 +79,13 @@ def invert(
             context.shelf.save(name, kept)
         return kept
 
-    if device.type == "cpu":
-        pieces = _on_cores(piece, len(owners), max(1, CPU_TILE // budget.restarts))
-    else:
-        tile = max(1, (chunk or GPU_TILE) // budget.restarts)
-        pieces = _in_turn(piece, len(owners), tile, context)
+    pieces = in_tiles(
+        piece,
+        len(owners),
+        context,
+        cpu=CPU_TILE // budget.restarts,
+        gpu=(chunk or GPU_TILE) // budget.restarts,
+    )
 
     back = torch.tensor(order).argsort()
     joined = {key: torch.cat([p[key] for p in pieces])[back] for key in ("images", "prior", "fit")}
@@ -149,62 +149,6 @@ def _seeds(owners: list[tuple[int, int]], seed: int, restarts: int) -> list[int]
     return out
 
 
-Piece = Callable[[int, int, Event], dict[str, Tensor]]
-
-
-def _on_cores(piece: Piece, count: int, tile: int) -> list[dict[str, Tensor]]:
-    """Work on one tile per core, each on a single thread.
-
-    Small convolutions gain little from a second thread, and one thread gives the same numbers on
-    a machine with any number of cores.
-    """
-    starts = range(0, count, tile)
-    cores = torch.get_num_threads()
-    stopped = Event()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(
-            min(cores, len(starts)), initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            futures = [pool.submit(piece, s, min(s + tile, count), stopped) for s in starts]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                stopped.set()
-                for future in futures:
-                    future.cancel()
-                raise
-    finally:
-        torch.set_num_threads(cores)
-
-
-def _in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[str, Tensor]]:
-    """Work on one tile after another, halving it when the GPU is full."""
-    pieces: list[dict[str, Tensor]] = []
-    start = 0
-    while start < count:
-        stop = min(start + tile, count)
-        try:
-            pieces.append(piece(start, stop, Event()))
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            if tile == 1:
-                raise OutOfMemoryError(
-                    "The GPU has no room for a single target.",
-                    next_step=f"{start} of {count} targets are saved; free the GPU or use "
-                    "--device cpu, and add --resume.",
-                ) from None
-            tile //= 2
-            context.report(Report("note", {"text": f"GPU memory: chunk halved to {tile}"}))
-            continue
-        start = stop
-    return pieces
-
-
-class _Stopped(Exception):
-    """Another tile failed or the user interrupted; this one is dropped."""
-
-
 def _fit(
     rows: Tensor,
     owners: list[tuple[int, int]],
@@ -220,23 +164,7 @@ def _fit(
     stopped: Event,
     begin: Start | None,
 ) -> dict[str, Tensor]:
-    def tick(step: int, match: Tensor) -> None:
-        if stopped.is_set():
-            raise _Stopped
-        context.report(
-            Report(
-                "attack.step",
-                {
-                    "step": step,
-                    "of": budget.steps,
-                    "first": first,
-                    "rows": len(rows),
-                    "total": total,
-                    "match": match,
-                },
-            )
-        )
-
+    tick = progress(context, stopped, of=budget.steps, first=first, rows=len(rows), total=total)
     repeated = [owner for owner in owners for _ in range(budget.restarts)]
     done = fit_tile(
         prior,

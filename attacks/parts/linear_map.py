@@ -12,9 +12,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.config import knob
+
+from .simulate import MOST_VIEWS
+
 PENALTIES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Penalties tried, in units of the mean eigenvalue of the representations' scatter."""
 TINY = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """How the linear maps are fitted: settings that `linear` and `decoder` share."""
+
+    penalty: float | None = knob(
+        None,
+        help="ridge penalty of the linear answer; none: chosen on held-out auxiliary images",
+        unit="mean eigenvalues of the representations' scatter",
+        gt=0,
+    )
+    views: int = knob(
+        10,
+        help="versions of each auxiliary image: itself, mirrored, then shifted ones",
+        ge=1,
+        le=MOST_VIEWS,
+    )
+    match_targets: bool = knob(
+        True, help="learn prototypes and mixtures from simulated ones too, not from images alone"
+    )
 
 
 @dataclass(frozen=True)

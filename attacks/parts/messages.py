@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedre_privacy.core.types import Artifact, Observation
+from fedre_privacy.core.types import Artifact, EntangledRep, Observation
+
+from .adaptive import said
 
 Sent = tuple[int, Artifact]
 """A round and what was sent in it."""
@@ -15,7 +17,8 @@ def messages_of(observation: Observation) -> dict[int, dict[type[Artifact], list
 
     Targets may be some rows of an upload. Where the whole upload of the same client, round and
     kind was observed, it takes their place; a target that no upload contains (because it was
-    recovered, or is counterfactual) stands for itself.
+    recovered, or is counterfactual) stands for itself. Declared smoothing of label encodings is
+    taken off.
 
     Returns:
         Client to kind to (round, artifact), clients ascending.
@@ -30,6 +33,8 @@ def messages_of(observation: Observation) -> dict[int, dict[type[Artifact], list
             kind = type(artifact)
             number = seen.get(kind, 0)
             seen[kind] = number + 1
+            if isinstance(artifact, EntangledRep):
+                artifact = EntangledRep(artifact.rep, said(observation, artifact.encoding))
             found[upload.client, upload.round, kind, number] = artifact
     out: dict[int, dict[type[Artifact], list[Sent]]] = {client: {} for client in sorted(clients)}
     for (client, round, kind, _), artifact in sorted(found.items(), key=_place):

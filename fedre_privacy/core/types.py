@@ -284,9 +284,16 @@ class Counts(Artifact):
     values: Tensor = wire(Content.COUNT, "(n,)")
 
 
+AGGREGATE = -1
+"""In place of a client: the sum over several."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """What one client sent to the server in one round.
+
+    Under secure aggregation the server sees one upload of `AGGREGATE` in place of its
+    `participants`'.
 
     `counterfactual` marks artifacts that the protocol does not send and that the evaluator
     computed to ask "what if it did?"; they are named so wherever they appear.
@@ -296,6 +303,7 @@ class Upload:
     round: int
     artifacts: tuple[Artifact, ...]
     counterfactual: bool = False
+    participants: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -463,6 +471,19 @@ class LocalTraining:
     sizes: Mapping[int, int]
 
 
+@dataclass(frozen=True)
+class KnownDefense:
+    """A defence that clients declared: the mechanism, never the luck that it drew.
+
+    Args:
+        name: of the defence, or of the entanglement scheme that changes what is said.
+        settings: its settings, derived ones (the noise behind an epsilon) filled in.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """Samples about which a membership attack is asked: did this client train on this one?
@@ -498,6 +519,8 @@ class Observation:
             started the round, where the protocol's own messages give it to the server.
         images_per_target: images sought in each target where targets carry no rows (gradients,
             updates); 0 where each row is one target.
+        defenses: what clients declared to do to their uploads, in order; empty for an attacker
+            who does not know or care.
     """
 
     threat: ThreatModel
@@ -513,6 +536,7 @@ class Observation:
     candidates: Candidates | None = None
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
+    defenses: tuple[KnownDefense, ...] = ()
 
     def image_count(self) -> int:
         """Number of images sought: one for each target row, or a number for each upload."""
@@ -560,11 +584,12 @@ class Outcome:
         """
         known = {item.name: item for item in dataclasses.fields(cls)}
         found: dict[str, Any] = {**tensors, **texts}
-        if set(found) != set(known):
+        optional = {n for n, f in known.items() if f.default_factory is not dataclasses.MISSING}
+        absent, extra = set(known) - optional - set(found), set(found) - set(known)
+        if absent or extra:
             raise ValueError(
-                f"{cls.__name__} needs {sorted(known)}; "
-                f"absent: {sorted(set(known) - set(found)) or 'none'}, "
-                f"not known: {sorted(set(found) - set(known)) or 'none'}"
+                f"{cls.__name__} needs {sorted(known)}; absent: {sorted(absent) or 'none'}, "
+                f"not known: {sorted(extra) or 'none'}"
             )
         for name, value in texts.items():
             if known[name].type == "tuple[str, ...]":
@@ -590,6 +615,8 @@ class Reconstruction(Outcome):
         prior (N, C, H, W): the attack's output before any fitting, a floor.
         fit (N,): attained match to the target (the attack's own objective, lower is better).
         trace (num_logged, N): the fit along the way; trace_steps (num_logged,).
+        labels (N,) int64: the class that the attack took each image to be of; empty (0,) where it
+            took none.
     """
 
     images: Tensor
@@ -599,6 +626,7 @@ class Reconstruction(Outcome):
     trace_steps: Tensor
     stopped_because: str
     diverged: Tensor
+    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def problems(self, observation: Observation) -> list[str]:
         count = observation.image_count()
@@ -610,6 +638,8 @@ class Reconstruction(Outcome):
             ]
         finite = self.images.isfinite().flatten(1).all(1)
         found = []
+        if len(self.labels) not in (0, count):
+            found.append(f"returned {len(self.labels)} labels for {count} images.")
         if not bool((finite | self.diverged).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):
@@ -655,6 +685,12 @@ class RecoveredPrototypes(Outcome):
         if len(set(lengths.values())) > 1:
             return [f"returned fields of different lengths: {lengths}."]
         return []
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing is finite and nothing says why: uploads that determine no prototype
+        are an answer, which the notes give."""
+        return not self.notes and not bool(self.vectors.isfinite().all(1).any())
 
 
 @dataclass(frozen=True, eq=False)

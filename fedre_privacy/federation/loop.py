@@ -23,6 +23,7 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, T
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Emission, Upload
+from fedre_privacy.defenses.apply import visible
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
 
@@ -109,7 +110,11 @@ def run(
         first, answer = setup(protocol, clients, server, setting, defenses)
         if first:
             everyone = tuple(range(training.clients))
-            recorder.write(0, first, [Broadcast(0, everyone, answer)] if answer else [])
+            recorder.write(
+                0,
+                visible(defenses, first, setting.class_counts),
+                [Broadcast(0, everyone, answer)] if answer else [],
+            )
         post = Post(setting, 1, next_broadcast(protocol, server))
         post.deliver(protocol, clients)
     step = partial(client_step, defenses=defenses) if defenses else client_step
@@ -128,7 +133,7 @@ def run(
         keep(round, clients, emissions)
         uploads = [Upload(k, round, tuple(e.artifact for e in emissions[k])) for k in chosen]
         sent = post.broadcasts()
-        recorder.write(round, uploads, sent)
+        recorder.write(round, visible(defenses, uploads, setting.class_counts), sent)
         up = measure((upload.artifacts, 1) for upload in uploads)
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 

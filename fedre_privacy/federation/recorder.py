@@ -51,6 +51,9 @@ class Recorder:
         for upload in uploads:
             head = {"direction": "upload", "client": upload.client}
             who = f"client{upload.client}"
+            if upload.participants:
+                head["participants"] = list(upload.participants)
+                who = "sum"
             entries.append(_entry(head, who, upload.round, upload.artifacts, file, tensors))
         self._files[file] = files.write_tensors(self.folder / file, tensors)
         self._messages += entries
@@ -139,7 +142,8 @@ def read_messages(
             _artifact(part, loaded[file], folder / file) for part in entry["artifacts"]
         )
         if entry["direction"] == "upload":
-            uploads.append(Upload(entry["client"], entry["round"], artifacts))
+            several = tuple(entry.get("participants", ()))
+            uploads.append(Upload(entry["client"], entry["round"], artifacts, participants=several))
         else:
             broadcasts.append(Broadcast(entry["round"], tuple(entry["recipients"]), artifacts))
     return uploads, broadcasts

@@ -227,7 +227,7 @@ def on_device(client: Client, setting: Setting) -> Iterator[None]:
     modules = [client.model, *client.memory.values()]
     layout = torch.channels_last if setting.device.type == "cpu" else torch.preserve_format
     for module in modules:
-        module.to(device=setting.device, memory_format=layout)
+        module.to(setting.device).to(memory_format=layout)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from torch import nn
 from ..core.config import knob, knobs
 from ..core.errors import ConfigError, unknown
 from .mapping import MAPPINGS, build_mapping
+from .norm import NORMS, with_norm
 from .split import SplitModel, num_parameters
 from .zoo import Architecture, architectures
 from .zoo.resnet import STEMS
@@ -122,6 +123,12 @@ class ModelSettings:
         help="first layers of the ResNets; none: as published (imagenet)",
         choices=STEMS,
     )
+    norm: str = knob(
+        "bn",
+        help="normalisation: bn (BatchNorm, as published) or gn (GroupNorm in its place, which "
+        "keeps the samples of a batch apart; dp-sgd needs it)",
+        choices=NORMS,
+    )
 
     def __post_init__(self) -> None:
         names = members_of(self.name)
@@ -184,6 +191,7 @@ def assemble(
     *,
     mapping: str = "ap",
     dim: int | None = None,
+    norm: str = "bn",
 ) -> SplitModel:
     """Build a model around one architecture, e.g. FedMRL's small model ``Cnn5(width=128)``.
 
@@ -193,12 +201,14 @@ def assemble(
         num_classes: number of classes.
         mapping: see `build_mapping`.
         dim: representation length; none: the backbone's own width.
+        norm: see `with_norm`.
 
     Raises:
         ConfigError: unknown mapping.
         IncompatibleError: the architecture does not take such images.
     """
     backbone, native = architecture.build(image_shape)
+    backbone = with_norm(backbone, norm)
     dim = native if dim is None else dim
     return SplitModel(
         backbone, build_mapping(mapping, native, dim), dim=dim, num_classes=num_classes
@@ -230,6 +240,7 @@ def build_model(
         num_classes,
         mapping=settings.mapping,
         dim=representation_dim(settings, image_shape),
+        norm=settings.norm,
     )
 
 

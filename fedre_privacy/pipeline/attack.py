@@ -28,6 +28,7 @@ from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.types import ORACLES, THREAT_MODELS, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.protocols.base import Protocol
 
@@ -54,6 +55,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
     """
     require_complete(run)
     check_fit(run.settings.protocol, settings)
+    check_sums(run.settings, settings)
     data = data or run.settings.data.load()
     if data.sha256 != run.record["data_sha256"]:
         raise DamagedInputError(
@@ -93,6 +95,7 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         ConfigError: the round would not exist or not be kept, or the truth would be missing.
     """
     check_fit(training.protocol, settings)
+    check_sums(training, settings)
     last, every = training.train.rounds, training.record.keep_every
     wanted = settings.evaluation.round or last
     problems = []
@@ -165,6 +168,28 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             "entangled (counterfactual)."
         )
     raise IncompatibleError(*problems, next_step=step)
+
+
+def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse an attack on single clients where the server sees their sum only.
+
+    A sum of gradients or parameters is that of one larger batch and can be attacked as such.
+
+    Raises:
+        IncompatibleError: the attack asks about single clients.
+    """
+    summed = [d.name for d in training.defense if type(d).seen is not Defense.seen]
+    updates = any(kind.updates for kind in training.protocol.uploads)
+    on_updates = settings.target == "update" or (settings.target == "uploaded" and updates)
+    if not summed or (on_updates and settings.attack.answers == "images"):
+        return
+    raise IncompatibleError(
+        f"Under defence '{summed[0]}' the server sees one sum over clients a round; attack "
+        f"'{settings.attack.name}' on target '{settings.target}' asks about single clients.",
+        next_step="Attack the sum as one update of more images (--attack inverting-gradients "
+        "--target update, for protocols that send gradients or parameters), or a run without "
+        f"{summed[0]}.",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,6 +339,8 @@ def _attack(
         _write(result)
         shelf.clear()
         files.write_json(folder / "record.json", record)
+    elif not (folder / "report.html").is_file():
+        write_attack_report(result)
     report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return result
 

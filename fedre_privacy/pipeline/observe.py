@@ -5,29 +5,36 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 
+from fedre_privacy.blocks.averaging import load_state
+from fedre_privacy.core.config import plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
+    AGGREGATE,
     Artifact,
     Broadcast,
     Candidates,
     Knowledge,
+    KnownDefense,
     LocalTraining,
     ModelState,
     Observation,
     ThreatModel,
     Upload,
 )
+from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import build_model
-from fedre_privacy.models.split import load_parameters
 
 from .runs import Run
+from .settings import ADAPTIVE
+from .small_models import small_models_before
 from .targets import TargetSource
 
 HELD_AT_ONCE = 32
@@ -45,9 +52,14 @@ def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> Threa
 
 
 class KeptExtractors(Mapping[tuple[int, int], nn.Module]):
-    """Extractors of a run by (client, round), read from disk when they are asked for."""
+    """Extractors of a run by (client, round), read from disk when they are asked for.
 
-    def __init__(self, run: Run, clients: Collection[int], rounds: Collection[int]) -> None:
+    Args:
+        rounds: round asked for, and the round whose extractor is given for it.
+    """
+
+    def __init__(self, run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> None:
+        self._rounds = dict(rounds)
         self._keys = [(client, round) for round in rounds for client in clients]
 
         @lru_cache(maxsize=HELD_AT_ONCE)
@@ -59,7 +71,8 @@ class KeptExtractors(Mapping[tuple[int, int], nn.Module]):
     def __getitem__(self, key: tuple[int, int]) -> nn.Module:
         if key not in self._keys:
             raise KeyError(key)
-        return self._load(*key)
+        client, round = key
+        return self._load(client, self._rounds[round])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self._keys)
@@ -77,6 +90,8 @@ def observe(
     *,
     candidates: Candidates | None = None,
     images_per_target: int = 0,
+    staleness: int = 0,
+    attacker: str = ADAPTIVE,
 ) -> Observation:
     """Build the observation of an attack on some uploads of one round.
 
@@ -84,21 +99,31 @@ def observe(
         aux: held-out images, passed on if the threat model grants auxiliary data.
         candidates: samples whose membership is asked.
         images_per_target: images sought in each upload that carries no rows.
+        staleness: rounds by which the newest extractor held is older than the attacked uploads;
+            it stands in for the extractor of their round, those of rounds between are not held.
+        attacker: ``adaptive`` knows the defences that the run declares, ``naive`` does not.
 
     Raises:
         MissingInputError: the extractors of the round were not kept.
+        IncompatibleError: staleness where no extractor is granted or the uploads hold it, or
+            before the first round.
     """
     threat = effective(threat, run.settings.protocol.uploads)
+    if staleness:
+        threat = _with_staleness(threat, run, round, staleness)
     observed = [0, round] if threat.rounds == "last" else None
     uploads, broadcasts = read_messages(run.folder / "uploads", observed)
     broadcasts = [b for b in broadcasts if b.round <= round]
-    clients = sorted({upload.client for upload in targets})
+    senders = sorted({upload.client for upload in targets})
+    clients = [client for client in senders if client != AGGREGATE]
     extractors: Mapping[tuple[int, int], nn.Module] = {}
     if Knowledge.EXTRACTOR in threat.grants and clients:
-        run.model(clients[0], round)  # refuses a round that was not kept, naming the nearest
+        newest = round - staleness
+        if not staleness:
+            run.model(clients[0], round)  # refuses a round that was not kept, naming the nearest
         past = Knowledge.ALL_EXTRACTORS in threat.grants
-        rounds = [r for r in run.kept_rounds() if r == round or (past and r < round)]
-        extractors = KeptExtractors(run, clients, rounds)
+        held = {r: r for r in run.kept_rounds() if past and r <= newest}
+        extractors = KeptExtractors(run, clients, {**held, round: newest})
     aux_granted = Knowledge.AUX_DATA in threat.grants
     return Observation(
         threat=threat,
@@ -112,30 +137,83 @@ def observe(
         aux_labels=aux.labels if aux_granted else None,
         training=_training(run) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
-        models=_models(run, clients, round, broadcasts) if Knowledge.HEAD in threat.grants else {},
+        models=_models(run, senders, round, broadcasts) if Knowledge.HEAD in threat.grants else {},
         images_per_target=images_per_target,
+        defenses=known_defenses(run) if attacker == ADAPTIVE else (),
     )
+
+
+def _with_staleness(threat: ThreatModel, run: Run, round: int, staleness: int) -> ThreatModel:
+    """Say in the threat model that its extractors are old; refuse where that means nothing."""
+    protocol = run.settings.protocol
+    asked = f"'eval.staleness' is {staleness}"
+    problem, step = None, "Leave eval.staleness out."
+    kept = [r for r in run.kept_rounds() if r < round]
+    if Knowledge.EXTRACTOR not in threat.grants:
+        problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
+        step = "Leave it out, or use --threat fedre-paper or strong."
+    elif any(issubclass(kind, ModelState) for kind in protocol.uploads):
+        problem = f"{asked}, but {protocol.name} uploads whole models: no extractor is ever old."
+    elif staleness >= round:
+        problem = f"{asked}, but round {round} is attacked: the oldest extractor is of round 1."
+        step = f"Use --set eval.staleness={round - 1} at most."
+    elif round - staleness not in kept:
+        listed = ", ".join(map(str, kept)) or "none"
+        problem = (
+            f"{asked}: the extractors of round {round - staleness} were not kept; kept before "
+            f"round {round}: {listed}."
+        )
+        step = "Train with --set record.keep_every=1."
+        if kept:
+            near = round - min(kept, key=lambda r: abs(r - (round - staleness)))
+            step = f"Use --set eval.staleness={near}, or train with --set record.keep_every=1."
+    if problem is not None:
+        raise IncompatibleError(problem, next_step=step)
+    age = f"the newest extractor held is {plural(staleness, 'round')} old"
+    return dataclasses.replace(threat, summary=f"{threat.summary}; {age}")
+
+
+def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
+    """Defences and entanglement schemes as the run's record declares them, settings only.
+
+    A scheme that wraps another is followed by it.
+    """
+    found = [_known(settings) for settings in run.record.get("defense", ())]
+    scheme = getattr(run.settings.protocol, "entanglement", None)
+    while scheme is not None:
+        found.append(_known(plain_plugin(scheme)))
+        scheme = getattr(scheme, "base", None)
+    return tuple(found)
+
+
+def _known(settings: Mapping[str, Any]) -> KnownDefense:
+    return KnownDefense(settings["name"], {k: v for k, v in settings.items() if k != "name"})
 
 
 def _training(run: Run) -> LocalTraining:
     training = run.settings.train
     sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
-    return LocalTraining(training.lr, training.epochs, training.batch_size, sizes)
+    sizes[AGGREGATE] = sum(sizes.values())
+    lr = getattr(run.settings.protocol, "student_lr", training.lr)
+    return LocalTraining(lr, training.epochs, training.batch_size, sizes)
 
 
 def _models(
     run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
 ) -> dict[tuple[int, int], nn.Module]:
-    """Whole models as clients started the round, where a broadcast holds all parameters."""
+    """Whole models as clients started the round, where broadcasts hold all parameters."""
+    small = getattr(run.settings.protocol, "small", None)
+    if small is not None:
+        return small_models_before(run, small, clients, round)
     found: dict[tuple[int, int], nn.Module] = {}
     for broadcast in broadcasts:
         states = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
         if broadcast.round != round or not states:
             continue
-        for client in set(broadcast.recipients) & set(clients):
+        for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
             num_classes = len(run.record["classes"])
-            model = build_model(run.settings.model, client, run.image_shape, num_classes)
-            load_parameters(model, states[0].params)
+            model = build_model(run.settings.model, max(client, 0), run.image_shape, num_classes)
+            load_state(model, states[0].params)
             found[client, round] = model.eval().requires_grad_(False)
     return found
 

@@ -13,7 +13,7 @@ from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
-from fedre_privacy.core.errors import nearest, unknown
+from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
@@ -35,6 +35,7 @@ TARGETS = (
 )
 
 RECOVERED = "recovered-prototypes"
+ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
 ATTACK_FOR = {"update": "inverting-gradients", "labels": "labels", "membership": "membership"}
 """The attack for a target, where it is not the default one."""
 
@@ -63,6 +64,14 @@ class Evaluation:
         8, help="single representations attacked beside other targets, as a ceiling; 0: none", ge=0
     )
     round: int | None = knob(None, help="round to attack; none: the last one", ge=1)
+    staleness: int = knob(
+        0, help="age of the newest extractor that the attacker holds", unit="rounds", ge=0
+    )
+    attacker: str = knob(
+        ADAPTIVE,
+        help="adaptive attackers know the defences that clients declare, naive ones do not",
+        choices=ATTACKERS,
+    )
     rule: str = knob(
         "auto",
         help="how a target with several originals is matched; auto: assigned for the images of an "
@@ -216,6 +225,37 @@ def resolve_defenses(
     ]
     made = tuple(defense for defense in built if defense is not None)
     return made if len(made) == len(built) else None
+
+
+def set_defenses(given: Any, changes: Values) -> list[Any]:
+    """Lay settings over the defences given before: those of ``--set defense.KEY=VALUE``.
+
+    With several defences a key must say whose it is: ``defense.NAME.KEY`` or ``defense.0.KEY``.
+
+    Raises:
+        ConfigError: a key that belongs to no defence, or could belong to several.
+    """
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    made = [_written_out(entry) if isinstance(entry, str) else dict(entry) for entry in several]
+    names = [entry.get("name") for entry in made]
+    problems = []
+    for key, value in changes.items():
+        whose = [place for place, name in enumerate(names) if key in (name, str(place))]
+        if isinstance(value, Mapping) and len(whose) == 1:
+            made[whose[0]].update(value)
+        elif len(made) == 1 and not isinstance(value, Mapping):
+            made[0][key] = value
+        else:
+            listed = ", ".join(map(str, names))
+            first = f"defense.0.{key}" if not whose else "defense.0.KEY"
+            problems.append(
+                f"--set defense.{key}: {len(made)} defences are given ({listed}), and this does "
+                f"not say whose setting it is. Write {first} (for '{names[0]}'), or put it behind "
+                "the name: --defense NAME:KEY=VALUE."
+            )
+    if problems:
+        raise ConfigError(*problems)
+    return made
 
 
 def _written_out(text: str) -> dict[str, Any]:

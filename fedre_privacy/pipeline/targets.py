@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -141,7 +141,7 @@ class TargetSource:
             IncompatibleError: the protocol uploads neither.
         """
         uploads = {
-            k: Upload(k, self.round, tuple(a for a in u.artifacts if a.updates))
+            k: replace(u, artifacts=tuple(a for a in u.artifacts if a.updates))
             for k, u in self.uploads.items()
         }
         uploads = {k: u for k, u in uploads.items() if u.artifacts}
@@ -153,9 +153,13 @@ class TargetSource:
         mixtures = self.run.mixtures(self.round)
         made = {}
         for k in uploads:
-            kept = [m for (client, _), m in mixtures.items() if client == k]
-            whole = torch.arange(len(self.train[k]))
-            made[k] = torch.unique(kept[0].sample) if kept else whole
+            first, members = 0, []
+            for member in self._members(k):
+                kept = [m for (client, _), m in mixtures.items() if client == member]
+                own = kept[0].sample if kept else torch.arange(len(self.train[member]))
+                members.append(torch.unique(own) + first)
+                first += len(self.train[member])
+            made[k] = torch.cat(members)
         images = min(per_update, count, *(len(samples) for samples in made.values()))
         order = torch.randperm(len(made), generator=stream(self.seed, "targets update"))
         wanted = sorted(sorted(made)[i] for i in order[: max(1, count // images)].tolist())
@@ -168,6 +172,11 @@ class TargetSource:
             parts.append((k, Mixture(rows, samples, weight, images), labels))
         truth = self._truth(parts)
         return TargetGroup("update", False, tuple(uploads[k] for k in wanted), truth), images
+
+    def _members(self, client: int) -> tuple[int, ...]:
+        """The clients behind an upload: one, or all whose sum it is."""
+        upload = self.uploads.get(client)
+        return (upload.participants if upload else ()) or (client,)
 
     def _gather(
         self, kind: str, chosen: dict[int, tuple[Emission, Tensor]], real: bool
@@ -281,7 +290,7 @@ class TargetSource:
         first_row = first_image = 0
         for client, mixture, row_labels in parts:
             used, position = torch.unique(mixture.sample, return_inverse=True)
-            index = self.train[client][used]
+            index = torch.cat([self.train[k] for k in self._members(client)])[used]
             images.append(self.data.floats(index))
             labels.append(self.data.labels[index])
             clients.append(torch.full((len(index),), client))

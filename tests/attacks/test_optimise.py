@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.parts import tiles
 from fedre_privacy.attacks.parts.objectives import l2rel
 from fedre_privacy.attacks.parts.optimise import Budget, by_owner, fit_tile
 from fedre_privacy.attacks.pixel import PixelInversion
@@ -304,7 +304,7 @@ class TestFullMemory:
             return {"rows": torch.arange(start, stop)}
 
         context = Context(report=lambda event: notes.append(event.data["text"]))
-        made = inversion._in_turn(piece, count, tile, context)
+        made = tiles.in_turn(piece, count, tile, context)
         assert torch.cat([p["rows"] for p in made]).tolist() == list(range(count))
         return [len(p["rows"]) for p in made], notes
 

@@ -33,11 +33,13 @@ from fedre_privacy.core.types import (
 QUICK: dict[str, dict[str, Any]] = {
     "dip": {"steps": 60, "tv": 1.0},
     "pixel": {"steps": 200, "tv": 1.0},
+    "joint-disentangle": {"steps": 60, "tv": 1.0},
     "decoder": {"updates": 20, "width": 4},
 }
 BRIEF: dict[str, dict[str, Any]] = {
     "dip": {"steps": 4, "channels": (4, 4), "depth": 4},
     "pixel": {"steps": 6},
+    "joint-disentangle": {"steps": 4, "channels": (4, 4)},
     "linear": {"views": 1, "match_targets": False},
     "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
 }

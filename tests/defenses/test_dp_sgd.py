@@ -86,6 +86,62 @@ def test_per_sample_gradients_are_those_of_each_sample_alone(name):
     assert not any(hasattr(part, "activations") for part in model.modules())
 
 
+def check_agreement(model, images, labels, *, rtol=1e-4, atol=1e-6):
+    """Per-sample gradients against one backward pass for each sample, dropout off."""
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    model.train()
+    params = list(model.parameters())
+    with per_sample_gradients([model], params):
+        F.cross_entropy(model(images), labels).backward()
+        together = [p.grad_sample.detach().clone() for p in params]
+    scale = torch.cat([g.flatten() for g in together]).abs().max()
+    for row in range(len(images)):
+        loss = F.cross_entropy(model(images[row : row + 1]), labels[row : row + 1])
+        for found, alone in zip(together, torch.autograd.grad(loss, params), strict=True):
+            torch.testing.assert_close(found[row], alone, rtol=rtol, atol=atol * float(scale))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet4",
+        "resnet8",
+        pytest.param("resnet10", marks=pytest.mark.slow),
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        pytest.param("resnet34", marks=pytest.mark.slow),
+        pytest.param("resnet50", marks=pytest.mark.slow),
+        pytest.param("mobilenet-v2", marks=pytest.mark.slow),
+        pytest.param("googlenet", marks=pytest.mark.slow),
+    ],
+)
+def test_with_group_norm_every_convolutional_model_has_gradients_of_single_samples(name):
+    torch.manual_seed(0)
+    model = build_model(ModelSettings(name=name, dim=16, norm="gn"), 0, (3, 32, 32), 4)
+    assert obstacle(model) is None
+    images = torch.rand(2, 3, 32, 32, generator=rng())
+    check_agreement(model, images, torch.tensor([1, 3]), rtol=1e-3, atol=1e-4)
+
+
+def test_the_norm_switch_replaces_all_batch_norms_and_nothing_else():
+    with torch.device("meta"):
+        plain, switched = (
+            build_model(ModelSettings(name="resnet18", norm=norm), 0, (3, 32, 32), 4)
+            for norm in ("bn", "gn")
+        )
+    before = [type(part) for part in plain.modules()]
+    after = [type(part) for part in switched.modules()]
+    assert before.count(nn.BatchNorm2d) == after.count(nn.GroupNorm) == 20
+    assert [k for k in before if k is not nn.BatchNorm2d] == [
+        k for k in after if k is not nn.GroupNorm
+    ]
+    shapes = [tuple(p.shape) for p in plain.parameters()]
+    assert shapes == [tuple(p.shape) for p in switched.parameters()]
+    groups = {(m.num_groups, m.num_channels) for m in switched.modules() if type(m) is nn.GroupNorm}
+    assert groups == {(32, 64), (32, 128), (32, 256), (32, 512)}
+
+
 def test_without_clipping_and_noise_it_is_plain_sgd():
     model, plain = model_of("cnn4"), model_of("cnn4")
     samples = samples_of()
@@ -204,6 +260,7 @@ def test_models_that_it_cannot_take_are_named_with_layer_and_remedy(name, layer,
     given = facts(kinds=(EntangledRep,), model=lambda client: model)
     problem = DPSGD(noise=1, clip=1).check(given)[3]
     assert f"client 3, layer '{layer}' is {kind}" in problem and "--models cnn4" in problem
+    assert ("--set model.norm=gn" in problem) == (kind == "BatchNorm2d")
 
 
 def test_a_part_of_the_protocol_that_it_cannot_take_is_refused_before_a_step():

@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 
+from fedre_privacy.cli.attack import main
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_training
+from fedre_privacy.pipeline.settings import resolve_training, set_defenses
 from fedre_privacy.pipeline.train import train
 from fedre_privacy.protocols.base import protocols
 
@@ -31,6 +32,7 @@ CASES = {
     "prune": ("fedavg", "prune:keep=0.2"),
     "quantise": ("fedkd", "quantise:bits=8"),
     "mask": ("fedgh", "mask:keep=0.5,fixed=true"),
+    "secagg": ("fedavg", "secagg"),
     "label-smoothing": ("fedre", "label-smoothing:alpha=0.1"),
     "both": (
         "fedre",
@@ -122,6 +124,32 @@ def test_ways_to_write_the_same_defence(tiny):
     assert tiny(defense=written) == tiny(defense=[written]) == tiny(defense=spelled)
     assert [d.name for d in tiny(defense=both).defense] == ["gaussian", "quantise"]
     assert tiny(defense=both).run_name != tiny(defense=both[::-1]).run_name
+
+
+def test_set_reaches_one_of_several_defences_and_never_guesses():
+    one = set_defenses("gaussian:clip=1,noise=2", {"noise": 3})
+    assert one == [{"name": "gaussian", "clip": 1, "noise": 3}]
+    both = ["gaussian:clip=1,noise=2", "quantise"]
+    named = set_defenses(both, {"quantise": {"bits": 4}, "0": {"clip": 5}})
+    assert named == [{"name": "gaussian", "clip": 5, "noise": 2}, {"name": "quantise", "bits": 4}]
+    for changes in ({"clip": 5}, {"prune": {"keep": 0.1}}, {"2": {"bits": 1}}):
+        with pytest.raises(ConfigError, match=r"2 defences are given \(gaussian, quantise\)"):
+            set_defenses(both, changes)
+    with pytest.raises(ConfigError, match="does not say whose"):
+        set_defenses(["mask:keep=0.5", "mask:keep=0.1"], {"mask": {"keep": 0.2}})
+
+
+def test_the_command_line_describes_and_lists_defences(capsys):
+    given = ["--defense", "gaussian:clip=1,noise=2", "--defense", "quantise"]
+    assert main(["--explain", *given, "--set", "defense.quantise.bits=4"]) == 0
+    text = capsys.readouterr().out
+    for part in ("defence gaussian", "defense.gaussian.noise", "defence quantise", "Guarantee:"):
+        assert part in text
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert "defences" in listed and "secagg" in listed
+    assert main([*given, "--set", "defense.bits=4"]) == 2
+    assert "whose setting it is" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_mistakes_are_reported_together():

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": BELOW_PIPELINE,
     "cli": {
         "pipeline", "core", "attacks.base", "data.base", "entanglement.base", "eval.metrics.base",
-        "models.zoo", "partition.base", "protocols.base", "presets",
+        "models.zoo", "partition.base", "protocols.base", "defenses.base", "presets",
     },
     "presets": {"core"},
     "api": {"pipeline", "core", "cli", "eval.report"},
@@ -233,7 +233,8 @@ def test_an_observation_has_no_other_fields():
     assert [field.name for field in dataclasses.fields(Observation)] == [
         "threat", "targets", "uploads", "broadcasts", "extractors", "image_shape", "num_classes",
         "aux", "aux_labels", "training", "candidates", "models", "images_per_target",
+        "defenses",
     ]  # fmt: skip
     assert {field.name for field in dataclasses.fields(types.Upload)} == {
-        "client", "round", "artifacts", "counterfactual",
+        "client", "round", "artifacts", "counterfactual", "participants",
     }  # fmt: skip

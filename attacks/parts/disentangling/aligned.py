@@ -1,7 +1,7 @@
-"""Prototypes of the last round from all rounds, each carried over by a map learned on aux images.
+"""Prototypes of one round from all rounds, each carried over by a map learned on aux images.
 
-For each past round s an affine map takes representations of round s to those of the last round t,
-learned on auxiliary images pushed through both extractors. Weights sum to one, so the map passes
+For each other round s an affine map takes representations of round s to those of round t, learned
+on auxiliary images pushed through both extractors. Weights sum to one, so the map passes
 through the mixture. What the map gets wrong is measured on the same images, left out one at a
 time; errors of neighbouring rounds are alike, and their covariance over rounds says how much each
 round can be trusted, alone and together.
@@ -28,60 +28,87 @@ NOISES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """Uploads carried to the last round.
+    """Uploads carried to one round.
 
     Shape:
         uploads (T, d).
         errors (T, T): covariance over rounds of what the maps get wrong on an image left out, in
-            units of the images' variance per dimension; zero for the last round.
+            units of the images' variance per dimension; zero for the round wanted.
     """
 
     uploads: Tensor
     errors: Tensor
 
 
-def align(reps: Sequence[Tensor], uploads: Tensor, penalty: float | None = None) -> Alignment:
-    """Learn the maps and carry the uploads over.
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Representations of the auxiliary images in one round, ready for regressions on them.
+
+    Shape: reps, inputs (centred) (m, d); centre (d,); values (m,) and vectors (m, m), the
+    eigenvalues and eigenvectors of inputs @ inputs.T; size: mean squared norm of the inputs.
+    """
+
+    reps: Tensor
+    centre: Tensor
+    inputs: Tensor
+    values: Tensor
+    vectors: Tensor
+    size: Tensor
+
+
+def images_of(reps: Tensor) -> Images:
+    """Prepare the representations (m, d) of a round's auxiliary images."""
+    reps = reps.double()
+    centre = reps.mean(0)
+    inputs = reps - centre
+    kernel = inputs @ inputs.T
+    values, vectors = torch.linalg.eigh(kernel)
+    size = kernel.diagonal().mean().clamp(min=1e-300)
+    return Images(reps, centre, inputs, values.clamp(min=0), vectors, size)
+
+
+def align(
+    rounds: Sequence[Images], uploads: Tensor, penalty: float | None = None, *, at: int = -1
+) -> Alignment:
+    """Learn the maps to one round and carry the uploads over.
 
     A map is the identity plus a ridge regression of the change, so what auxiliary images do not
     span stays as it was.
 
     Args:
-        reps: for each round the representations (m, d) of the same auxiliary images, the round
-            wanted last.
+        rounds: the same auxiliary images in each round.
         uploads: (T, d) float64.
         penalty: relative to the mean squared norm of the centred representations; None chooses
             it for each round by the error on images left out.
+        at: position of the round wanted; the uploads of later ones are carried back to it.
     """
-    last = reps[-1].double()
+    at = at % len(rounds)
+    wanted = rounds[at].reps
     carried, errors = [], []
-    for past, upload in zip(reps[:-1], uploads[:-1], strict=True):
-        there, left_out = _carry(past.double(), last, upload, penalty)
+    for position, (images, upload) in enumerate(zip(rounds, uploads, strict=True)):
+        if position == at:
+            there, left_out = upload, torch.zeros_like(wanted)
+        else:
+            there, left_out = _carry(images, wanted, upload, penalty)
         carried.append(there)
         errors.append(left_out)
-    carried.append(uploads[-1])
-    errors.append(torch.zeros_like(last))
     missed = torch.stack(errors).flatten(1)
-    variance = last.var(0).sum().clamp(min=1e-300)
-    return Alignment(torch.stack(carried), missed @ missed.T / len(last) / variance)
+    variance = wanted.var(0).sum().clamp(min=1e-300)
+    return Alignment(torch.stack(carried), missed @ missed.T / len(wanted) / variance)
 
 
 def _carry(
-    past: Tensor, last: Tensor, upload: Tensor, penalty: float | None
+    images: Images, wanted: Tensor, upload: Tensor, penalty: float | None
 ) -> tuple[Tensor, Tensor]:
     """An upload carried over, and the map's errors (m, d) on each image left out."""
-    count = len(past)
-    centre = past.mean(0)
-    inputs, change = past - centre, last - past
+    values, vectors, size = images.values, images.vectors, images.size
+    change = wanted - images.reps
     shift = change.mean(0)
-    kernel = inputs @ inputs.T
-    values, vectors = torch.linalg.eigh(kernel)
-    values, rotated = values.clamp(min=0), vectors.T @ (change - shift)
-    size = kernel.diagonal().mean().clamp(min=1e-300)
+    rotated = vectors.T @ (change - shift)
     best: tuple[float, float, Tensor] | None = None
     for one in PENALTIES if penalty is None else (penalty,):
         shrunk = one * size / (values + one * size)
-        leverage = (vectors.square() @ shrunk - 1 / count).clamp(min=1e-6)
+        leverage = (vectors.square() @ shrunk - 1 / len(wanted)).clamp(min=1e-6)
         left_out = (vectors @ (shrunk[:, None] * rotated)) / leverage[:, None]
         error = float(left_out.square().mean())
         if best is None or error < best[0]:
@@ -89,11 +116,13 @@ def _carry(
     if best is None:
         raise ValueError("at least one penalty is needed")
     weight = vectors @ (rotated / (values + best[1] * size)[:, None])
-    return upload + shift + ((upload - centre) @ inputs.T) @ weight, best[2]
+    return upload + shift + ((upload - images.centre) @ images.inputs.T) @ weight, best[2]
 
 
-def aligned(weights: Tensor, uploads: Tensor, errors: Tensor) -> Solved:
-    """Prototypes of the last round from uploads carried to it.
+def aligned(
+    weights: Tensor, uploads: Tensor, errors: Tensor, noises: Sequence[float] = NOISES
+) -> Solved:
+    """Prototypes of a round from uploads carried to it.
 
     p_c is N(m, v) per dimension, m unknown. What round s adds by its map's error is
     w_s . e_s with e_s independent over classes and, over rounds, of the covariance measured on
@@ -102,14 +131,17 @@ def aligned(weights: Tensor, uploads: Tensor, errors: Tensor) -> Solved:
 
     Args:
         weights: (T, n). uploads, errors: as in `Alignment`.
+        noises: tried, in units of the spread of the prototypes per dimension.
     """
-    return most_likely(error_models(weights, errors), uploads)[0]
+    return most_likely(error_models(weights, errors, noises), uploads)[0]
 
 
-def error_models(weights: Tensor, errors: Tensor) -> Iterator[Model]:
+def error_models(
+    weights: Tensor, errors: Tensor, noises: Sequence[float] = NOISES
+) -> Iterator[Model]:
     """The models of the grid, see `aligned`."""
     products = weights @ weights.T
     eye = torch.eye(len(weights), dtype=weights.dtype)
     prior = weights.new_ones(weights.shape[1])
-    for size, noise in product(ERRORS, NOISES):
+    for size, noise in product(ERRORS, noises):
         yield Model(products * (1 + size * errors) + noise**2 * eye, weights.T, prior)

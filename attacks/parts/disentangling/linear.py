@@ -66,10 +66,19 @@ def ridge(weights: Tensor, uploads: Tensor, penalty: float | None = None) -> Sol
     return Solved(vectors, _expected(weights, uploads - mean, system, penalty))
 
 
-def non_negative(weights: Tensor, uploads: Tensor, penalty: float | None = None) -> Solved:
+def non_negative(
+    weights: Tensor,
+    uploads: Tensor,
+    penalty: float | None = None,
+    *,
+    least: Tensor | None = None,
+) -> Solved:
     """Solve `ridge` under P >= 0, which holds for representations that end in a ReLU.
 
     Coordinate descent over classes, all dimensions at once, from the unconstrained answer.
+
+    Args:
+        least: (n, d) lower bounds in place of 0.
     """
     classes = weights.shape[1]
     penalty = choose_penalty(weights, uploads) if penalty is None else penalty
@@ -77,14 +86,15 @@ def non_negative(weights: Tensor, uploads: Tensor, penalty: float | None = None)
     mean = uploads.mean(0)
     gram = weights.T @ weights + penalty * torch.eye(classes, dtype=weights.dtype)
     right = weights.T @ uploads + penalty * mean
-    vectors = start.vectors.clamp(min=0)
-    if bool((start.vectors < 0).any()):
+    bound = torch.zeros_like(start.vectors) if least is None else least
+    vectors = start.vectors.maximum(bound)
+    if bool((start.vectors < bound).any()):
         scale = float(vectors.abs().max())
         for _ in range(SWEEPS):
             before = vectors.clone()
             for c in range(classes):
                 step = (right[c] - gram[c] @ vectors) / gram[c, c]
-                vectors[c] = (vectors[c] + step).clamp(min=0)
+                vectors[c] = (vectors[c] + step).maximum(bound[c])
             if float((vectors - before).abs().max()) <= CONVERGED * scale:
                 break
     return Solved(vectors, start.error)

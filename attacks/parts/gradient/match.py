@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from ..adaptive import Sent
 from .objectives import Distance, layer_weights
 from .victims import Victim, batch_norms, prepared, stacked
 
@@ -51,6 +52,7 @@ class Match:
         bn_weight: weight of the distance between batch statistics and the model's running ones.
         keep: compare only so many parameters, those of largest norm in the upload; None: all.
         masked: compare only coordinates that are not zero in the upload.
+        sent: what a client's declared defences make of an update; None: nothing.
         device, dtype: where and in which precision.
     """
 
@@ -64,13 +66,14 @@ class Match:
         bn_weight: float = 0.0,
         keep: int | None = None,
         masked: bool = False,
+        sent: Sent | None = None,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         first = victims[0]
         self.module = prepared(first.model, bn, device, dtype)
         self.simulate, self.distance = simulate, distance
-        self.bn_weight, self.masked = bn_weight, masked
+        self.bn_weight, self.masked, self.sent = bn_weight, masked, sent
         kept_buffers = {name for name, _ in self.module.named_buffers()}
 
         def moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,6 +145,8 @@ class Match:
         found, target = [made[name] for name in wanted], list(wanted.values())
         if self.masked:
             found = [a * (b != 0) for a, b in zip(found, target, strict=True)]
+        if self.sent is not None:
+            found = self.sent(found, target)
         value = self.distance(found, target, weights)
         if self.norms:
             value = value + self.bn_weight * self._statistics(params, buffers, running, images)

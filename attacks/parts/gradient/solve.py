@@ -14,10 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.events import Event as Report
 from fedre_privacy.core.types import LocalTraining, Observation, Reconstruction
 
-from ..inversion import CPU_TILE, _in_turn, _on_cores
+from ..tiles import CPU_TILE, in_tiles, progress
 from . import labels as label_rules
 from .heads import shares
 from .search import Found, Tick
@@ -131,7 +130,7 @@ def solve(
 ) -> Reconstruction:
     """Attack all victims and put their images in the observation's order, B for each.
 
-    Within a target, images are ordered by the label found for them.
+    Within a target, images are ordered by the label found for them, which is reported too.
 
     Args:
         steps, restarts: for progress and for the size of tiles.
@@ -148,26 +147,12 @@ def solve(
         kept = context.shelf.load(name)
         if kept is not None:
             return kept
+        tick = progress(
+            context, stopped, of=steps, first=start, rows=stop - start, total=len(victims)
+        )
         answers = []
         for _, group in groupby(order[start:stop], key=lambda i: keys[i][:2]):
             members = list(group)
-
-            def tick(step: int, value: Tensor) -> None:
-                if stopped.is_set():
-                    raise _Stopped
-                context.report(
-                    Report(
-                        "attack.step",
-                        {
-                            "step": step,
-                            "of": steps,
-                            "first": start,
-                            "rows": stop - start,
-                            "total": len(victims),
-                            "match": value,
-                        },
-                    )
-                )
 
             answers.append(
                 search([victims[i] for i in members], [labels[i] for i in members], tick)
@@ -177,13 +162,14 @@ def solve(
         return done
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-        if context.device.type == "cpu":
-            small = all(_size(victim) <= SMALL_MODEL for victim in victims)
-            rows = CPU_TILE if together and small else 1
-            pieces = _on_cores(piece, len(victims), max(1, rows // restarts))
-        else:
-            rows = (chunk or GPU_ROWS) if together else 1
-            pieces = _in_turn(piece, len(victims), max(1, rows // restarts), context)
+        small = all(_size(victim) <= SMALL_MODEL for victim in victims)
+        pieces = in_tiles(
+            piece,
+            len(victims),
+            context,
+            cpu=(CPU_TILE if together and small else 1) // restarts,
+            gpu=((chunk or GPU_ROWS) if together else 1) // restarts,
+        )
     back = torch.tensor(order).argsort()
     joined = {
         name: torch.cat([p[name] for p in pieces])[back]
@@ -207,6 +193,7 @@ def solve(
         trace_steps=pieces[0]["trace_steps"],
         stopped_because="; ".join(said),
         diverged=~images.isfinite().flatten(1).all(1),
+        labels=joined["labels"].sort(dim=1).values.flatten(),
     )
 
 
@@ -257,10 +244,6 @@ def training_of(observation: Observation) -> LocalTraining:
             "which this attack needs to re-run it."
         )
     return observation.training
-
-
-class _Stopped(Exception):
-    """Another tile failed or the user interrupted; this one is dropped."""
 
 
 def _key(victim: Victim) -> str:

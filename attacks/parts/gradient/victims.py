@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import GradientState, LocalTraining, ModelState, Observation
+from fedre_privacy.core.types import (
+    GradientState,
+    LocalTraining,
+    LowRankUpdate,
+    ModelState,
+    Observation,
+    SmallModelState,
+)
 
 BN_MODES = ("eval", "batch")
+READ = (GradientState, ModelState, SmallModelState, LowRankUpdate)
+"""Artifacts that gradient and update attacks read."""
+FACTORS = ("U", "s", "V", "dense")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +74,13 @@ def victims_of(observation: Observation) -> list[Victim]:
             continue
         own = dict(model.named_parameters())
         for artifact in upload.artifacts:
-            if not isinstance(artifact, GradientState | ModelState):
+            if not isinstance(artifact, READ):
                 continue
-            names = sorted(own.keys() ^ artifact.params.keys())
+            params = dense(artifact.params, own)
+            extra = params.keys() - own.keys() - dict(model.named_buffers()).keys()
+            names = sorted((own.keys() - params.keys()) | extra)
             names += sorted(
-                name
-                for name in own.keys() & artifact.params.keys()
-                if own[name].shape != artifact.params[name].shape
+                name for name in own.keys() & params.keys() if own[name].shape != params[name].shape
             )
             if names:
                 listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -79,15 +89,44 @@ def victims_of(observation: Observation) -> list[Victim]:
                     f"({listed}). Is it another architecture or number of classes?"
                 )
                 continue
-            local = isinstance(artifact, ModelState)
+            local = not isinstance(artifact, GradientState)
+            if isinstance(artifact, LowRankUpdate):
+                params = after(params, own)
             sent = {
-                name: own[name].detach() - artifact.params[name] if local else artifact.params[name]
-                for name in own
+                name: own[name].detach() - params[name] if local else params[name] for name in own
             }
             found.append(Victim(upload.client, upload.round, model, sent, local))
     if problems:
         raise IncompatibleError(*dict.fromkeys(problems))
     return found
+
+
+def dense(sent: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by parameter name, low-rank factors multiplied out (U, s, V: see FedKD).
+
+    Args:
+        sent: as uploaded.
+        own: parameters of the model, for their shapes; names that are not factored pass through.
+    """
+    out = {k: v for k, v in sent.items() if k.rpartition(".")[2] not in FACTORS}
+    for name, value in own.items():
+        if f"{name}.dense" in sent:
+            out[name] = sent[f"{name}.dense"].reshape(value.shape)
+        elif f"{name}.U" in sent:
+            u, s, v = (sent[f"{name}.{part}"] for part in "UsV")
+            out[name] = ((u * s) @ v).reshape(value.shape)
+    return out
+
+
+def after(sent: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters after local training from a message that is either these or their change.
+
+    Which of the two shows in the distance to the parameters before: small, or about their length.
+    """
+    gap = sum(float((sent[name] - value).square().sum()) for name, value in own.items())
+    length = sum(float(value.square().sum()) for value in own.values())
+    change = gap > 0.5 * length
+    return {name: own[name].detach() + v if change else v for name, v in sent.items()}
 
 
 def steps_per_epoch(training: LocalTraining, client: int) -> int:

@@ -28,7 +28,7 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import Protocol
 
 from ..runs import Run
-from ..settings import AttackSettings
+from ..settings import NAIVE, AttackSettings
 from ..targets import KINDS
 
 NAMES = {
@@ -64,6 +64,11 @@ class Game:
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
+        declared = [defense.name for defense in self.run.settings.defense]
+        if declared:
+            naive = self.settings.evaluation.attacker == NAIVE
+            knows = "does not know" if naive else "knows"
+            attacker += f"; {self.settings.evaluation.attacker}: {knows} {', '.join(declared)}"
         oracles = sorted(threat.grants & ORACLES)
         if oracles:
             attacker += f". ORACLE: {', '.join(oracles)}"
@@ -195,6 +200,9 @@ def described(run: Run, round: int) -> str:
     size = sum(a.nbytes() for a in first.artifacts)
     sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
     whom = "per client and round"
+    if first.participants:
+        whom = f"in one sum over {len(first.participants)} clients a round"
+        return f"{names}: {what} {whom} ({human_bytes(size)})"
     if len(sizes) > 1:
         whom = f"by client {first.client} in round {round}, others differ"
     return f"{names}: {what} {whom} ({human_bytes(size)})"

@@ -95,7 +95,14 @@ class Images(Question):
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
         observation = observe(
-            run, settings.threat, source.round, targets, aux, images_per_target=per_target
+            run,
+            settings.threat,
+            source.round,
+            targets,
+            aux,
+            images_per_target=per_target,
+            staleness=evaluation.staleness,
+            attacker=evaluation.attacker,
         )
         return ImageGame(
             run,
@@ -198,10 +205,12 @@ class ImageCard(Card):
 
     def frame(self) -> pd.DataFrame:
         """Per-target scores of all groups."""
-        return pd.concat(
-            [scores.rows.assign(group=name) for name, scores in self.scores.items()],
-            ignore_index=True,
-        )
+        parts = []
+        for name, scores in self.scores.items():
+            taken = self.recovered[name].labels
+            told = {"label_used": taken.numpy()} if len(taken) else {}
+            parts.append(scores.rows.assign(group=name, **told))
+        return pd.concat(parts, ignore_index=True)
 
     def record(self) -> dict[str, Any]:
         record: dict[str, Any] = {
@@ -320,6 +329,7 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
                 rec.trace_steps,
                 rec.stopped_because,
                 rec.diverged[rows],
+                rec.labels[rows],
             )
         )
         start += size

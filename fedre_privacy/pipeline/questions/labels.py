@@ -60,7 +60,15 @@ class Labels(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         _, aux = held_out(source, evaluation.public, evaluation.seed)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-        observation = observe(run, settings.threat, source.round, targets, aux)
+        observation = observe(
+            run,
+            settings.threat,
+            source.round,
+            targets,
+            aux,
+            staleness=settings.evaluation.staleness,
+            attacker=settings.evaluation.attacker,
+        )
         return LabelGame(run, settings, data, observation, "labels", False, source.round)
 
     def score(self, game: LabelGame, outcome: LabelEstimate) -> LabelCard:

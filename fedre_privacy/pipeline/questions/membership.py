@@ -77,7 +77,14 @@ class Membership(Question):
         group = source.group(kind, ALL, recovered=recovered)
         candidates, members, sizes = _ask(source, public, evaluation.candidates, evaluation.seed)
         observation = observe(
-            run, settings.threat, source.round, group.uploads, aux, candidates=candidates
+            run,
+            settings.threat,
+            source.round,
+            group.uploads,
+            aux,
+            candidates=candidates,
+            staleness=evaluation.staleness,
+            attacker=evaluation.attacker,
         )
         return MembershipGame(
             run,

@@ -80,7 +80,15 @@ class PrototypesQuestion(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, evaluation.public, evaluation.seed)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-        observation = observe(run, settings.threat, source.round, targets, aux)
+        observation = observe(
+            run,
+            settings.threat,
+            source.round,
+            targets,
+            aux,
+            staleness=evaluation.staleness,
+            attacker=evaluation.attacker,
+        )
         parts: dict[str, list[Tensor]] = {
             name: [] for name in ("vectors", "clients", "labels", "counts", "upload", "public")
         }
@@ -201,6 +209,8 @@ class PrototypeCard(Card):
         )
         hit, cosine = whole["identified"], whole["centred_cosine"]
         because = "no client has two classes"
+        if not bool(self.found.answered.any()):
+            because = f"the uploads tell none of {len(self.game.counts)} prototypes apart"
         if hit["mean"] is not None:
             because = (
                 f"found among the client's prototypes {percent(hit['mean'])} of the time "
@@ -208,7 +218,7 @@ class PrototypeCard(Card):
                 f"{cosine['mean']:.3f} ({cosine['floor_mean']:.3f} with {cosine['floor']}), "
                 f"n = {hit['n']}"
             )
-        alone = int((self.found.chance.isnan()).sum())
+        alone = int((self.found.chance == 1).sum())
         if alone:
             because += f"; {alone} more belong to clients of one class, who upload them bare"
         object.__setattr__(

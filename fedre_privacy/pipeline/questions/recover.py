@@ -13,6 +13,9 @@ from ..settings import AttackSettings
 from ..targets import TargetSource
 from .base import only_kinds
 
+NOTES = 3
+"""Notes of the first stage that a refusal repeats."""
+
 
 def recover(
     run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages
@@ -21,7 +24,8 @@ def recover(
 
     Raises:
         ConfigError: no such stage was chosen.
-        IncompatibleError: it cannot read the uploads, or the threat model is too weak.
+        IncompatibleError: it cannot read the uploads, the threat model is too weak, or it recovered
+            nothing.
     """
     via = settings.via
     if via is None:
@@ -33,8 +37,23 @@ def recover(
             f"{run.settings.protocol.name} uploads none of them.",
             next_step="Choose another first stage, for example --set via.name=head.",
         )
-    observation = observe(run, settings.threat, source.round, targets, aux)
+    observation = observe(
+        run,
+        settings.threat,
+        source.round,
+        targets,
+        aux,
+        staleness=settings.evaluation.staleness,
+        attacker=settings.evaluation.attacker,
+    )
     found = via(observation, Context(settings.evaluation.seed))
     if not isinstance(found, RecoveredPrototypes):
         raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
+    if not bool(found.vectors.isfinite().all(1).any()):
+        said = "; ".join(found.notes[:NOTES])
+        more = f" (and {len(found.notes) - NOTES} more)" if len(found.notes) > NOTES else ""
+        raise IncompatibleError(
+            f"Attack '{via.name}' recovered no prototype of {run.name}. {said}{more}.",
+            next_step="Attack the uploads themselves: --target uploaded.",
+        )
     return found

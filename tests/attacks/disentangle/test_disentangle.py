@@ -275,6 +275,73 @@ def test_alignment_sees_through_drift(trained):
     assert 0.3 < float(ratio.median()) < 3
 
 
+def test_class_means_of_auxiliary_images_help_where_rounds_are_few(trained):
+    seen, truth = trained
+    rng = stream(4, "aux labels")
+    labels = torch.tensor([1, 3, 5, 7]).repeat_interleave(75)
+    private = seen.aux[:4]  # each class is one picture, its auxiliary images look like it
+    aux = (private[labels // 2] + 0.05 * torch.randn(300, 1, 8, 8, generator=rng)).clamp(0, 1)
+    mixed = torch.stack([u.artifacts[0].encoding[[1, 3, 5, 7]] for u in seen.uploads])
+    with torch.no_grad():
+        reps = torch.stack([net(private) for net in seen.extractors.values()]).double()
+    uploads = [
+        replace(u, artifacts=(EntangledRep(row @ rep, u.artifacts[0].encoding),))
+        for u, row, rep in zip(seen.uploads, mixed, reps, strict=True)
+    ]
+    few = replace(
+        seen, aux=aux, aux_labels=labels, uploads=tuple(uploads[-3:]), targets=(uploads[-1],)
+    )
+    for solver in ("aligned", "kalman", "ridge"):
+        common, drawn = (Disentangle(solver=solver, prior=p)(few) for p in ("common", "class-mean"))
+        assert "class means as prior" in drawn.notes[-1] and "prior" not in common.notes[-1]
+        wrong, right = (float(relative(f, reps[-1]).mean()) for f in (common, drawn))
+        assert right < 0.5 * wrong
+
+
+def test_the_class_mean_prior_needs_an_extractor_and_labelled_images(trained):
+    seen, _ = trained
+    with pytest.raises(IncompatibleError, match="needs AUX-DATA"):
+        Disentangle(prior="class-mean")(replace(seen, threat=THREAT_MODELS["fedre-paper"]))
+    with pytest.raises(IncompatibleError, match="needs labels of the auxiliary images"):
+        Disentangle(prior="class-mean")(seen)
+    labelled = replace(seen, aux_labels=torch.zeros(300, dtype=torch.int64), extractors={})
+    with pytest.raises(IncompatibleError, match="extractor of client 0 in round 12; it was not"):
+        Disentangle(prior="class-mean", solver="kalman")(labelled)
+
+
+def test_noise_for_uploads_tells_alignment_nothing(trained):
+    seen, truth = trained
+    rng = stream(0, "noise uploads")
+    noise = [
+        replace(u, artifacts=(replace(a, rep=truth.mean(0) + torch.randn(48, generator=rng)),))
+        for u in seen.uploads
+        for a in u.artifacts
+    ]
+    found = Disentangle()(replace(seen, uploads=tuple(noise), targets=(noise[-1],)))
+    assert "aligned" in found.notes[0]
+    centre = truth.mean(0)
+    cosine = torch.cosine_similarity(found.vectors.double() - centre, truth - centre, dim=1)
+    assert abs(float(cosine.mean())) < 0.15
+
+
+def test_an_old_extractor_for_the_last_round_is_noticed(trained):
+    seen, truth = trained
+    held = {k: v for k, v in seen.extractors.items() if k[1] <= 9}
+    old = {**held, (0, 12): seen.extractors[0, 9]}
+    found = Disentangle()(replace(seen, extractors=old))
+    assert "2 rounds without an extractor" in found.notes[0]
+    assert "last upload left out" in found.notes[1] and set(found.rounds_used.tolist()) == {9}
+    alone = Disentangle()(replace(seen, targets=(seen.uploads[8],), extractors=held))
+    assert torch.allclose(found.vectors, alone.vectors)
+
+
+def test_a_model_that_stands_still_is_not_taken_for_an_old_one(trained):
+    seen, _ = trained
+    frozen = {k: seen.extractors[0, 1] for k in seen.extractors}
+    found = Disentangle()(replace(seen, extractors=frozen))
+    assert set(found.rounds_used.tolist()) == {12}
+
+
 def test_auxiliary_images_unlike_the_private_ones_still_align(trained):
     seen, truth = trained
     noise = torch.rand(seen.aux.shape, generator=stream(0, "noise images"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.parts.disentangling.aligned import align, aligned
+from fedre_privacy.attacks.parts.disentangling.aligned import align, aligned, images_of
 from fedre_privacy.attacks.parts.disentangling.gaussian import condition, most_likely
 from fedre_privacy.attacks.parts.disentangling.linear import choose_penalty, least_squares, ridge
 from fedre_privacy.attacks.parts.disentangling.random_walk import random_walk, walk_models
@@ -159,7 +159,7 @@ def test_an_exact_map_between_rounds_makes_alignment_exact():
     uploads = torch.stack(
         [w @ (truth @ a + b) for w, a, b in zip(weights, turn, shift, strict=True)]
     )
-    carried = align(reps, uploads, penalty=1e-12)
+    carried = align([images_of(r) for r in reps], uploads, penalty=1e-12)
     wanted = truth @ turn[-1] + shift[-1]
     assert torch.allclose(carried.uploads, weights @ wanted, atol=1e-6)
     assert torch.equal(carried.errors[-1], torch.zeros(6)) and float(carried.errors.max()) < 1e-9
@@ -171,7 +171,7 @@ def test_left_out_images_are_those_of_the_map_without_them():
     rng = stream(0, "maps")
     past, last = torch.randn(2, 12, 5, generator=rng, dtype=torch.float64)
     penalty = 0.3
-    errors = align([past, last], past[:2], penalty).errors[0, 0]
+    errors = align([images_of(past), images_of(last)], past[:2], penalty).errors[0, 0]
     size = (past - past.mean(0)).square().sum(1).mean()
     missed = []
     for i in range(12):

@@ -1,0 +1,222 @@
+"""Images from a client's uploads of several rounds, each seen through its round's extractor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import (
+    EntangledRep,
+    Knowledge,
+    Observation,
+    Prototypes,
+    Reconstruction,
+    Representations,
+    Upload,
+)
+
+from .base import Attack, Context, Shelf, attacks
+from .dip import DeepImagePrior
+from .parts.disentangling.sightings import Sightings, sightings
+
+
+@attacks.register("joint-disentangle")
+@dataclass(frozen=True, kw_only=True)
+class JointDisentangle(Attack):
+    """Fit one image to what a prototype was in several rounds at once.
+
+    A client's data stand still while its extractor moves, so every round is another view of the
+    same images. The client's entangled uploads are solved in the feature space of several rounds
+    (`disentangle`, solver aligned, each of these rounds in turn the one that the others are
+    carried to); then one image x per client and class is sought, as the output of a deep image
+    prior, that minimises
+
+        log mean_s D(g_s(x), p_s) + tv TV(x)
+
+    over these rounds s, D the squared distance relative to the client's prototypes of the round.
+    Prototypes that a protocol uploads itself are matched in the same way without being solved.
+    Targets that were seen in one round only (mixtures, single representations, true prototypes as
+    a counterfactual) are inverted as `dip` inverts them.
+
+    Shape:      uploads (d,), encodings (C,) of T rounds; output (N, C, H, W), values in [0, 1]
+    Needs:      UPLOADS, EXTRACTOR, ALL_EXTRACTORS, AUX_DATA          Recovers: inputs
+    Cost:       `views` extractor passes per step where dip makes one, and `disentangle` `views`
+                times over, its factorisations shared
+    Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior); the uploads: FedRE,
+                CVPR 2026, Section 3. The attack is this package's own.
+    Deviations: classes of many images are matched by one image, whose representation their mean
+                need not have; the mixtures are solved before images are sought, not with them.
+    """
+
+    consumes = (Representations, Prototypes, EntangledRep)
+    needs = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.EXTRACTOR,
+            Knowledge.ALL_EXTRACTORS,
+            Knowledge.AUX_DATA,
+        }
+    )
+    recovers = "inputs"
+
+    views: int = knob(
+        4, help="rounds of the later half that an image is matched in", unit="rounds", ge=1
+    )
+    steps: int = knob(300, help="optimiser steps", ge=1)
+    lr: float = knob(0.02, help="Adam step size", gt=0)
+    tv: float = knob(10.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
+    channels: tuple[int, ...] = knob(
+        (16, 32), help="width of each scale; scales below 2 pixels are left out", ge=1
+    )
+    align_penalty: float | None = knob(
+        None, help="penalty of the maps between rounds; none: by images left out", gt=0
+    )
+    aux_limit: int = knob(500, help="auxiliary images used at most", unit="images", ge=10)
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        if observation.aux is None or len(observation.aux) < 2:
+            raise IncompatibleError(
+                "Attack 'joint-disentangle' needs two auxiliary images at least; given: "
+                f"{0 if observation.aux is None else len(observation.aux)}.",
+                next_step="Give more data, or use --attack dip.",
+            )
+        fit = DeepImagePrior(steps=self.steps, lr=self.lr, tv=self.tv, channels=self.channels)
+        jobs = self._jobs(observation, context)
+        pieces = []
+        for views, (rows, seen) in sorted(jobs.items()):
+            shelf = _Corner(context.shelf, f"views-{views}-")
+            found = fit.run(seen, replace(context, shelf=shelf))
+            pieces.append((torch.tensor(rows), found))
+        return _joined(pieces)
+
+    def _jobs(
+        self, observation: Observation, context: Context
+    ) -> dict[int, tuple[list[int], Observation]]:
+        """What is fitted together: number of views to target rows and what is observed of them."""
+        seen = sightings(
+            _real(observation),
+            context,
+            rounds=self.views,
+            aux_limit=self.aux_limit,
+            align_penalty=self.align_penalty,
+        )
+        rows: dict[int, list[int]] = {}
+        targets: dict[int, list[Upload]] = {}
+        nets: dict[int, dict[tuple[int, int], nn.Module]] = {}
+        first = 0
+        for upload in observation.targets:
+            owner = upload.client, upload.round
+            for artifact in upload.artifacts:
+                vectors = artifact.rows()
+                if vectors is None:
+                    continue
+                many = _several(upload, artifact, seen.get(upload.client))
+                index = torch.arange(len(vectors))
+                plain = index if many is None else index[~many.known]
+                if many is not None:
+                    views = len(many.rounds)
+                    rows.setdefault(views, []).extend((first + index[many.known]).tolist())
+                    targets.setdefault(views, []).append(
+                        replace(upload, artifacts=(many.artifact,))
+                    )
+                    nets.setdefault(views, {})[owner] = _Views(
+                        [observation.extractors[upload.client, r] for r in many.rounds],
+                        many.scales,
+                    )
+                if len(plain):
+                    rows.setdefault(1, []).extend((first + plain).tolist())
+                    kept = replace(upload, artifacts=(artifact.take(plain),))
+                    targets.setdefault(1, []).append(kept)
+                    nets.setdefault(1, {})[owner] = observation.extractors[owner]
+                first += len(vectors)
+        return {
+            views: (
+                rows[views],
+                replace(observation, targets=tuple(targets[views]), extractors=nets[views]),
+            )
+            for views in rows
+        }
+
+
+def _real(observation: Observation) -> Observation:
+    """The same without what the protocol does not send."""
+    sent = tuple(u for u in observation.targets if not u.counterfactual)
+    return replace(observation, targets=sent)
+
+
+@dataclass(frozen=True, eq=False)
+class _Several:
+    """Rows of a target that were seen in several rounds, as one long row each."""
+
+    rounds: list[int]
+    scales: list[float]
+    known: Tensor
+    artifact: Prototypes
+
+
+def _several(upload: Upload, artifact: object, seen: Sightings | None) -> _Several | None:
+    if (
+        not isinstance(artifact, Prototypes)
+        or upload.counterfactual
+        or seen is None
+        or len(seen.rounds) < 2
+    ):
+        return None
+    found = [seen.of(int(label)) for label in artifact.labels]
+    known = torch.tensor([one is not None for one in found])
+    if not bool(known.any()):
+        return None
+    vectors = torch.stack([one for one in found if one is not None])
+    if vectors.shape[2] != artifact.means.shape[1]:
+        return None
+    # every round weighs the same, whatever the size of its representations
+    scales = vectors.square().sum(2).mean(0).clamp(min=1e-12).rsqrt()
+    long = (vectors * scales[:, None]).flatten(1).float()
+    return _Several(seen.rounds, scales.tolist(), known, Prototypes(long, artifact.labels[known]))
+
+
+class _Views(nn.Module):
+    """Images through several extractors, their representations scaled and side by side."""
+
+    def __init__(self, extractors: Sequence[nn.Module], scales: Sequence[float]) -> None:
+        super().__init__()
+        self.extractors = nn.ModuleList(extractors)
+        self.scales = list(scales)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pairs = zip(self.extractors, self.scales, strict=True)
+        return torch.cat([extractor(images) * scale for extractor, scale in pairs], 1)
+
+
+class _Corner:
+    """A part of a shelf, under names of its own."""
+
+    def __init__(self, shelf: Shelf, prefix: str) -> None:
+        self._shelf, self._prefix = shelf, prefix
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        return self._shelf.load(self._prefix + name)
+
+    def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._shelf.save(self._prefix + name, dict(tensors))
+
+
+def _joined(pieces: Sequence[tuple[Tensor, Reconstruction]]) -> Reconstruction:
+    """Reconstructions of some rows each, in the order of the rows."""
+    back = torch.cat([rows for rows, _ in pieces]).argsort()
+    found = [piece for _, piece in pieces]
+    logged = min(len(piece.trace_steps) for piece in found)
+    return Reconstruction(
+        images=torch.cat([piece.images for piece in found])[back],
+        prior=torch.cat([piece.prior for piece in found])[back],
+        fit=torch.cat([piece.fit for piece in found])[back],
+        trace=torch.cat([piece.trace[:logged] for piece in found], 1)[:, back],
+        trace_steps=found[0].trace_steps[:logged],
+        stopped_because=found[0].stopped_because,
+        diverged=torch.cat([piece.diverged for piece in found])[back],
+    )

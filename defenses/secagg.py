@@ -1,0 +1,121 @@
+"""Secure aggregation: the server learns sums over clients and no single upload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.types import (
+    AGGREGATE,
+    Artifact,
+    Counts,
+    EntangledRep,
+    Prototypes,
+    Representations,
+    Upload,
+)
+
+from .base import Defense, Facts, defenses
+
+BY_SAMPLES = ("fedavg", "fedala", "fedsgd", "lg-fedavg")
+"""Protocols whose server needs the mean of parameters or gradients, weighted by samples."""
+BY_CLASS = ("fedproto",)
+"""Protocols whose server needs the mean of each class's prototypes."""
+PAIRS = (Representations, Prototypes, EntangledRep)
+
+
+@defenses.register("secagg")
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Defense):
+    """Let the server see sums over the round's clients only, and who took part.
+
+    What is recorded, and what attacks are given, is one upload per round: the mean weighted by
+    samples of parameters or gradients, the total of counts, and for each class the mean of
+    prototypes with the number of contributors. Training is the same to the last digit, as the
+    server of these protocols needs nothing else. The masking itself is not simulated: this
+    measures what sums give away.
+
+    Acts on:    the whole round, after all other defences
+    Guarantee:  none: a sum over few clients, or over one, says much about each
+    Leaves:     the sums, who takes part when, and for prototypes which classes exist
+    Reference:  Bonawitz et al., Practical secure aggregation for privacy-preserving machine
+                learning, CCS 2017.
+    Deviations: sums are of float64 numbers, not of a finite field; nobody drops out.
+    """
+
+    def check(self, facts: Facts) -> list[str]:
+        if facts.protocol in (*BY_SAMPLES, *BY_CLASS):
+            return []
+        why = "its server uses single uploads, not their sum"
+        if any(issubclass(kind, PAIRS) for kind in facts.kinds):
+            why = (
+                "its server learns from single pairs of a representation and a label, and one sum "
+                "of them a round would be another algorithm"
+            )
+        fitting = ", ".join((*BY_SAMPLES, *BY_CLASS))
+        return [
+            f"Defence 'secagg' does not fit protocol '{facts.protocol}': {why}. Protocols that "
+            f"need sums only: {fitting}."
+        ]
+
+    def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
+        if not any(upload.artifacts for upload in uploads):
+            return tuple(uploads)
+        return (aggregated(uploads, sizes),)
+
+
+def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
+    """One upload that stands for those of a round.
+
+    Args:
+        sizes: training samples of every client, by client number.
+    """
+    participants = tuple(upload.client for upload in uploads)
+    share = torch.tensor([sizes[k] for k in participants], dtype=torch.float64)
+    share = share / share.sum()
+    out: list[Artifact] = []
+    kinds = dict.fromkeys(type(a) for upload in uploads for a in upload.artifacts)
+    for kind in kinds:
+        held = [a for upload in uploads for a in upload.artifacts if type(a) is kind]
+        if kind is Prototypes:
+            out += _class_means(uploads)
+        elif kind is Counts:
+            if Prototypes not in kinds:
+                total = sum(int(a.values.sum()) for a in held if isinstance(a, Counts))
+                out.append(Counts(torch.tensor([total])))
+        else:
+            out.append(_mean(held, share))
+    return Upload(AGGREGATE, uploads[0].round, tuple(out), participants=participants)
+
+
+def _mean(held: Sequence[Artifact], share: Tensor) -> Artifact:
+    made = {}
+    for name, first in held[0].tensors().items():
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for artifact, part in zip(held, share.tolist(), strict=True):
+            total.add_(artifact.tensors()[name], alpha=part)
+        made[name] = total.to(first.dtype)
+    return type(held[0]).from_tensors(made)
+
+
+def _class_means(uploads: Sequence[Upload]) -> list[Artifact]:
+    """Mean prototype of each class, and what it was divided by: clients, or their samples."""
+    rows, labels, weights = [], [], []
+    for upload in uploads:
+        counts = [a.values for a in upload.artifacts if isinstance(a, Counts)]
+        for artifact in upload.artifacts:
+            if isinstance(artifact, Prototypes):
+                rows.append(artifact.means.double())
+                labels.append(artifact.labels)
+                ones = torch.ones(len(artifact.labels), dtype=torch.int64)
+                weights.append(counts[0] if counts else ones)
+    held, place = torch.cat(labels).unique(return_inverse=True)
+    weight = torch.cat(weights)
+    total = torch.zeros(len(held), dtype=torch.int64).index_add_(0, place, weight)
+    sums = torch.zeros(len(held), rows[0].shape[1], dtype=torch.float64)
+    sums.index_add_(0, place, torch.cat(rows) * weight.double()[:, None])
+    means = (sums / total[:, None]).to(torch.float32)
+    return [Prototypes(means, held), Counts(total)]

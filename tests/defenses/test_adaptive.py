@@ -1,0 +1,302 @@
+"""What knowing a defence is worth to an attacker, on tiny data: adaptive beats naive by far."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.attacks.parts.adaptive import (
+    Channel,
+    channel_of,
+    objective_as_sent,
+    total_least_squares,
+    update_as_sent,
+)
+from fedre_privacy.attacks.parts.objectives import l2rel
+from fedre_privacy.core.types import (
+    THREAT_MODELS,
+    EntangledRep,
+    GradientState,
+    KnownDefense,
+    Observation,
+    Prototypes,
+    Representations,
+    Upload,
+)
+from fedre_privacy.defenses.base import defenses
+from fedre_privacy.entanglement.quantised import largest_remainder
+from fedre_privacy.models.split import Normalise, SplitModel
+from fedre_privacy.pipeline.attack import attack
+from fedre_privacy.pipeline.settings import resolve_attack
+from fedre_privacy.pipeline.train import train
+
+SHAPE = (1, 8, 8)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def observed(targets, uploads=None, *, threat="strong", **others):
+    values = {
+        "threat": THREAT_MODELS[threat], "targets": tuple(targets),
+        "uploads": tuple(uploads or targets), "broadcasts": (), "extractors": {},
+        "image_shape": SHAPE, "num_classes": 10, **others,
+    }  # fmt: skip
+    return Observation(**values)
+
+
+def known(name, **settings):
+    """The declared fact of a defence with its default settings filled in."""
+    if name in defenses.names():
+        own = defenses.get(name)(**settings)
+        settings = {k: v for k, v in vars(own).items() if k != "name"}
+    return KnownDefense(name, settings)
+
+
+def both(given, run):
+    """Results with and without knowledge of the defence."""
+    return run(given), run(replace(given, defenses=()))
+
+
+def relative(found, true):
+    return float((found - true).norm() / true.norm())
+
+
+@pytest.fixture
+def net():
+    """A smooth net that gradient matching solves."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1, stride=2), nn.Sigmoid(),
+        nn.Conv2d(8, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(),
+    )  # fmt: skip
+    model = SplitModel(backbone, nn.Identity(), dim=128, num_classes=10, normalise=Normalise())
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return model.eval().requires_grad_(False)
+
+
+def test_a_pruned_gradient_is_matched_where_it_was_sent(net, digits, scene):
+    image = F.avg_pool2d(digits.images[:1].float() / 255, 2)
+    model = net.requires_grad_(True)
+    loss = F.cross_entropy(model(image), digits.labels[:1].long())
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    whole = GradientState(
+        {n: g for (n, _), g in zip(model.named_parameters(), slopes, strict=True)}
+    )
+    net.requires_grad_(False)
+    sent = defenses.get("prune")(keep=0.3).defend(whole, scene(), rng())
+    given = observed(
+        [Upload(0, 1, (sent,))], models={(0, 1): net}, images_per_target=1,
+        defenses=(known("prune", keep=0.3),),
+    )  # fmt: skip
+    dlg = attacks.get("dlg")(steps=25, restarts=1)
+    aware, naive = both(given, lambda o: (dlg(o, Context()).images - image).square().mean())
+    assert aware < naive / 10 and aware < 1e-3
+
+
+def noisy_prototypes(z=0.1, rounds=20, drift=0.02):
+    """Uploads of prototypes that drift slowly, with noise, and those of the last round."""
+    true = torch.randn(3, 64, generator=rng(1)).abs()
+    true = true / true.norm(dim=1, keepdim=True)
+    std = z * 2 * 3**0.5
+    uploads = []
+    for t in range(1, rounds + 1):
+        true = true + drift / 8 * torch.randn(true.shape, generator=rng(10 + t))
+        seen = true + std * torch.randn(true.shape, generator=rng(100 + t))
+        uploads.append(Upload(0, t, (Prototypes(seen, torch.tensor([1, 4, 7])),)))
+    return true, uploads
+
+
+def test_noise_is_averaged_out_over_rounds():
+    true, uploads = noisy_prototypes()
+    given = observed(
+        uploads[-1:], uploads, threat="eavesdropper",
+        defenses=(known("gaussian", clip=1.0, noise=0.1),),
+    )  # fmt: skip
+    average = attacks.get("average")()
+    aware, naive = both(given, lambda o: relative(average(o).vectors, true))
+    assert aware < naive / 2.5
+    assert average(given).rounds_used.tolist() == [20] * 3
+    still, moving = noisy_prototypes(z=0.001, drift=2.0)
+    fast = observed(moving[-1:], moving, threat="eavesdropper", defenses=given.defenses)
+    assert relative(average(fast).vectors, still) < 0.1  # what moves fast is not averaged
+
+
+def mixed(rounds, classes, seed=3):
+    drawn = torch.rand(rounds, classes, generator=rng(seed), dtype=torch.float64)
+    weights = drawn / drawn.sum(1, keepdim=True)
+    true = torch.randn(classes, 64, generator=rng(seed + 1), dtype=torch.float64).abs()
+    return weights, true
+
+
+def mixtures(reps, encodings, **others):
+    uploads = [
+        Upload(0, t + 1, (EntangledRep(rep.float(), said.float()),))
+        for t, (rep, said) in enumerate(zip(reps, encodings, strict=True))
+    ]
+    return observed(uploads[-1:], uploads, threat="eavesdropper", num_classes=10, **others)
+
+
+def padded(weights):
+    return F.pad(weights, (0, 10 - weights.shape[1]))
+
+
+def centred(found, true):
+    true = true - true.mean(0)
+    found = found.double() - found.double().mean(0)
+    return float(F.cosine_similarity(found, true, dim=1).mean())
+
+
+def test_noise_on_mixtures_is_expected_in_disentangling():
+    weights, true = mixed(16, 4)
+    clip = float((weights @ true).norm(dim=1).max())
+    reps = weights @ true
+    std = 4.0 * float(true.std())
+    reps = reps + std * torch.randn(reps.shape, generator=rng(9), dtype=torch.float64)
+    given = mixtures(
+        reps, padded(weights), defenses=(known("gaussian", clip=clip, noise=std / 2 / clip),)
+    )
+    solve = attacks.get("disentangle")(solver="kalman", clamp=False, head_prior=False)
+    aware, naive = both(given, lambda o: relative(solve(o).vectors.double(), true))
+    assert aware < 0.7 * naive
+
+
+def test_rounded_encodings_are_read_by_total_least_squares():
+    weights, true = mixed(240, 5)
+    rounded = torch.stack([largest_remainder(row, 6) for row in weights])
+    given = mixtures(weights @ true, padded(rounded), defenses=(known("quantised", levels=6),))
+    solve = attacks.get("disentangle")(solver="least-squares", clamp=False)
+    aware, naive = both(given, lambda o: relative(solve(o).vectors.double(), true))
+    assert aware < naive / 2
+    moved, same = total_least_squares(rounded, weights @ true, 12**-0.5 / 6)
+    assert (moved - weights).norm() < 0.5 * (rounded - weights).norm()
+    torch.testing.assert_close(same, weights @ true, rtol=1e-4, atol=1e-4)
+    few = total_least_squares(rounded[:5], (weights @ true)[:5], 0.1)
+    assert torch.equal(few[0], rounded[:5])
+
+
+def test_smoothed_encodings_are_taken_back():
+    weights, true = mixed(40, 4)
+    smoothed = 0.7 * padded(weights) + 0.03
+    given = mixtures(weights @ true, smoothed, defenses=(known("label-smoothing", alpha=0.3),))
+    solve = attacks.get("disentangle")(solver="least-squares", clamp=False)
+    aware = solve(given)
+    assert aware.labels.tolist() == [0, 1, 2, 3]
+    assert relative(aware.vectors.double(), true) < 1e-3
+    blind = solve(replace(given, defenses=()))
+    assert blind.labels.tolist() == list(range(10))
+    labels = attacks.get("labels")()
+    assert (labels(given).support[0] > 0.5).tolist() == [True] * 4 + [False] * 6
+
+
+class Rotation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(64, 64, generator=rng(5))).Q)
+
+    def forward(self, images):
+        return images.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("defence", "margin"), [(("gaussian", {"clip": 5.0, "noise": 0.02}), 2.0),
+                            (("quantise", {"bits": 2}), 1.3)],
+)  # fmt: skip
+def test_maps_learn_from_defended_representations(defence, margin, digits, scene):
+    images = F.avg_pool2d(digits.images.float() / 255, 2)
+    private, aux = images[:12], images[12:]
+    extractor = Rotation()
+    name, settings = defence
+    made = defenses.get(name)(**settings)
+    with torch.no_grad():
+        clear = Representations(extractor(private), digits.labels[:12].long())
+    sent = made.defend(clear, scene(kinds=(Representations,)), rng())
+    given = observed(
+        [Upload(0, 1, (sent,))], extractors={(0, 1): extractor}, aux=aux,
+        aux_labels=digits.labels[12 : len(images)].long(), defenses=(known(name, **settings),),
+    )  # fmt: skip
+    linear = attacks.get("linear")(views=1)
+    aware, naive = both(given, lambda o: (linear(o, Context()).images - private).square().mean())
+    assert aware < naive / margin
+
+
+def test_a_candidate_is_bounded_and_masked_like_the_target_but_only_if_that_was_sent():
+    rows = torch.tensor([[3.0, 0.0, 4.0, 0.0]])
+    sent, free = 0.2 * rows, rows
+    given = observed(
+        [Upload(0, 1, (Representations(sent, torch.tensor([0])),))],
+        defenses=(known("clip", norm=1.0), known("mask", keep=0.5)),
+    )
+    matched = objective_as_sent(given, l2rel)
+    candidate = torch.tensor([[6.0, 0.0, 8.0, 0.0]])
+    assert float(matched(candidate, sent)) < 1e-6 < float(l2rel(candidate, sent))
+    assert float(matched(candidate, free)) == float(l2rel(candidate, free))
+    assert objective_as_sent(replace(given, defenses=()), l2rel) is l2rel
+
+
+def test_updates_are_bounded_and_masked_as_declared():
+    wanted = [torch.tensor([0.6, 0.0]), torch.tensor([[0.8]])]
+    found = [torch.tensor([3.0, 5.0]), torch.tensor([[4.0]])]
+    sent = update_as_sent(
+        observed([], [], defenses=(known("prune", keep=0.6), known("clip", norm=1.0)))
+    )
+    torch.testing.assert_close(sent(found, wanted), wanted)
+    doubled = update_as_sent(observed([], [], defenses=(known("mask", keep=0.5, rescale=True),)))
+    assert doubled(found, wanted)[0].tolist() == [6.0, 0.0]
+    assert update_as_sent(observed([], [])) is None
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("gaussian", {"clip": 2.0, "noise": 0.5}), ("laplace", {"clip": 2.0, "epsilon": 40.0}),
+])  # fmt: skip
+def test_the_noise_that_an_attacker_expects_is_the_noise_that_is_added(name, settings, scene):
+    rows = torch.zeros(4, 2000)
+    made = defenses.get(name)(**settings)
+    sent = made.defend(
+        Prototypes(rows, torch.arange(4)), scene(kinds=(Prototypes,), rounds=1), rng()
+    )
+    channel = Channel((known(name, **settings),), sent.means)
+    expected = channel.noise(channel.defenses[0])
+    assert float(sent.means.std()) == pytest.approx(expected, rel=0.05)
+    assert float(channel.drawn(rows, rng(1)).std()) == pytest.approx(expected, rel=0.05)
+
+
+def test_what_another_attack_recovered_was_not_defended():
+    rows = torch.randn(2, 4, generator=rng())
+    given = observed(
+        [Upload(0, 1, (Prototypes(rows, torch.tensor([0, 1])),))],
+        defenses=(known("clip", norm=1.0),),
+    )
+    assert channel_of(given, 0, 1, rows[1:]) is not None
+    assert channel_of(given, 0, 1, rows + 1e-3) is None
+    assert channel_of(given, 1, 1, rows) is None
+    assert channel_of(replace(given, defenses=()), 0, 1, rows) is None
+
+
+def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
+    run = train(
+        tiny(
+            protocol={"name": "fedgh"}, defense=["gaussian:clip=1,epsilon=50,delta=0.01"],
+            train={"rounds": 3},
+        ),
+        runs=tmp_path,
+    )  # fmt: skip
+    results = {}
+    for attacker in ("adaptive", "naive"):
+        settings = resolve_attack(
+            {"attack": "average", "threat": "eavesdropper", "eval": {"attacker": attacker}}, {}, []
+        )
+        results[attacker] = attack(run, settings)
+    aware, naive = results["adaptive"], results["naive"]
+    (fact,) = aware.game.observation.defenses
+    assert fact.name == "gaussian" and fact.settings["noise"] > 0  # derived from epsilon
+    assert naive.game.observation.defenses == ()
+    assert aware.record["eval"]["attacker"] == "adaptive" and aware.folder != naive.folder
+    assert "adaptive: knows gaussian" in aware.game.lines()["Attacker"]
+    assert "naive: does not know gaussian" in naive.game.lines()["Attacker"]
+    assert aware.outcome.rounds_used.max() == 3 and naive.outcome.rounds_used.max() == 1
