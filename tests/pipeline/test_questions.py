@@ -142,3 +142,10 @@ def test_a_first_stage_that_does_not_fit_is_refused(kept, runs):
         ask("recovered-prototypes", "pixel", via={"name": "dip"})
     with pytest.raises(ConfigError, match="'via' goes with target"):
         ask("prototypes", "pixel", via={"name": "disentangle"})
+
+
+def test_an_upload_that_tells_no_labels_names_the_attack_that_asks_it(tiny, tmp_path):
+    run = train(tiny(protocol="fedral"), runs=tmp_path)
+    with pytest.raises(IncompatibleError, match="MatrixBlocks") as refusal:
+        prepare_attack(run, ask("labels"))
+    assert "--attack matrix" in str(refusal.value)

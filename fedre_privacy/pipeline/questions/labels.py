@@ -9,6 +9,8 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from fedre_privacy.attacks.base import attacks, readers
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Artifact, LabelEstimate
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.label_scores import LabelReport, evaluate_labels
@@ -60,6 +62,16 @@ class Labels(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         _, aux = held_out(source, evaluation.public, evaluation.seed)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
+        if not targets:
+            held = {type(a) for upload in source.uploads.values() for a in upload.artifacts}
+            said = ", ".join(sorted(kind.__name__ for kind in held)) or "nothing"
+            fitting = [n for n in readers(held) if attacks.get(n).answers == "labels"]
+            raise IncompatibleError(
+                f"Attack '{settings.attack.name}' reads nothing of what clients uploaded in round "
+                f"{source.round}: {said}.",
+                next_step=" or ".join(f"Use --attack {name} --threat strong." for name in fitting)
+                or "See: fedre-attack list.",
+            )
         observation = observe(
             run,
             settings.threat,
