@@ -51,9 +51,9 @@ def invert(
         start = Start(start.images[torch.tensor(order)], start.toward)
     seeds = _seeds(owners, context.seed, budget.restarts)
     extractors = {
-        key: frozen(module, device)
-        for key, module in observation.extractors.items()
-        if key in set(owners)
+        key: frozen(observation.extractors[key], device)
+        for key in dict.fromkeys(owners)
+        if key in observation.extractors
     }
 
     check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)

@@ -60,7 +60,7 @@ class KeptExtractors(Mapping[tuple[int, int], nn.Module]):
 
     def __init__(self, run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> None:
         self._rounds = dict(rounds)
-        self._keys = [(client, round) for round in rounds for client in clients]
+        self._keys = dict.fromkeys((client, round) for round in rounds for client in clients)
 
         @lru_cache(maxsize=HELD_AT_ONCE)
         def load(client: int, round: int) -> nn.Module:
@@ -73,6 +73,9 @@ class KeptExtractors(Mapping[tuple[int, int], nn.Module]):
             raise KeyError(key)
         client, round = key
         return self._load(client, self._rounds[round])
+
+    def __contains__(self, key: object) -> bool:  # the inherited one would read the model
+        return key in self._keys
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self._keys)

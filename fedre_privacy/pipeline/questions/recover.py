@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import RecoveredPrototypes
@@ -12,6 +14,9 @@ from ..runs import Run
 from ..settings import AttackSettings
 from ..targets import TargetSource
 from .base import only_kinds
+
+_FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], RecoveredPrototypes]] = WeakKeyDictionary()
+"""Answers of first stages by run: a suite asks several attacks about the same ones."""
 
 NOTES = 3
 """Notes of the first stage that a refusal repeats."""
@@ -37,16 +42,30 @@ def recover(
             f"{run.settings.protocol.name} uploads none of them.",
             next_step="Choose another first stage, for example --set via.name=head.",
         )
+    evaluation = settings.evaluation
+    asked = (
+        via,
+        settings.threat,
+        source.round,
+        evaluation.staleness,
+        evaluation.attacker,
+        evaluation.seed,
+        tuple(aux.images.shape),
+        (run.folder / "record.json").stat().st_mtime_ns,
+    )
+    known = _FOUND.setdefault(run, {})
+    if asked in known:
+        return known[asked]
     observation = observe(
         run,
         settings.threat,
         source.round,
         targets,
         aux,
-        staleness=settings.evaluation.staleness,
-        attacker=settings.evaluation.attacker,
+        staleness=evaluation.staleness,
+        attacker=evaluation.attacker,
     )
-    found = via(observation, Context(settings.evaluation.seed))
+    found = via(observation, Context(evaluation.seed))
     if not isinstance(found, RecoveredPrototypes):
         raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
     if not bool(found.vectors.isfinite().all(1).any()):
@@ -56,4 +75,5 @@ def recover(
             f"Attack '{via.name}' recovered no prototype of {run.name}. {said}{more}.",
             next_step="Attack the uploads themselves: --target uploaded.",
         )
+    known[asked] = found
     return found
