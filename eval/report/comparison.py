@@ -34,17 +34,21 @@ class Dot:
 
 @dataclass(frozen=True)
 class Column:
-    """One panel: a title and one dot per variant, in the order of the rows."""
+    """One panel: a title and one dot per variant, in the order of the rows.
+
+    `absent` stands where there is no value.
+    """
 
     title: str
     dots: tuple[Dot, ...]
     log: bool = False
+    absent: str = "no attack"
 
 
 def comparison(
     labels: Sequence[str], columns: Sequence[Column], *, title: str, caption: str = ""
 ) -> Figure:
-    """Draw one panel per column; red ticks are floors, an open square marks what does not apply.
+    """Draw one panel per column; red ticks are floors, words stand where there is no value.
 
     Columns without any value are left out.
 
@@ -75,7 +79,7 @@ def comparison(
         for row, dot in enumerate(reversed(column.dots)):
             if dot.value is None:
                 axes.text(
-                    0.5, row, "no attack", fontsize=SMALL - 1, color="#888888", ha="center",
+                    0.5, row, column.absent, fontsize=SMALL - 1, color="#888888", ha="center",
                     va="center", transform=axes.get_yaxis_transform(),
                 )  # fmt: skip
                 continue

@@ -53,12 +53,13 @@ class Point:
 def pareto(points: Sequence[Point]) -> list[Point]:
     """Points that no other beats in accuracy, scalars and leakage at once.
 
-    Points without a leakage are left out: nothing is known about theirs.
+    Points without a leakage are left out: nothing is known about theirs. Below the floor counts as
+    at the floor: a worse guess protects nobody.
     """
     known = [p for p in points if p.leakage is not None]
 
     def key(p: Point) -> tuple[float, float, float]:
-        return (p.accuracy, -p.scalars, -(p.leakage or 0.0))
+        return (p.accuracy, -p.scalars, -max(p.leakage or 0.0, 0.0))
 
     def beaten(p: Point) -> bool:
         return any(
@@ -81,12 +82,12 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     if not points:
         raise ConfigError("There is nothing to draw: no variant has a finished training.")
     known = [p.leakage for p in points if p.leakage is not None]
-    low, high = (min([0.0, *known]), max([1.0, *known])) if known else (0.0, 1.0)
-    shade = Normalize(low, high)
+    low, high = 0.0, max([1.0, *known])
+    shade = Normalize(low, high, clip=True)
     colours = colormaps["viridis_r"]
     best = {p.label for p in pareto(points)}
     lines = wrap(caption, 11.0)
-    height = 4.4 + caption_height(lines)
+    height = 5.2 + caption_height(lines)
     figure = blank(11.0, height)
     left = 0.07
     bottom = (caption_height(lines) + 0.6) / height
@@ -119,10 +120,11 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
     axes_a.set_ylabel("test accuracy", fontsize=TEXT)
     axes_b.tick_params(labelleft=False)
-    bar = figure.add_axes((0.955, bottom, 0.012, area))
+    bar = figure.add_axes((0.952, bottom, 0.012, area))
     gradient = np.linspace(0, 1, 128)[:, None]
     bar.imshow(gradient, aspect="auto", cmap=colours, origin="lower", extent=(0, 1, low, high))
     bar.set_xticks([])
+    bar.yaxis.tick_right()
     bar.tick_params(labelsize=SMALL)
     bar.set_title("leakage\ndB", fontsize=SMALL)
     write_title(figure, title or "Accuracy, communication and leakage", left=left)

@@ -142,7 +142,7 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
     """
     if not rows:
         return Html("")
-    heads = "".join(f'<th scope="col">{text(key)}</th>' for key in rows[0])
+    heads = "".join(_head(key, [row.get(key) for row in rows]) for key in rows[0])
     lines = (f"<tr>{''.join(_cell(row.get(k)) for k in rows[0])}</tr>" for row in rows)
     body = "\n".join(lines)
     return Html(
@@ -155,6 +155,18 @@ def _box(label: str, *, tall: bool = False) -> str:
     """Open a box that scrolls by itself, with the keyboard too."""
     kind = "box tall" if tall else "box"
     return f'<div class="{kind}" role="region" tabindex="0" aria-label="{text(label)}">'
+
+
+def _head(key: str, values: Sequence[object]) -> str:
+    """A heading, on the side of its column's numbers."""
+    shown = [_shown(value) for value in values]
+    numbers = [
+        isinstance(v, Link) is False and _number(v) is not None and len(s) <= WIDE
+        for v, s in zip(values, shown, strict=True)
+        if s not in _WITHOUT_VALUE
+    ]
+    kind = ' class="number"' if numbers and all(numbers) else ""
+    return f'<th scope="col"{kind}>{text(key)}</th>'
 
 
 def _cell(value: object) -> str:

@@ -40,6 +40,8 @@ th, td { padding: 0.35rem 0.6rem; text-align: left; vertical-align: top;
 thead th { background: var(--pale); white-space: nowrap; }
 .tall thead th { position: sticky; top: 0; }
 td.number { text-align: right; white-space: nowrap; }
+th.number { text-align: right; }
+td:first-child:not(.words) { white-space: nowrap; }
 td.words { min-width: 14rem; }
 th button { all: unset; cursor: pointer; font: inherit; padding: 0.15rem 0; }
 th button::after { content: " \\2195"; color: var(--soft); }
@@ -71,6 +73,8 @@ dialog img.pixels { border: 0; }
 @media (max-width: 40rem) {
   dl.facts { grid-template-columns: 1fr; gap: 0; }
   dl.facts dd { margin-bottom: 0.5rem; }
+  dialog { overflow: auto; }
+  dialog img:not(.pixels) { width: 56rem; max-height: none; }
 }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }

@@ -18,6 +18,7 @@ from fedre_privacy.pipeline.attack import AttackResult, attack, check_ahead, req
 from fedre_privacy.pipeline.rehearse import rehearse
 from fedre_privacy.pipeline.runs import COMPLETE, Run, begin, status_of
 from fedre_privacy.pipeline.settings import (
+    ATTACKERS,
     TARGETS,
     TRAIN_SECTIONS,
     AttackSettings,
@@ -29,6 +30,7 @@ from fedre_privacy.pipeline.settings import (
 from fedre_privacy.pipeline.train import prepare, train
 
 from .explain import explain, list_all, list_for
+from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
 from .options import add_common_options, add_training_options, assigned, choose_device, gather
 from .output import Output, guarded
 from .train import print_run
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-attack",
-        usage="fedre-attack [RUN] [options]\n       fedre-attack list [--for RUN]",
+        usage="fedre-attack [RUN | --uploads PATH] [options]\n       fedre-attack list [--for RUN]",
         allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",
@@ -58,10 +60,16 @@ def parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--attack", metavar="A", help="attack to run (default: dip)")
     group.add_argument("--threat", metavar="T", help="threat model (default: fedre-paper)")
+    group.add_argument(
+        "--attacker",
+        choices=ATTACKERS,
+        help="whether the attack knows the run's defences (default: adaptive, it does)",
+    )
     group.add_argument("--targets", type=int, metavar="N", help="targets at most (default: 24)")
     group.add_argument("--round", type=int, metavar="R", help="round to attack (default: last)")
     group.add_argument("--metrics", metavar="M,N", help="metrics (default: psnr,ssim,mse255)")
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
+    add_foreign_options(made)
     add_training_options(made)
     add_common_options(
         made, restart="remove the identical attack (and unfinished training) and begin anew"
@@ -83,6 +91,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
             next_step=f"To attack that run: fedre-attack {options.listed}.",
         )
     values, where = gather(options, _attack_values(options))
+    if options.uploads is not None:
+        return run_foreign(options, values, where, TRAINING_OPTIONS, output)
+    refuse_without_uploads(options)
     recorded = None
     if options.run not in (None, "list"):
         recorded = _recorded(options.run, options.runs_dir)
@@ -131,7 +142,12 @@ def _run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _attack_values(options: argparse.Namespace) -> dict[str, object]:
-    evaluation = {"targets": options.targets, "round": options.round, "metrics": options.metrics}
+    evaluation = {
+        "targets": options.targets,
+        "round": options.round,
+        "metrics": options.metrics,
+        "attacker": options.attacker,
+    }
     values: dict[str, object] = {
         "target": options.target,
         "threat": options.threat,
@@ -274,7 +290,7 @@ def print_result(result: AttackResult, options: argparse.Namespace, output: Outp
     output.line("Verdict", result.verdict())
     output.line(
         "Files",
-        f"{result.folder}/{{figure.png,figure.pdf,scores.csv,record.json}}   "
+        f"{result.folder}/{{report.html,figure.png,scores.csv,record.json}}   "
         f"took {human_seconds(result.record['wall_s'])}",
         wrap=False,
     )

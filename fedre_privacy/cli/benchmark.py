@@ -13,7 +13,7 @@ from fedre_privacy.core.errors import ConfigError, PartialError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.pipeline.benchmark import Benchmark, benchmark, planned, read_sweep
-from fedre_privacy.pipeline.rehearse import rehearse
+from fedre_privacy.pipeline.rehearse import rehearse_suite
 from fedre_privacy.pipeline.sweep import ENGINES, Job
 
 from . import communication, toy
@@ -179,8 +179,8 @@ def _rehearse(jobs: Sequence[Job], device: Any, output: Output) -> int:
     seconds = 0.0
     for label in dict.fromkeys(job.label for job in jobs):
         job = firsts[label]
-        plans = [rehearse(job.training, settings, device) for settings in job.attacks or (None,)]
-        own = plans[0].train_s + sum(plan.attack_s for plan in plans)
+        train_s, attack_s = rehearse_suite(job.training, job.attacks, device)
+        own = train_s + attack_s
         times = sum(other.label == label for other in jobs)
         seconds += own * times
         output.line(label, f"{plural(times, 'job')} of about {human_seconds(own)}")

@@ -12,6 +12,7 @@ from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import THREAT_MODELS, Artifact, EntangledRep, ThreatModel
 from fedre_privacy.data.base import datasets
+from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
@@ -35,6 +36,7 @@ Rows = list[dict[str, str]]
 
 REGISTRIES: tuple[tuple[str, Registry[Any]], ...] = (
     ("entanglement schemes", schemes),
+    ("defences", defenses),
     ("data sets", datasets),
     ("partitions", partitions),
     ("architectures", architectures),
@@ -71,6 +73,9 @@ def _parts(
     scheme = getattr(training.protocol, "entanglement", None)
     if scheme is not None:
         yield f"entanglement scheme {scheme.name}", "protocol.entanglement", scheme, True
+    for defense in training.defense:
+        place = "defense" if len(training.defense) == 1 else f"defense.{defense.name}"
+        yield f"defence {defense.name}", place, defense, True
     yield f"data set {training.data.name}", "data", training.data, True
     yield f"partition {training.partition.name}", "partition", training.partition, True
     yield "settings of model", "model", training.model, False

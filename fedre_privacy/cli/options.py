@@ -12,7 +12,7 @@ import torch
 from fedre_privacy.core.config import load_yaml, merge, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.data.base import datasets
-from fedre_privacy.pipeline.settings import ATTACK_SECTIONS
+from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, set_defenses
 from fedre_privacy.presets import Preset, preset
 
 from .explain import list_presets
@@ -172,7 +172,10 @@ def gather(
     for layer in (*layers, given, parse_assignments(options.assign)):
         for key, section in layer.items():
             nested = isinstance(section, Mapping)
-            values[key] = _over(key, values.get(key), section) if nested else section
+            if key == "defense" and nested and "name" not in section and values.get(key):
+                values[key] = set_defenses(values[key], section)
+            else:
+                values[key] = _over(key, values.get(key), section) if nested else section
     return _absolute(values), loaded.where if loaded else {}
 
 
@@ -207,7 +210,7 @@ def _text_keys(values: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-PLUGINS = ("data", "partition", "protocol", "attack")
+PLUGINS = ("data", "partition", "protocol", "attack", "defense")
 """Sections whose settings belong to the plugin that they name."""
 
 

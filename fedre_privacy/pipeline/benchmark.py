@@ -10,19 +10,21 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedre_privacy.attacks.base import attacks as attack_registry
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.types import EntangledRep
+from fedre_privacy.core.types import EntangledRep, HeadState, ModelState
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, pareto
+from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.protocols.base import protocols as protocol_registry
 
 from .report import write_benchmark_report
 from .runs import COMPLETE
-from .settings import TrainSettings
+from .settings import RECOVERED, TrainSettings
 from .suite import default_suite, named_suite
 from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
 
@@ -235,7 +237,11 @@ class BenchmarkResult:
                 for title, names in COLUMNS.items()
             ),
             *(
-                Column(title, tuple(Dot(_number(part[key].iloc[0])) for part in parts))
+                Column(
+                    title,
+                    tuple(Dot(_number(part[key].iloc[0])) for part in parts),
+                    absent="not entangled",
+                )
                 for title, key in (
                     ("s_min predicted", "predicted_s_min"),
                     ("unmixing error\npredicted", "predicted_error"),
@@ -243,8 +249,63 @@ class BenchmarkResult:
             ),
         ]
         return comparison(
-            labels, columns, title="What each variant costs and leaks", caption=self._caption()
+            labels,
+            columns,
+            title="What each variant costs and leaks",
+            caption=f"Points: strongest attack of the suite; red: its floor. {self._caption()}",
         )
+
+    def cells(self) -> pd.DataFrame:
+        """Attacks against variants: variant, attack, reads, measure, leakage, interval_above_0.
+
+        The measure is the attack's leading one. Where an attack did not run, leakage is empty and
+        `reads` says whether the variant uploads what it reads.
+        """
+        out: list[dict[str, Any]] = []
+        asked = self.summary.dropna(subset=["attack"]) if len(self.summary) else self.summary
+        kinds = {
+            f"{row['attack']} on {row['target']}": str(row["attack"])
+            for row in asked.to_dict("records")
+        }
+        for label, part in self.summary.groupby("label", sort=False):
+            name = str(part["protocol"].iloc[0])
+            uploads = (
+                protocol_registry.get(name).uploads if name in protocol_registry.names() else ()
+            )
+            for title, attack in kinds.items():
+                own = part[(part["attack"] + " on " + part["target"]) == title]
+                row = own.iloc[0] if len(own) else None
+                known = attack in attack_registry.names()
+                consumes = attack_registry.get(attack).consumes if known else ()
+                if title.endswith(RECOVERED):  # reads what another attack finds in these
+                    consumes = (EntangledRep, HeadState, ModelState)
+                reads = row is not None or any(issubclass(k, consumes) for k in uploads)
+                out.append(
+                    {
+                        "variant": str(label),
+                        "attack": title,
+                        "reads": reads,
+                        "measure": None if row is None else row["measure"],
+                        "unit": None if row is None else row["unit"],
+                        "leakage": None if row is None else _number(row["leakage"]),
+                    }
+                )
+        return pd.DataFrame(out)
+
+    def matrix(self) -> Figure:
+        """Attacks against variants, each cell its leakage over the floor or why there is none."""
+        return matrix(
+            [
+                Cell(
+                    row["variant"], row["attack"], _number(row["leakage"]), row["unit"] or "",
+                    "not in\nthe suite" if row["reads"] else "cannot\nread",
+                )
+                for row in self.cells().to_dict("records")
+            ],
+            caption="Leakage over the floor of each attack's leading measure, mean over seeds (dB "
+            "for images, otherwise shares); 0 or below: not better than the floor. Grey: the "
+            "attack does not read what is uploaded, or was not asked; neither means safe.",
+        )  # fmt: skip
 
     def figure(self) -> Figure:
         """The frontier."""
@@ -327,7 +388,8 @@ def benchmark(
     files.write_text(folder / "summary.csv", result.summary.to_csv(index=False))
     if result.points():
         save_figure(result.figure(), folder / "frontier", data=result.summary)
-        save_figure(result.comparison(), folder / "comparison")
+        save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))
+        save_figure(result.matrix(), folder / "matrix", data=result.cells())
     write_benchmark_report(result, wanted, results, runs)
     return result
 

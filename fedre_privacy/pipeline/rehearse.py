@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.units import human_bytes, human_seconds
+from fedre_privacy.core.types import Observation
+from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
 
 from .attack import check_ahead, peak_memory, prepare_attack
@@ -68,18 +70,49 @@ def rehearse(
             lines |= {k: v for k, v in game.lines().items() if k != "Uploaded" or train_s == 0}
             budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
             trial = dataclasses.replace(settings.attack, **budget)
-            rows = len(game.observation.target_rows()[1])
+            targets = _targets(game.observation)
             for _ in range(2):  # the first pass warms up
                 started = time.monotonic()
                 trial(game.observation, Context(settings.evaluation.seed, device))
                 attack_s = time.monotonic() - started
             attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)
             lines["Attack"] = (
-                f"{settings.attack.name} on {rows} rows in all: about {human_seconds(attack_s)}"
+                f"{settings.attack.name} on {targets} in all: about {human_seconds(attack_s)}"
             )
     memory = max(peak_memory(device).values())
     lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
     return Plan(lines, train_s, attack_s, memory)
+
+
+def rehearse_suite(
+    training: TrainSettings, suite: Sequence[AttackSettings], device: torch.device
+) -> tuple[float, float]:
+    """Estimate the seconds of one training and of all attacks on it, from their first steps.
+
+    Raises:
+        FedreError: whatever the real commands would refuse.
+    """
+    for settings in suite:
+        check_ahead(training, settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        run, train_s = _first_step(training, prepare(training, device), Path(scratch), device)
+        attack_s = 0.0
+        for settings in suite:
+            last = dataclasses.replace(settings.evaluation, round=None)
+            attack_s += rehearse(
+                run, dataclasses.replace(settings, evaluation=last), device
+            ).attack_s
+    return train_s, attack_s
+
+
+def _targets(observation: Observation) -> str:
+    rows = sum(
+        len(found)
+        for upload in observation.targets
+        for artifact in upload.artifacts
+        if (found := artifact.rows()) is not None
+    )
+    return plural(rows, "row") if rows else plural(len(observation.targets), "upload")
 
 
 def _first_step(

@@ -39,6 +39,7 @@ COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what i
 FIGURES = {
     "frontier": "Accuracy against communication and against leakage; a ring marks the Pareto set.",
     "comparison": "Every variant with its accuracy, communication and kinds of leakage.",
+    "matrix": "Which attack reads which upload, and how far above its floor it comes.",
     "figure": "What the attack recovered, beside the truth and the floor.",
     "trace": "The attack's own objective along the way.",
 }

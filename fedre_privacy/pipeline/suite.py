@@ -8,6 +8,7 @@ from typing import Any
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.types import (
     Artifact,
+    Counts,
     EntangledRep,
     GradientState,
     HeadState,
@@ -30,28 +31,36 @@ def _attack(name: str, target: str, threat: str, **more: Any) -> dict[str, Any]:
 BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
     Representations: (
         _attack("dip", "uploaded", PAPER),
+        _attack("linear", "uploaded", STRONG),
         _attack("membership", "uploaded", STRONG),
     ),
     Prototypes: (
         _attack("dip", "uploaded", PAPER),
+        _attack("linear", "uploaded", STRONG),
         _attack("membership", "uploaded", STRONG),
     ),
     EntangledRep: (
         _attack("disentangle", "uploaded", STRONG),
         _attack("dip", RECOVERED, STRONG),
+        _attack("linear", RECOVERED, STRONG),
         _attack("membership", "uploaded", STRONG),
     ),
     HeadState: (
         _attack("head", "uploaded", PAPER),
         _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
+        _attack("linear", RECOVERED, STRONG, via={"name": "head"}),
     ),
     ModelState: (
         _attack("head", "uploaded", PAPER),
         _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
+        _attack("linear", RECOVERED, STRONG, via={"name": "head"}),
+        _attack("update-inversion", "update", PAPER),
     ),
     GradientState: (_attack("inverting-gradients", "update", PAPER),),
 }
-"""Attacks by what is uploaded, the one that decides leakage of images last but one or earlier."""
+"""Attacks by what is uploaded. The strongest attack on images decides the place on the frontier:
+an optimiser that needs the extractor alone, a linear map fitted to public images, and of whole
+models also the update itself."""
 
 LABELS = _attack("labels", "uploaded", REALISTIC)
 """Run on everything that is uploaded and that the label attack can read."""
@@ -66,7 +75,9 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
     from fedre_privacy.attacks.base import attacks
 
     chosen = [entry for kind in training.protocol.uploads for entry in BY_UPLOAD.get(kind, ())]
-    if any(issubclass(k, attacks.get("labels").consumes) for k in training.protocol.uploads):
+    readable = attacks.get("labels").consumes
+    every_round = [k for k in training.protocol.uploads if k is not Counts]  # sent once, at first
+    if any(issubclass(k, readable) for k in every_round):
         chosen.append(LABELS)
     return [_with_targets(entry, targets) for entry in chosen]
 

@@ -36,6 +36,9 @@ from .train import train
 
 Values = Mapping[str, Any]
 
+PARENT = "FEDRE_SWEEP_PARENT"
+"""Environment variable by which a job knows the process that started it."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -141,13 +144,17 @@ class Place:
 def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
     """Train and attack in this process; write and return the result.
 
-    What was interrupted before goes on; a failure is recorded with its traceback.
+    What was interrupted before goes on; a run whose uploads were pruned is trained again; a failure
+    is recorded with its traceback.
     """
     started = time.monotonic()
     result: dict[str, Any] = {**job.plain(), "status": FAILED, "attacks": []}
     try:
         folder = place.runs / job.training.run_name
-        run = train(job.training, runs=place.runs, device=device, resume=_begun(folder))
+        pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
+        run = train(
+            job.training, runs=place.runs, device=device, resume=_begun(folder), restart=pruned
+        )
         result |= {"run": run.name, "final": run.record["final"], "dim": run.record["dim"]}
         result["architectures"] = run.record["architectures"]
         result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
@@ -236,6 +243,8 @@ def run_jobs(
         found = place.read(job)
         if found is None or (retry and found["status"] != COMPLETE):
             waiting.append(job)
+    order = list(dict.fromkeys(job.seed for job in jobs))
+    waiting.sort(key=lambda job: order.index(job.seed))  # every variant once before any twice
     report(Event("sweep.plan", {"jobs": len(jobs), "waiting": len(waiting)}))
     for job in waiting:
         files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
@@ -299,7 +308,9 @@ def _local(
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(RUNNING):  # Ctrl-C leaves no job behind
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
@@ -327,13 +338,25 @@ def _ray(
 ENGINES = {"local": _local, "ray": _ray}
 
 
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""Jobs under way in this process."""
+
+
 def call(command: Sequence[str], threads: int) -> int:
-    """Run one job's process, its output beside its settings; return the exit code."""
+    """Run one job's process, its output beside its settings; return the exit code.
+
+    The job watches this process and ends when it is gone, so that a killed sweep leaves nothing
+    that writes into its folders.
+    """
     log = Path(command[3]).with_suffix(".log")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    own = {"OMP_NUM_THREADS": str(threads), PARENT: str(os.getpid())}
     with log.open("w", encoding="utf-8") as handle:
-        done = subprocess.run(command, stdout=handle, stderr=handle, env=environment, check=False)
-    return done.returncode
+        process = subprocess.Popen(command, stdout=handle, stderr=handle, env={**os.environ, **own})
+        RUNNING.add(process)
+        try:
+            return process.wait()
+        finally:
+            RUNNING.discard(process)
 
 
 def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -12,7 +15,7 @@ from fedre_privacy.core.errors import ConfigError
 
 from .runs import COMPLETE
 from .settings import resolve_attack, resolve_training
-from .sweep import Job, Place, run_job
+from .sweep import PARENT, Job, Place, run_job
 
 
 def main(file: str, folder: str, runs: str, device: str) -> int:
@@ -29,5 +32,14 @@ def main(file: str, folder: str, runs: str, device: str) -> int:
     return 0 if result["status"] == COMPLETE else 1
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after the one that started it, however that ended."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    if PARENT in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
     sys.exit(main(*sys.argv[1:]))

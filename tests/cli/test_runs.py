@@ -129,7 +129,8 @@ def test_attack_writes_what_is_documented(
     folder = Path(done.line("Files").split("/{")[0])
     assert folder.parent == run / "attacks"
     assert set(listing(folder)) == PLAIN | FIGURES
-    for name in ("figure.png", "figure.pdf", "scores.csv", "record.json"):
+    assert (folder / "figure.pdf").stat().st_size > 500
+    for name in ("report.html", "figure.png", "scores.csv", "record.json"):
         assert name in done.line("Files") and (folder / name).stat().st_size > 500
     record = read_json(folder / "record.json")
     assert record["status"] == "complete" and record["run"] == run.name

@@ -1,17 +1,22 @@
 """Sweeps: planned before anything runs, resumable, a failure is kept and never averaged away."""
 
 import json
+import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.pipeline import sweep
 from fedre_privacy.pipeline.benchmark import BenchmarkResult, benchmark, planned, read_sweep
 from fedre_privacy.pipeline.suite import default_suite, named_suite
-from fedre_privacy.pipeline.sweep import Place, frame, over_seeds
+from fedre_privacy.pipeline.sweep import Place, frame, over_seeds, run_job
 
 BASE = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -124,6 +129,75 @@ def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
         k: v for k, v in before.items() if k != "wall_s"
     }
     pd.testing.assert_frame_equal(again.rows, made.rows)
+
+
+LONG = """
+import signal
+from pathlib import Path
+from test_sweep_settings import asked
+from fedre_privacy.pipeline.benchmark import benchmark
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
+benchmark(asked, folder=Path("out"), runs=Path("runs"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_sweep_leaves_no_job_behind(tmp_path, how):
+    """Break off the sweep's own process while a job trains: the job ends too."""
+    settings = (
+        "from fedre_privacy.pipeline.benchmark import read_sweep\n"
+        f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 5000}}!r}\n"
+        "asked = read_sweep({'protocols': ['fedgh'], 'seeds': [0], 'attacks': [], 'name': 'x'}, "
+        "BASE, name='')\n"
+    )
+    (tmp_path / "test_sweep_settings.py").write_text(settings)
+    process = subprocess.Popen([sys.executable, "-c", LONG], cwd=tmp_path)
+    try:
+        _until(lambda: list(tmp_path.glob("runs/*/metrics.csv")))
+        children = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+        )
+        (child,) = children.stdout.split()
+        process.send_signal(how)
+        process.wait(timeout=60)
+        _until(lambda: not Path(f"/proc/{child}").exists() or _dead(int(child)))
+    finally:
+        process.kill()
+    assert not list((tmp_path / "out" / "jobs").glob("*.json"))  # to be done again
+
+
+def _dead(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _until(met, seconds=240):
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.2)
+
+
+def test_a_pruned_run_is_trained_again_where_its_result_is_lost(finished):
+    folder, asked, made = finished
+    job = next(job for job in planned(asked) if job.label == "vap")
+    place = Place(folder / "out", folder / "runs")
+    before = place.read(job)
+    place.result(job).unlink()
+    for name in ("models", "uploads", "private"):
+        shutil.rmtree(folder / "runs" / before["run"] / name)
+    shutil.rmtree(folder / "runs" / before["run"] / "attacks")
+    run_job(job, place, torch.device("cpu"))
+    after = place.read(job)
+    assert after["status"] == "complete", after.get("traceback")
+    assert after["attacks"] == before["attacks"] and after["final"] == before["final"]
+
+
+def test_the_matrix_says_what_cannot_be_read(finished):
+    _, _, made = finished
+    cells = made.cells()
+    assert set(cells["variant"]) == {"vap"} and cells["leakage"].notna().all()
+    assert made.matrix().get_axes()
 
 
 def test_means_are_over_seeds_and_say_how_many():

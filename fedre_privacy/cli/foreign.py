@@ -1,0 +1,110 @@
+"""``fedre-attack --uploads``: what do somebody else's uploads give away?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.pipeline.foreign import Recorded, attack_foreign, prepare_foreign
+from fedre_privacy.pipeline.foreign_report import command
+from fedre_privacy.pipeline.settings import TRAIN_SECTIONS, resolve_attack
+
+from .options import assigned, choose_device
+from .output import Output
+
+OPTIONS = ("uploads", "extractor", "weights", "image_shape", "classes", "aux", "truth")
+NEEDED = ("extractor", "weights", "image_shape")
+
+
+def add_foreign_options(parser: argparse.ArgumentParser) -> None:
+    """Options for uploads that another system recorded."""
+    group = parser.add_argument_group("uploads of another system (docs/artifact_format.md)")
+    group.add_argument("--uploads", type=Path, metavar="PATH", help="folder, index.json or file")
+    group.add_argument("--extractor", metavar="PKG:FN", help="function that returns an nn.Module")
+    group.add_argument("--weights", type=Path, metavar="FILE", help="safetensors of its state")
+    group.add_argument("--image-shape", metavar="CxHxW", help="size of the images, e.g. 3x32x32")
+    group.add_argument("--classes", type=int, metavar="N", help="classes (default: as uploaded)")
+    group.add_argument("--aux", metavar="npz:FILE", help="public images (and labels)")
+    group.add_argument("--truth", metavar="npz:FILE", help="true images, to score (needs --aux)")
+
+
+def refuse_without_uploads(options: argparse.Namespace) -> None:
+    """Options of other systems' uploads go with ``--uploads``.
+
+    Raises:
+        ConfigError: one was given without it.
+    """
+    given = [n for n in OPTIONS if getattr(options, n) is not None]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{names} goes with --uploads: the uploads of another system.")
+
+
+def run_foreign(
+    options: argparse.Namespace,
+    values: Mapping[str, Any],
+    where: Mapping[str, str],
+    training: tuple[str, ...],
+    output: Output,
+) -> int:
+    """Attack another system's uploads; return the exit code.
+
+    Raises:
+        FedreError: anything missing, wrong, or not supported, before any step is taken.
+    """
+    problems = [
+        f"--{name.replace('_', '-')} is needed with --uploads."
+        for name in NEEDED
+        if getattr(options, name) is None
+    ]
+    problems += [
+        f"--{name.replace('_', '-')} would train a run; --uploads are recorded already."
+        for name in training
+        if getattr(options, name) is not None
+    ]
+    problems += [f"--set {item} is of a training." for item in assigned(options, TRAIN_SECTIONS)]
+    if options.run is not None:
+        problems.append(f"Give RUN or --uploads, not both; got {options.run}.")
+    shape = (1, 1, 1)
+    if options.image_shape is not None:
+        parts = options.image_shape.lower().split("x")
+        if len(parts) == 3 and all(part.isdigit() and int(part) > 0 for part in parts):
+            shape = (int(parts[0]), int(parts[1]), int(parts[2]))
+        else:
+            problems.append(f"--image-shape is CxHxW, e.g. 3x32x32; got '{options.image_shape}'.")
+    if options.config is not None:
+        loaded = load_yaml(options.config).values
+        values = {k: v for k, v in values.items() if k not in loaded or k not in OPTIONS}
+    settings = resolve_attack(values, where, problems, image_shape=shape)
+    if problems or settings is None:
+        raise ConfigError(*problems, next_step="See fedre-attack --help.")
+    recorded = Recorded(
+        options.uploads, options.extractor, options.weights, shape, options.classes,
+        options.aux, options.truth,
+    )  # fmt: skip
+    device = choose_device(options.device)
+    if options.dry_run:
+        for heading, text in prepare_foreign(recorded, settings).lines().items():
+            output.line(heading, text)
+        output.line("Attack", f"{settings.attack.name}: everything fits; nothing was attacked")
+        output.final(None, {"checked": True})
+        return 0
+    result = attack_foreign(
+        recorded, settings, runs=options.runs_dir, device=device, resume=options.resume,
+        restart=options.restart, report=output,
+    )  # fmt: skip
+    output.text()
+    output.table(result.table())
+    output.line("Verdict", result.verdict())
+    output.line(
+        "Files",
+        f"{result.folder}/{{report.html,figure.png,figure.pdf,scores.csv,record.json}}",
+        wrap=False,
+    )
+    output.line("Again", command(recorded, result), wrap=False)
+    output.final(result.folder, {"verdict": result.verdict(), "table": result.table()})
+    return 0
