@@ -46,7 +46,8 @@ class DeepImagePrior(Attack):
     Deviations: fewer and narrower scales than the original recipe for 224 px images, a scale-free
                 distance, its logarithm (``loss=plain`` restores the distance itself, with a tv
                 near 0.05), a total-variation term (``tv=0`` is the pure prior), a running mean of
-                the output.
+                the output; a search that ends no nearer than half of where it began is begun
+                anew, once.
     """
 
     consumes = (Representations, Prototypes, EntangledRep)

@@ -40,7 +40,8 @@ class PixelInversion(Attack):
     Cost:       one extractor forward and backward per step, 8 targets at once on each core
     Reference:  Mahendran and Vedaldi, Understanding deep image representations by inverting
                 them, CVPR 2015.
-    Deviations: sigmoid pixels and Adam in place of a bounded-range prior and momentum.
+    Deviations: sigmoid pixels and Adam in place of a bounded-range prior and momentum; a search
+                that ends no nearer than half of where it began is begun anew, once.
     """
 
     consumes = (Representations, Prototypes, EntangledRep)

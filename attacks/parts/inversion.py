@@ -16,9 +16,11 @@ from fedre_privacy.core.types import Observation, Reconstruction
 
 from .adaptive import objective_as_sent
 from .objectives import Objective
-from .optimise import Budget, ImagePrior, Start, by_owner, fit_tile
+from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
 from .tiles import CPU_TILE, in_tiles, progress
 
+STUCK = 0.5
+"""A search that ends no nearer than this share of where it began is begun anew, once."""
 GPU_TILE = 256
 """Rows per tile on a GPU unless the attack's chunk says otherwise."""
 
@@ -165,17 +167,26 @@ def _fit(
     begin: Start | None,
 ) -> dict[str, Tensor]:
     tick = progress(context, stopped, of=budget.steps, first=first, rows=len(rows), total=total)
-    repeated = [owner for owner in owners for _ in range(budget.restarts)]
-    done = fit_tile(
-        prior,
-        by_owner(extractors, repeated),
-        rows.to(context.device),
-        objective,
-        budget,
-        seeds=seeds,
-        tick=tick,
-        start=begin,
-    )
+
+    def search(some: list[int], seeds: list[int]) -> Fitted:
+        repeated = [owners[i] for i in some for _ in range(budget.restarts)]
+        return fit_tile(
+            prior,
+            by_owner(extractors, repeated),
+            rows[some].to(context.device),
+            objective,
+            budget,
+            seeds=seeds,
+            tick=tick,
+            start=begin,
+        )
+
+    done = search(list(range(len(owners))), seeds)
+    stuck = (~(done.fit <= STUCK * done.trace[0])).nonzero().squeeze(1).tolist()
+    if stuck and begin is None:
+        wide = budget.restarts
+        anew = [derive(one, "anew") for i in stuck for one in seeds[i * wide : (i + 1) * wide]]
+        done = better_of(done, stuck, search(stuck, anew))
     return {
         "images": done.images,
         "prior": done.prior,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -20,6 +21,7 @@ from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, pareto
 from fedre_privacy.eval.report.matrix import Cell, matrix
+from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 from fedre_privacy.protocols.base import protocols as protocol_registry
 
 from .report import write_benchmark_report
@@ -32,6 +34,8 @@ Values = Mapping[str, Any]
 
 IMAGE_MEASURES = ("PSNR", "PSNR (1 image)")
 """Measures that place a variant on the frontier: the strongest over all attacks counts."""
+FEWEST = 6
+"""Targets, over all seeds, below which a mean decides no place on the frontier, as in a verdict."""
 
 SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "vary", "seeds", "attacks",
               "targets")  # fmt: skip
@@ -186,7 +190,8 @@ class BenchmarkResult:
         points = []
         for label, part in self.summary.groupby("label", sort=False):
             real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
-            images = part[real & part["measure"].isin(IMAGE_MEASURES) & part["leakage"].notna()]
+            shown = part["measure"].isin(IMAGE_MEASURES) & (part["n"] >= FEWEST)
+            images = part[real & shown & part["leakage"].notna()]
             best = images.iloc[int(images["leakage"].argmax())] if len(images) else None
             first = part.iloc[0]
             points.append(
@@ -307,6 +312,81 @@ class BenchmarkResult:
             "attack does not read what is uploaded, or was not asked; neither means safe.",
         )  # fmt: skip
 
+    def over_rounds(self, across: str) -> pd.DataFrame:
+        """Leakage of attacks that were run at several numbers of rounds.
+
+        Args:
+            across: "attacked" (``eval.round`` differs) or "read" (``attack.rounds`` differs).
+
+        Returns:
+            Columns: panel, line, rounds, leakage, spread, value, floor, n, seeds; no row where
+            no attack was run twice.
+        """
+        if self.summary.empty:
+            return pd.DataFrame()
+        asked = self.summary.dropna(subset=["attack", "round"])
+        asked = asked.assign(
+            read=asked["rounds_limit"].astype(float).fillna(np.inf).clip(upper=asked["round"])
+        )
+        x, fixed = ("round", "rounds_limit") if across == "attacked" else ("read", "round")
+        keys = ["label", "attack", "target", "threat", fixed]
+        several = asked["label"].nunique() > 1
+        out: list[dict[str, Any]] = []
+        for _, part in asked.groupby(keys, dropna=False, sort=False):
+            if part[x].nunique() < 2:
+                continue
+            first = part.iloc[0]
+            line = _attack_name(first)
+            line = f"{first['label']}: {line}" if several else line
+            if across == "read":
+                line += f", round {first['round']:.0f} attacked"
+            elif not pd.isna(first["rounds_limit"]):
+                line += f", the latest {first['rounds_limit']:.0f} rounds"
+            for title, names in COLUMNS.items():
+                name = next((n for n in names if n in set(part["measure"])), None)
+                own = part[(part["measure"] == name) & part["leakage"].notna()]
+                out += [
+                    {
+                        "panel": title.replace("\n", " "), "line": line, "rounds": int(row[x]),
+                        "leakage": row["leakage"], "spread": _number(row["leakage_sd"]),
+                        "value": row["value"], "floor": row["floor"], "n": row["n"],
+                        "seeds": row["seeds"],
+                    }
+                    for row in own.drop_duplicates(x).to_dict("records")
+                ]  # fmt: skip
+        return pd.DataFrame(out)
+
+    def rounds_figure(self, across: str) -> Figure:
+        """Leakage against the attacked round, or against the rounds that the attack reads.
+
+        Args:
+            across: "attacked" or "read" (see `over_rounds`).
+
+        Raises:
+            ConfigError: no attack was run at two numbers of rounds.
+        """
+        points = [
+            RoundPoint(
+                row["panel"], row["line"], row["rounds"], float(row["leakage"]),
+                _number(row["spread"]),
+            )
+            for row in self.over_rounds(across).to_dict("records")
+        ]  # fmt: skip
+        attacked = across == "attacked"
+        what = "attacked round" if attacked else "number of rounds read"
+        return leakage_by_rounds(
+            points,
+            across="attacked round" if attacked else "latest rounds read",
+            title=f"Leakage against the {what}",
+            caption="Over the best floor, mean over seeds; 0 is the floor; bars: sd over seeds. "
+            + (
+                "Attacks over several rounds read all rounds up to the attacked one, unless told "
+                "otherwise."
+                if attacked
+                else "The same round is attacked throughout."
+            ),
+        )
+
     def figure(self) -> Figure:
         """The frontier."""
         return frontier(self.points(), caption=self._caption())
@@ -314,10 +394,12 @@ class BenchmarkResult:
     def _caption(self) -> str:
         seeds = int(self.summary["seeds"].max()) if len(self.summary) else 0
         runs = self.rows.drop_duplicates(["label", "seed"])
+        each = "1 seed" if seeds == 1 else f"{seeds} seeds"
         return (
-            f"{len(runs)} trainings, {seeds} seeds each; error bars: sd over seeds. Leakage: PSNR "
-            "over the best floor of the strongest attack in the suite. Grey: no attack on images "
-            "could read the upload, which does not mean that it is safe."
+            f"{len(runs)} trainings, {each} each; error bars: sd over seeds. Leakage: PSNR over "
+            "the best floor of the strongest attack in the suite, over all its targets or those "
+            f"made of one image, whichever leak more (n at least {FEWEST}). Grey: no attack on "
+            "images could read the upload, which does not mean that it is safe."
         )
 
     def __repr__(self) -> str:
@@ -390,6 +472,11 @@ def benchmark(
         save_figure(result.figure(), folder / "frontier", data=result.summary)
         save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))
         save_figure(result.matrix(), folder / "matrix", data=result.cells())
+    for across in ("attacked", "read"):
+        drawn = result.over_rounds(across)
+        if len(drawn):
+            stem = folder / f"rounds-{across}"
+            save_figure(result.rounds_figure(across), stem, data=drawn)
     write_benchmark_report(result, wanted, results, runs)
     return result
 

@@ -40,6 +40,8 @@ FIGURES = {
     "frontier": "Accuracy against communication and against leakage; a ring marks the Pareto set.",
     "comparison": "Every variant with its accuracy, communication and kinds of leakage.",
     "matrix": "Which attack reads which upload, and how far above its floor it comes.",
+    "rounds-attacked": "Leakage over the floor against the attacked round.",
+    "rounds-read": "Leakage over the floor against the number of rounds that the attack reads.",
     "figure": "What the attack recovered, beside the truth and the floor.",
     "trace": "The attack's own objective along the way.",
 }

@@ -81,6 +81,9 @@ class Evaluation:
     max_images: int | None = knob(
         None, help="attack only targets made of at most so many images", ge=1
     )
+    fewest_first: bool = knob(
+        False, help="attack the targets made of the fewest images in place of a random draw"
+    )
     per_update: int = knob(
         8, help="images sought in each gradient or update, at most as many as made it", ge=1
     )

@@ -28,6 +28,9 @@ def _attack(name: str, target: str, threat: str, **more: Any) -> dict[str, Any]:
     return {"attack": {"name": name}, "target": target, "threat": threat, **more}
 
 
+SMALL = {"eval": {"fewest_first": True}}
+"""Of prototypes, those of the fewest images: one image's is that image's representation."""
+
 BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
     Representations: (
         _attack("dip", "uploaded", PAPER),
@@ -35,25 +38,25 @@ BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
         _attack("membership", "uploaded", STRONG),
     ),
     Prototypes: (
-        _attack("dip", "uploaded", PAPER),
-        _attack("linear", "uploaded", STRONG),
+        _attack("dip", "uploaded", PAPER, **SMALL),
+        _attack("linear", "uploaded", STRONG, **SMALL),
         _attack("membership", "uploaded", STRONG),
     ),
     EntangledRep: (
         _attack("disentangle", "uploaded", STRONG),
-        _attack("dip", RECOVERED, STRONG),
-        _attack("linear", RECOVERED, STRONG),
+        _attack("dip", RECOVERED, STRONG, **SMALL),
+        _attack("linear", RECOVERED, STRONG, **SMALL),
         _attack("membership", "uploaded", STRONG),
     ),
     HeadState: (
         _attack("head", "uploaded", PAPER),
-        _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
-        _attack("linear", RECOVERED, STRONG, via={"name": "head"}),
+        _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
+        _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
     ),
     ModelState: (
         _attack("head", "uploaded", PAPER),
-        _attack("dip", RECOVERED, PAPER, via={"name": "head"}),
-        _attack("linear", RECOVERED, STRONG, via={"name": "head"}),
+        _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
+        _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
         _attack("update-inversion", "update", PAPER),
     ),
     GradientState: (_attack("inverting-gradients", "update", PAPER),),
@@ -100,4 +103,6 @@ def named_suite(names: Sequence[str], *, targets: int | None = None) -> list[Val
 
 
 def _with_targets(entry: Values, targets: int | None) -> Values:
-    return dict(entry) if targets is None else {**entry, "eval": {"targets": targets}}
+    if targets is None:
+        return dict(entry)
+    return {**entry, "eval": {**entry.get("eval", {}), "targets": targets}}

@@ -24,7 +24,12 @@ import torch
 
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
-from fedre_privacy.core.errors import ConfigError, FedreError, MissingExtraError
+from fedre_privacy.core.errors import (
+    ConfigError,
+    FedreError,
+    IncompatibleError,
+    MissingExtraError,
+)
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.entanglement.diagnostics import weight_matrix_diagnostics
@@ -36,6 +41,7 @@ from .train import train
 
 Values = Mapping[str, Any]
 
+REFUSED = "refused"
 PARENT = "FEDRE_SWEEP_PARENT"
 """Environment variable by which a job knows the process that started it."""
 
@@ -144,8 +150,8 @@ class Place:
 def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
     """Train and attack in this process; write and return the result.
 
-    What was interrupted before goes on; a run whose uploads were pruned is trained again; a failure
-    is recorded with its traceback.
+    What was interrupted before goes on; a run whose uploads were pruned is trained again; an attack
+    that refuses what it finds is recorded with its reason, a failure with its traceback.
     """
     started = time.monotonic()
     result: dict[str, Any] = {**job.plain(), "status": FAILED, "attacks": []}
@@ -160,12 +166,21 @@ def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
         result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
         for settings in job.attacks:
             folder = run.folder / "attacks" / settings.folder_name
-            done = attack(run, settings, device=device, resume=_begun(folder))
+            asked = {
+                "attack": settings.attack.name,
+                "target": settings.target,
+                "threat": settings.threat.name,
+                "rounds_limit": _rounds_limit(settings),
+            }
+            try:
+                done = attack(run, settings, device=device, resume=_begun(folder))
+            except IncompatibleError as error:  # such as prototypes that nothing can recover
+                result["attacks"].append({**asked, "verdict": REFUSED, "because": str(error)})
+                continue
             result["attacks"].append(
                 {
-                    "attack": settings.attack.name,
-                    "target": settings.target,
-                    "threat": settings.threat.name,
+                    **asked,
+                    "round": done.game.round,
                     "counterfactual": done.game.counterfactual,
                     "folder": done.folder.name,
                     "verdict": done.card.summary["verdict"],
@@ -180,6 +195,12 @@ def run_job(job: Job, place: Place, device: torch.device) -> dict[str, Any]:
     result["wall_s"] = time.monotonic() - started
     files.write_json(place.result(job), result)
     return result
+
+
+def _rounds_limit(settings: AttackSettings) -> int | None:
+    """How many of the latest rounds an attack over several rounds was told to read; None: all."""
+    limits = [getattr(own, "rounds", None) for own in (settings.attack, settings.via)]
+    return next((int(limit) for limit in limits if limit), None)
 
 
 def predicted_leakage(
@@ -364,8 +385,9 @@ def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
     protocol's headline moment), up_scalars, down_scalars (per round, complete and ``_paper``),
-    up_bytes, down_bytes, attack, target, threat, counterfactual, verdict, measure, value, floor,
-    leakage, low, high, n, unit, folder.
+    up_bytes, down_bytes, attack, target, threat, round (attacked), rounds_limit (latest rounds
+    read; empty: all), counterfactual, verdict, measure, value, floor, leakage, low, high, n, unit,
+    folder.
     """
     rows = []
     for result in results:
@@ -373,6 +395,8 @@ def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         lines = [
             {
                 **{key: entry[key] for key in ATTACK_KEYS},
+                "round": entry.get("round", result["training"].get("train", {}).get("rounds")),
+                "rounds_limit": entry.get("rounds_limit"),
                 "measure": measure["name"],
                 **{key: measure[key] for key in ("value", "floor", "leakage", "n", "unit")},
                 "low": measure["interval"][0] if measure["interval"] else None,
@@ -387,6 +411,7 @@ def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 ATTACK_KEYS = ("attack", "target", "threat", "counterfactual", "verdict", "folder")
+ROUNDS = ("round", "rounds_limit")
 PREDICTED = ("predicted_s_min", "predicted_error")
 TRAFFIC = tuple(
     f"{way}_{what}"
@@ -418,21 +443,22 @@ def _head(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean, sd and number of seeds of each label, attack and measure; failed jobs are counted.
+    """Mean, sd and number of seeds of each label, attack, round and measure; failures are counted.
 
     Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, the traffic columns, attack,
-    target, threat, counterfactual, measure, unit, value, value_sd, floor, leakage, leakage_sd, n.
+    target, threat, round, rounds_limit, counterfactual, measure, unit, value, value_sd, floor,
+    leakage, leakage_sd, n.
     """
     whole = rows[rows["status"] == COMPLETE]
     if whole.empty:
         return pd.DataFrame()
     if "attack" not in whole:
         whole = whole.assign(
-            **{k: None for k in (*ATTACK_KEYS, "measure", "unit")}, value=None, floor=None,
+            **{k: None for k in (*ATTACK_KEYS, *ROUNDS, "measure", "unit")}, value=None, floor=None,
             leakage=None, n=0,
         )  # fmt: skip
     failed = rows[rows["status"] != COMPLETE].groupby("label")["seed"].nunique()
-    keys = ["label", "attack", "target", "threat", "measure"]
+    keys = ["label", "attack", "target", "threat", *ROUNDS, "measure"]
     out = []
     for key, part in whole.groupby(keys, dropna=False, sort=False):
         row: dict[str, Any] = {

@@ -93,6 +93,7 @@ class TargetSource:
         count: int,
         *,
         max_images: int | None = None,
+        fewest_first: bool = False,
         recovered: RecoveredPrototypes | None = None,
     ) -> TargetGroup:
         """Choose up to `count` targets of a kind, spread over clients, the same for every attack.
@@ -102,6 +103,7 @@ class TargetSource:
 
         Args:
             max_images: only targets made of at most so many images.
+            fewest_first: those made of the fewest images, in place of a draw.
             recovered: what an attack made of the uploads, for the kind "recovered-prototypes".
 
         Raises:
@@ -110,10 +112,8 @@ class TargetSource:
         real = recovered is not None or self.uploaded_kind() == kind
         emitted = {k: self._emission(k, kind, real, count, recovered) for k in self.clients}
         emissions = {k: emission for k, emission in emitted.items() if emission is not None}
-        eligible = {
-            k: _small_enough(e.mixture, max_images) for k, e in emissions.items() if e.mixture
-        }
-        chosen = self._choose(eligible, count, kind)
+        sizes = {k: _images_in(e.mixture) for k, e in emissions.items() if e.mixture}
+        chosen = self._choose(sizes, count, kind, max_images, fewest_first)
         if not chosen:
             limit = "" if max_images is None else f" made of at most {max_images} images"
             raise IncompatibleError(
@@ -255,25 +255,32 @@ class TargetSource:
         samples = Samples(self.data.images[index], self.data.labels[index])
         return represent(self.run.model(client, self.round).extractor, samples), samples.labels
 
-    def _choose(self, eligible: dict[int, Tensor], count: int, kind: str) -> dict[int, Tensor]:
+    def _choose(
+        self,
+        sizes: dict[int, Tensor],
+        count: int,
+        kind: str,
+        max_images: int | None,
+        fewest_first: bool,
+    ) -> dict[int, Tensor]:
         """Deal targets out to clients in turn, random within a client.
 
         The draw is over all rows, so that a limit leaves the order of the rest as it was.
         """
-        orders = {}
-        for k, mask in eligible.items():
+        dealt: list[tuple[int, int, int]] = []
+        for k, images in sizes.items():
             rng = stream(self.seed, f"targets {kind}", client=k)
-            drawn = torch.randperm(len(mask), generator=rng)
-            orders[k] = drawn[mask[drawn]].tolist()
-        taken: dict[int, list[int]] = {k: [] for k in eligible}
-        left = min(count, sum(map(len, orders.values())))
-        depth = 0
-        while left > 0:
-            for k, order in orders.items():
-                if depth < len(order) and left > 0:
-                    taken[k].append(order[depth])
-                    left -= 1
-            depth += 1
+            drawn = torch.randperm(len(images), generator=rng)
+            if max_images is not None:
+                drawn = drawn[images[drawn] <= max_images]
+            dealt += [(turn, k, row) for turn, row in enumerate(drawn.tolist())]
+        place = {k: i for i, k in enumerate(sizes)}
+        dealt.sort(key=lambda one: (one[0], place[one[1]]))
+        if fewest_first:
+            dealt.sort(key=lambda one: int(sizes[one[1]][one[2]]))
+        taken: dict[int, list[int]] = {k: [] for k in sizes}
+        for _, k, row in dealt[:count]:
+            taken[k].append(row)
         return {k: torch.tensor(sorted(rows)) for k, rows in taken.items() if rows}
 
     def _labels(self, artifact: Artifact) -> Tensor:
@@ -311,11 +318,9 @@ class TargetSource:
         )
 
 
-def _small_enough(mixture: Mixture, max_images: int | None) -> Tensor:
-    """Mask of the rows that at most so many images entered, (num_rows,)."""
-    if max_images is None:
-        return torch.ones(mixture.num_rows, dtype=torch.bool)
-    return torch.bincount(mixture.row, minlength=mixture.num_rows) <= max_images
+def _images_in(mixture: Mixture) -> Tensor:
+    """How many images each row of an upload was made of, (rows,) int64."""
+    return torch.bincount(mixture.row, minlength=mixture.num_rows)
 
 
 def _labels_of(prototypes: Emission) -> Tensor:

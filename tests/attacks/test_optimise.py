@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.parts import tiles
+from fedre_privacy.attacks.parts import inversion, tiles
 from fedre_privacy.attacks.parts.objectives import l2rel
 from fedre_privacy.attacks.parts.optimise import Budget, by_owner, fit_tile
 from fedre_privacy.attacks.pixel import PixelInversion
@@ -230,6 +230,32 @@ def test_a_lossless_extractor_gives_the_images_back(observe, rotation, originals
     mse = (found.images - originals).square().flatten(1).mean(1)
     assert float((-10 * mse.log10()).min()) > 40
     assert bool((found.fit < 1e-4).all())
+
+
+def test_a_search_that_goes_nowhere_is_begun_anew(observe, rotation, originals, monkeypatch):
+    class Sometimes(Free):
+        """Half of its starts answer one picture whatever is asked of them."""
+
+        def start(self, generators):
+            alive = torch.stack([torch.rand(1, generator=g) > 0.5 for g in generators])
+            parameters, _ = super().start(generators)
+            return parameters, [alive[..., None, None].float()]
+
+        def images(self, parameters, constants, progress):
+            return parameters[0] * constants[0] + (1 - constants[0])
+
+    net = rotation()
+    rows = net(originals.repeat(4, 1, 1, 1))
+    problem = observe([rows], {(0, 1): net})
+
+    def fits(stuck: float) -> Tensor:
+        monkeypatch.setattr(inversion, "STUCK", stuck)
+        prior, budget = Sometimes(16), Budget(steps=200, lr=0.05, average=0.0, tv=0.0)
+        return inversion.invert(problem, Context(), prior, l2rel, budget, chunk=None).fit
+
+    once, again = fits(math.inf), fits(0.5)
+    assert 0 < int((again > 0.1).sum()) < int((once > 0.1).sum()) < len(once)
+    assert bool((again <= once).all()) and torch.equal(again[once < 0.1], once[once < 0.1])
 
 
 def test_more_total_variation_gives_smoother_images(observe, rotation, originals):

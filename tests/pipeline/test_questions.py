@@ -110,6 +110,16 @@ def test_only_targets_of_few_images(kept):
     assert int((all_sizes <= 3).sum()) == len(sizes)
 
 
+def test_targets_of_the_fewest_images_come_first(kept):
+    def sizes(**eval):
+        game = prepare_attack(kept, ask("prototypes", "pixel", eval=eval))
+        return torch.bincount(game.groups["target"].truth.mixture.row).sort().values
+
+    least = sizes(targets=4, fewest_first=True)
+    assert least.tolist() == sizes(targets=1000)[:4].tolist()
+    assert least.sum() < sizes(targets=4).sum()
+
+
 def test_a_weak_threat_model_sees_no_past_extractors(kept):
     paper = prepare_attack(kept, ask("uploaded", "disentangle", threat="fedre-paper"))
     assert {r for _, r in paper.observation.extractors} == {5}

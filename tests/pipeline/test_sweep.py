@@ -1,6 +1,7 @@
 """Sweeps: planned before anything runs, resumable, a failure is kept and never averaged away."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -66,6 +67,19 @@ def test_the_suite_fits_what_is_uploaded():
     assert ("disentangle", "uploaded") in asked and ("dip", "recovered-prototypes") in asked
     (local,) = planned(wanted(protocols=["local"], attacks=None))
     assert default_suite(local.training) == []
+
+
+def test_an_attack_that_refuses_leaves_the_others(tmp_path):
+    via = {"attack": {"name": "pixel", "steps": 1}, "target": "recovered-prototypes"}
+    base = {"record": {"keep_every": 1}}
+    asked = wanted(schemes=["vap"], attacks=[{**via, "threat": "strong"}, *LABELS], base=base)
+    (job,) = planned(asked)
+    place = Place(tmp_path, tmp_path / "runs")
+    result = run_job(job, place, torch.device("cpu"))
+    assert result["status"] == "complete", result.get("traceback")
+    refused, labels = result["attacks"]
+    assert refused["verdict"] == "refused" and "recovered no prototype" in refused["because"]
+    assert set(frame([result])["attack"]) == {"labels"} and labels["measures"]
 
 
 @pytest.fixture(scope="module")
@@ -147,34 +161,54 @@ def test_a_killed_sweep_leaves_no_job_behind(tmp_path, how):
     """Break off the sweep's own process while a job trains: the job ends too."""
     settings = (
         "from fedre_privacy.pipeline.benchmark import read_sweep\n"
-        f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 5000}}!r}\n"
+        f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 10**6}}!r}\n"
         "asked = read_sweep({'protocols': ['fedgh'], 'seeds': [0], 'attacks': [], 'name': 'x'}, "
         "BASE, name='')\n"
     )
     (tmp_path / "test_sweep_settings.py").write_text(settings)
-    process = subprocess.Popen([sys.executable, "-c", LONG], cwd=tmp_path)
-    try:
-        _until(lambda: list(tmp_path.glob("runs/*/metrics.csv")))
-        children = subprocess.run(
-            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+    said = tmp_path / "said.txt"
+    with said.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LONG], cwd=tmp_path, stdout=out, stderr=out
         )
-        (child,) = children.stdout.split()
+    job = None
+    try:
+        # the job trains: it has written its first round
+        _until(lambda: list(tmp_path.glob("runs/*/metrics.csv")) or process.poll() is not None)
+        assert process.poll() is None, said.read_text()
+        (job,) = _children(process.pid)
+        assert _alive(job)
         process.send_signal(how)
-        process.wait(timeout=60)
-        _until(lambda: not Path(f"/proc/{child}").exists() or _dead(int(child)))
+        _until(lambda: process.poll() is not None)
+        assert process.returncode != 0
+        _until(lambda: not _alive(job))
     finally:
         process.kill()
+        process.wait()
+        if job is not None and _alive(job):
+            os.kill(job, signal.SIGKILL)
     assert not list((tmp_path / "out" / "jobs").glob("*.json"))  # to be done again
 
 
-def _dead(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def _children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-def _until(met, seconds=240):
+def _alive(pid: int) -> bool:
+    """Whether a process runs: one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _until(met, seconds=900):
+    """Wait; the limit is there to end a test that hangs, however slow the machine is."""
     end = time.monotonic() + seconds
     while not met():
-        assert time.monotonic() < end, "it took too long"
+        assert time.monotonic() < end, f"it did not happen in {seconds} s"
         time.sleep(0.2)
 
 
@@ -191,6 +225,61 @@ def test_a_pruned_run_is_trained_again_where_its_result_is_lost(finished):
     after = place.read(job)
     assert after["status"] == "complete", after.get("traceback")
     assert after["attacks"] == before["attacks"] and after["final"] == before["final"]
+
+
+ROUNDS = [
+    {"attack": {"name": "disentangle", **limit}, "target": "uploaded", "threat": "strong",
+     "eval": {"round": attacked}}
+    for attacked, limit in ((2, {}), (6, {}), (6, {"rounds": 2}), (6, {"rounds": 4}))
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def several_rounds(tmp_path_factory):
+    """One training, attacked after 2 and after 6 rounds, and from the latest rounds only."""
+    folder = tmp_path_factory.mktemp("rounds")
+    base = {**BASE, "train": {**BASE["train"], "rounds": 6}}
+    asked = read_sweep(
+        {"name": "r", "schemes": ["rap"], "seeds": [0], "attacks": ROUNDS}, base, name=""
+    )
+    return benchmark(asked, folder=folder / "out", runs=folder / "runs")
+
+
+def test_rounds_are_told_apart_and_never_averaged(several_rounds):
+    made = several_rounds
+    assert not made.failures()
+    cosine = made.summary[made.summary["measure"] == "centred cosine"]
+    asked = list(zip(cosine["round"], cosine["rounds_limit"].fillna(0), strict=True))
+    assert asked == [(2, 0), (6, 0), (6, 2), (6, 4)]
+    stored = {(r["round"], r["rounds_limit"] or 0): r for r in _results(made)}
+    for row in cosine.to_dict("records"):
+        limit = 0 if pd.isna(row["rounds_limit"]) else int(row["rounds_limit"])
+        measures = {m["name"]: m for m in stored[row["round"], limit]["measures"]}
+        assert row["value"] == measures["centred cosine"]["value"]
+    attacked, read = (
+        made.over_rounds(across).query("panel == 'prototypes: centred cosine'")
+        for across in ("attacked", "read")
+    )
+    assert list(attacked["rounds"]) == [2, 6] and sorted(read["rounds"]) == [2, 4, 6]
+    assert attacked["line"].nunique() == read["line"].nunique() == 1
+    for name in ("rounds-attacked", "rounds-read"):
+        for ending in ("png", "pdf", "csv"):
+            assert (made.folder / f"{name}.{ending}").stat().st_size > 0
+        assert name in (made.folder / "report.html").read_text()
+    assert list(pd.read_csv(made.folder / "rounds-attacked.csv")["rounds"].unique()) == [2, 6]
+
+
+def _results(made):
+    (result,) = (made.folder / "jobs").glob("*.json")
+    return json.loads(result.read_text())["attacks"]
+
+
+def test_attacks_on_one_round_are_not_drawn_against_rounds(finished):
+    folder, _, made = finished
+    assert made.over_rounds("attacked").empty and made.over_rounds("read").empty
+    assert not list((folder / "out").glob("rounds-*"))
+    with pytest.raises(ConfigError, match="no attack was run at two"):
+        made.rounds_figure("read")
 
 
 def test_the_matrix_says_what_cannot_be_read(finished):
@@ -216,6 +305,7 @@ def test_means_are_over_seeds_and_say_how_many():
     rows = frame([job("x", 0, "complete", 12.0), job("x", 1, "complete", 16.0),
                   job("x", 2, "failed", 99.0)])  # fmt: skip
     (mean,) = over_seeds(rows).to_dict("records")
+    assert pd.isna(mean["rounds_limit"])
     assert (mean["seeds"], mean["failed"], mean["n"]) == (2, 1, 8)
     assert mean["leakage"] == 4.0 and mean["value"] == 14.0
     assert mean["accuracy"] == pytest.approx(0.55)

@@ -136,7 +136,11 @@ class Images(Question):
         evaluation = settings.evaluation
         groups = {
             TARGET: source.group(
-                kind, evaluation.targets, max_images=evaluation.max_images, recovered=recovered
+                kind,
+                evaluation.targets,
+                max_images=evaluation.max_images,
+                fewest_first=evaluation.fewest_first,
+                recovered=recovered,
             )
         }
         if kind == RECOVERED:
