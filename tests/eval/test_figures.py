@@ -16,6 +16,7 @@ from fedre_privacy.eval.report import (
     save_figure,
     training_curves,
 )
+from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 
 
 def texts(figure):
@@ -202,3 +203,24 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path, metrics_frame, monkeypatc
     with pytest.raises(OSError, match="disk full"):
         save_figure(figure, tmp_path / "figure")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_leakage_is_drawn_against_rounds_with_one_panel_a_measure():
+    points = [
+        RoundPoint(panel, line, rounds, 0.1 * rounds, spread)
+        for panel in ("PSNR (dB)", "found")
+        for line, spread in (("rap", 0.2), ("vap", None))
+        for rounds in (40, 5, 20)
+    ]
+    figure = leakage_by_rounds(points, across="attacked round", caption="Over the floor.")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["PSNR (dB)", "found"]
+    for axes in figure.axes:
+        assert axes.get_xlabel() == "attacked round"
+        drawn = [list(bars.lines[0].get_xdata()) for bars in axes.containers]
+        assert drawn == [[5, 20, 40], [5, 20, 40]]  # in order, whatever the order they came in
+        assert len(axes.collections) == 1  # bars where the sd over seeds is known
+    assert "Over the floor." in texts(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["rap", "vap"]
+    with pytest.raises(ConfigError, match="no attack was run at two"):
+        leakage_by_rounds([p for p in points if p.rounds == 5], across="attacked round")

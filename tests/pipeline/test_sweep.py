@@ -25,6 +25,7 @@ BASE = {
     "model": {"name": "cnn4", "dim": 16},
     "train": {"clients": 3, "rounds": 1, "batch_size": 8},
 }
+CORES = os.cpu_count() or 1  # jobs at once, so that each has one thread and none waits for another
 LABELS = ["labels@labels@realistic"]
 
 
@@ -99,7 +100,7 @@ def finished(tmp_path_factory):
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", str(folder))
         asked = wanted(schemes=["failing_scheme:Failing", "vap"], seeds=[0, 1])
-        made = benchmark(asked, folder=folder / "out", runs=folder / "runs")
+        made = benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
         yield folder, asked, made
     sys.modules.pop("failing_scheme", None)
 
@@ -146,12 +147,13 @@ def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
 
 
 LONG = """
+import os
 import signal
 from pathlib import Path
 from test_sweep_settings import asked
 from fedre_privacy.pipeline.benchmark import benchmark
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
-benchmark(asked, folder=Path("out"), runs=Path("runs"))
+benchmark(asked, folder=Path("out"), runs=Path("runs"), workers=os.cpu_count() or 1)
 """
 
 
@@ -242,7 +244,7 @@ def several_rounds(tmp_path_factory):
     asked = read_sweep(
         {"name": "r", "schemes": ["rap"], "seeds": [0], "attacks": ROUNDS}, base, name=""
     )
-    return benchmark(asked, folder=folder / "out", runs=folder / "runs")
+    return benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
 
 
 def test_rounds_are_told_apart_and_never_averaged(several_rounds):
