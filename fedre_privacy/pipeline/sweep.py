@@ -367,10 +367,11 @@ def call(command: Sequence[str], threads: int) -> int:
     """Run one job's process, its output beside its settings; return the exit code.
 
     The job watches this process and ends when it is gone, so that a killed sweep leaves nothing
-    that writes into its folders.
+    that writes into its folders. It uses `threads`, or what OMP_NUM_THREADS says if that is set.
     """
     log = Path(command[3]).with_suffix(".log")
-    own = {"OMP_NUM_THREADS": str(threads), PARENT: str(os.getpid())}
+    wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
+    own = {"OMP_NUM_THREADS": wanted, PARENT: str(os.getpid())}
     with log.open("w", encoding="utf-8") as handle:
         process = subprocess.Popen(command, stdout=handle, stderr=handle, env={**os.environ, **own})
         RUNNING.add(process)

@@ -138,7 +138,7 @@ def test_interrupted_attack(
     folder = copy / "attacks" / plain.name
     monkeypatch.setattr(inversion.torch, "get_num_threads", lambda: 1)
     with monkeypatch.context() as patch:
-        patch.setattr(inversion, "fit_tile", after(1, inversion.fit_tile, KeyboardInterrupt()))
+        patch.setattr(inversion, "_fit", after(1, inversion._fit, KeyboardInterrupt()))
         stopped = cli.attack(copy, *SLOW, "--json")
     assert stopped.code == 130 and stopped.events[-1]["type"] == "Interrupted"
     assert read_json(folder / "record.json")["status"] == "partial" and no_leftovers(folder)
@@ -150,8 +150,8 @@ def test_interrupted_attack(
     assert other.code == 2 and f"unfinished with other settings: {folder.name}." in other.err
 
     fitted = []
-    real = inversion.fit_tile
-    monkeypatch.setattr(inversion, "fit_tile", lambda *a, **o: (fitted.append(1), real(*a, **o))[1])
+    real = inversion._fit
+    monkeypatch.setattr(inversion, "_fit", lambda *a, **o: (fitted.append(1), real(*a, **o))[1])
     resumed = cli.attack(copy, *SLOW, "--resume")
     assert resumed.code == 0, resumed.err
     assert len(fitted) == 3  # of four tiles
