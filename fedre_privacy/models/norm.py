@@ -12,7 +12,9 @@ GROUPS = 32
 
 
 def with_norm(module: nn.Module, norm: str) -> nn.Module:
-    """Put GroupNorm with gcd(32, channels) groups where a module has BatchNorm, if ``gn``.
+    """Put GroupNorm where a module has BatchNorm, if ``gn``: gcd(32, channels / 2) groups.
+
+    No group is a single channel, whose 1 x 1 map would be normalised to nothing.
 
     GroupNorm normalises each sample by itself, so a sample's gradient does not depend on the
     others of its batch. Scale and shift start at 1 and 0, as those of BatchNorm do; random
@@ -27,7 +29,7 @@ def with_norm(module: nn.Module, norm: str) -> nn.Module:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         channels = module.num_features
         return nn.GroupNorm(
-            math.gcd(GROUPS, channels), channels, eps=module.eps, affine=module.affine
+            math.gcd(GROUPS, max(channels // 2, 1)), channels, eps=module.eps, affine=module.affine
         )
     for name, child in module.named_children():
         setattr(module, name, with_norm(child, norm))

@@ -509,7 +509,7 @@ def _variant(
         for entry in job["attacks"]:
             if "verdict" not in entry:  # as planned: the job never got so far
                 continue
-            page = runs / str(job["run"]) / "attacks" / entry["folder"] / NAME
+            page = runs / str(job["run"]) / "attacks" / entry.get("folder", "") / NAME
             link = Link("report", quote(_relative(page, result.folder)))
             verdicts.append(
                 {
