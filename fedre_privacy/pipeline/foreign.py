@@ -87,7 +87,7 @@ class Recorded:
     truth: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As written to ``config.yaml``, files with their hashes."""
+        """As written to ``config.yaml``."""
         out = {k: str(v) for k, v in dataclasses.asdict(self).items() if v is not None}
         return {**out, "image_shape": list(self.image_shape), "classes": self.classes}
 
@@ -427,7 +427,7 @@ def _classes(recorded: Recorded, uploads: list[Upload]) -> int:
 
 
 def _images(given: str, shape: tuple[int, int, int], option: str) -> PublicImages:
-    tensors = _npz(Path(given.removeprefix("npz:")), option)
+    tensors = _npz(_path(given), option)
     images = tensors["images"]
     if images.ndim == 3:
         images = images[..., None]
@@ -452,6 +452,10 @@ def _images(given: str, shape: tuple[int, int, int], option: str) -> PublicImage
     return PublicImages(values, labels)
 
 
+def _path(given: str) -> Path:
+    return Path(given.removeprefix("npz:"))
+
+
 def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
     if not path.is_file():
         raise MissingInputError(f"{option}: no file at {path}.")
@@ -468,7 +472,7 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _truth(recorded: Recorded, targets: tuple[Upload, ...]) -> Truth:
-    path = Path(str(recorded.truth).removeprefix("npz:"))
+    path = _path(str(recorded.truth))
     images = _images(str(path), recorded.image_shape, "--truth")
     count, tensors = len(images.labels), _npz(path, "--truth")
     owners: list[int] = []
@@ -523,9 +527,10 @@ def attack_foreign(
 
     game = prepare_foreign(recorded, settings)
     plain = {**recorded.plain(), **settings.plain()}
+    images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
     named = {
-        "uploads": [a.tobytes().hex()[:64] for a in _arrays(game.observation)],
-        "weights": files.file_sha256(recorded.weights),
+        "uploads": files.tensor_sha256(*_tensors(game.observation)),
+        "files": [files.file_sha256(path) for path in (recorded.weights, *images)],
     }
     digest = files.settings_hash({**plain, **named})[:8]
     folder = runs / f"foreign-{settings.attack.name}-{digest}".replace(":", ".")
@@ -539,7 +544,8 @@ def attack_foreign(
             "versions": versions(),
             "device": device_name(device),
             **plain,
-            "weights_sha256": named["weights"],
+            "uploads_sha256": named["uploads"],
+            "weights_sha256": named["files"][0],
             "game": game.lines(),
         }
         path = folder / "recovered.safetensors"
@@ -579,9 +585,9 @@ def attack_foreign(
     return result
 
 
-def _arrays(observation: Observation) -> list[np.ndarray[Any, Any]]:
+def _tensors(observation: Observation) -> list[Tensor]:
     return [
-        tensor.numpy()
+        tensor
         for upload in observation.targets
         for artifact in upload.artifacts
         for tensor in artifact.tensors().values()

@@ -1,5 +1,7 @@
 """The classes behind a change of FedRAL's matrix."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,20 @@ def test_held_classes_lie_in_the_span_of_the_change(held):
     found = MatrixClasses()(scene(held))
     assert (found.support[0] > 0.5).nonzero().flatten().tolist() == held
     assert bool(found.proportions.isnan().all()) and bool(found.sizes.isnan().all())
+
+
+def test_noise_for_blocks_tells_no_classes():
+    def agreement(observation):
+        said = set((MatrixClasses()(observation).support[0] > 0.5).nonzero().flatten().tolist())
+        return len(said & set(HELD)) / max(len(said | set(HELD)), 1)
+
+    whole = scene(HELD)
+    noisy = []
+    for seed in range(12):
+        blocks = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(seed))
+        upload = Upload(0, 1, (MatrixBlocks(blocks),))
+        noisy.append(agreement(replace(whole, targets=(upload,), uploads=(upload,))))
+    assert agreement(whole) == 1 and sum(noisy) / len(noisy) < 0.5
 
 
 def test_a_matrix_that_was_never_sent_is_refused():

@@ -99,6 +99,25 @@ def test_without_truth_there_are_residuals_and_no_score(system, capsys):
     assert (folder / "recovered.safetensors").stat().st_mtime_ns == before
 
 
+def test_other_uploads_or_images_are_another_attack(system, capsys):
+    _, reps = system
+    more = ["--set", "attack.steps=2", "--truth", "npz:truth.npz", "--aux", "npz:public.npz"]
+    more += ["--set", "eval.metrics=[psnr]"]
+
+    def folders() -> int:
+        assert call(*more) == 0
+        return len(list(Path("out").glob("foreign-*")))
+
+    assert (folders(), folders()) == (1, 1)
+    changed = reps.copy()
+    changed[-1, -1] += 1
+    labels = np.arange(6, dtype=np.int64)
+    write_uploads(Path("up"), "representations", {"reps": changed, "labels": labels})
+    assert folders() == 2
+    np.savez("truth.npz", images=system[0][1:7])
+    assert folders() == 3
+
+
 def test_with_truth_and_public_images_it_is_scored_beside_floors(system, capsys):
     more = ["--set", "attack.steps=40", "--truth", "npz:truth.npz", "--aux", "npz:public.npz"]
     assert call(*more, "--set", "eval.metrics=[psnr]") == 0

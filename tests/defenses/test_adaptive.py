@@ -127,6 +127,24 @@ def test_noise_is_averaged_out_over_rounds():
     assert relative(average(fast).vectors, still) < 0.1  # what moves fast is not averaged
 
 
+def test_an_average_of_noise_alone_tells_nothing():
+    true, uploads = noisy_prototypes()
+    blank = [
+        Upload(0, u.round, (Prototypes(a.means - true, a.labels),))
+        for u in uploads
+        for a in u.artifacts
+        if isinstance(a, Prototypes)
+    ]
+    for sent, least, most in ((uploads, 0.7, 1.0), (blank, -0.35, 0.35)):
+        given = observed(
+            sent[-1:], sent, threat="eavesdropper",
+            defenses=(known("gaussian", clip=1.0, noise=0.1),),
+        )  # fmt: skip
+        found = attacks.get("average")()(given).vectors.double()
+        cosine = torch.cosine_similarity(found, true.double())
+        assert least < float(cosine.mean()) < most
+
+
 def mixed(rounds, classes, seed=3):
     drawn = torch.rand(rounds, classes, generator=rng(seed), dtype=torch.float64)
     weights = drawn / drawn.sum(1, keepdim=True)
