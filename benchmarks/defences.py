@@ -328,7 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _say(event: Event) -> None:
     if event.name == "sweep.job":
         data = event.data
-        print(f"{data['done']}/{data['of']} {data['job']} {data['status']} {data['wall_s']:.0f} s")
+        took = "--" if data["wall_s"] is None else f"{data['wall_s']:.0f} s"
+        print(f"{data['done']}/{data['of']} {data['job']} {data['status']} {took}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pipeline.rehearse import rehearse
+from fedre_privacy.pipeline.run_figures import draw
 from fedre_privacy.pipeline.runs import Run, begin
 from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, check_sections, resolve_training
 from fedre_privacy.pipeline.train import train
@@ -80,8 +81,12 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         report=output,
     )
     print_run(run, output, trained_now="train.reused" not in output.reused)
+    pictures = draw(run)
+    if pictures:
+        names = ",".join(path.stem for path in pictures)
+        output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
     output.line("Next", f"fedre-attack {shlex.quote(str(run.folder))}", wrap=False)
-    output.final(run.folder, {"final": run.record["final"]})
+    output.final(run.folder, {"final": run.record["final"], "figures": pictures})
     return 0
 
 

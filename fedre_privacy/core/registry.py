@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, IncompatibleError, unknown
@@ -128,6 +130,13 @@ def _identity(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def import_own(module: str) -> ModuleType:
+    """Import a user's module, from the working directory too, as ``python -m`` would."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
+
+
 def import_plugin(path: str, what: str) -> type:
     """Import a class given as ``package.module:Class``.
 
@@ -139,7 +148,7 @@ def import_plugin(path: str, what: str) -> type:
     if not colon:
         raise ConfigError(f"Your own {what} is given as module:Class; got '{path}'.")
     try:
-        module = importlib.import_module(module_name)
+        module = import_own(module_name)
     except Exception as error:  # a stranger's module may fail in any way; it is reported
         raise IncompatibleError(
             f"{what} '{path}' cannot be imported: {type(error).__name__}: {error}"

@@ -32,7 +32,7 @@ from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.protocols.base import Protocol
 
-from .observe import effective
+from .observe import effective, stale
 from .questions import QUESTIONS, Card, Game, Question
 from .questions.base import is_uploaded
 from .report import write_attack_report
@@ -113,6 +113,11 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         )
     if problems:
         raise ConfigError(*problems)
+    age = settings.evaluation.staleness
+    if age:
+        kept = [r for r in range(1, last + 1) if r == last or (every and r % every == 0)]
+        threat = effective(settings.threat, training.protocol.uploads)
+        stale(threat, training.protocol, wanted, age, kept)
 
 
 def check_fit(protocol: Protocol, settings: AttackSettings) -> None:

@@ -7,8 +7,6 @@ what can be said is how well each answer explains its own target, and how much w
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.registry import import_own
 from fedre_privacy.core.types import (
     Broadcast,
     EntangledRep,
@@ -372,10 +371,8 @@ def _imported(path: str) -> Any:
     module, colon, name = path.partition(":")
     if not colon or not module or not name:
         raise ConfigError(f"--extractor is package:function, for example mine:make; got '{path}'.")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(import_own(module), name, None)
     except Exception as error:
         raise ConfigError(f"--extractor {path}: {module} cannot be imported: {error!r}.") from None
     if not callable(found):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import build_model
+from fedre_privacy.protocols.base import Protocol
 
 from .runs import Run
 from .settings import ADAPTIVE
@@ -113,7 +114,7 @@ def observe(
     """
     threat = effective(threat, run.settings.protocol.uploads)
     if staleness:
-        threat = _with_staleness(threat, run, round, staleness)
+        threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None
     uploads, broadcasts = read_messages(run.folder / "uploads", observed)
     broadcasts = [b for b in broadcasts if b.round <= round]
@@ -146,12 +147,21 @@ def observe(
     )
 
 
-def _with_staleness(threat: ThreatModel, run: Run, round: int, staleness: int) -> ThreatModel:
-    """Say in the threat model that its extractors are old; refuse where that means nothing."""
-    protocol = run.settings.protocol
+def stale(
+    threat: ThreatModel, protocol: Protocol, round: int, staleness: int, kept: Sequence[int]
+) -> ThreatModel:
+    """Say in the threat model that its extractors are old; refuse where that means nothing.
+
+    Args:
+        kept: rounds whose extractors are, or will be, kept.
+
+    Raises:
+        IncompatibleError: no extractor is granted, or the uploads hold it, or that of the round
+            asked for is not kept.
+    """
     asked = f"'eval.staleness' is {staleness}"
     problem, step = None, "Leave eval.staleness out."
-    kept = [r for r in run.kept_rounds() if r < round]
+    kept = [r for r in kept if r < round]
     if Knowledge.EXTRACTOR not in threat.grants:
         problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
         step = "Leave it out, or use --threat fedre-paper or strong."

@@ -272,7 +272,8 @@ def run_jobs(
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
     commands = {
         job.name: [
-            sys.executable, "-m", "fedre_privacy.pipeline.sweep_job",
+            # -P: a folder named like this package in the working directory is not imported
+            sys.executable, "-P", "-m", "fedre_privacy.pipeline.sweep_job",
             str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
             str(place.folder.resolve()), str(place.runs.resolve()), device,
         ]

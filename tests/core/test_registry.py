@@ -160,3 +160,11 @@ def test_import_plugin(package):
         import_plugin("broken_stranger:Thing", "widget")
     with pytest.raises(IncompatibleError, match="ModuleNotFoundError"):
         import_plugin("not_installed:Thing", "widget")
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "lying_here.py").write_text("class Thing: ...\n")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    assert import_plugin("lying_here:Thing", "widget").__name__ == "Thing"
+    sys.modules.pop("lying_here")

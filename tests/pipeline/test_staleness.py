@@ -9,7 +9,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import Prototypes
-from fedre_privacy.pipeline.attack import attack, prepare_attack
+from fedre_privacy.pipeline.attack import attack, check_ahead, prepare_attack
 from fedre_privacy.pipeline.settings import resolve_attack
 from fedre_privacy.pipeline.train import train
 
@@ -117,3 +117,18 @@ def test_uploads_that_are_models_are_never_old(tiny, tmp_path):
     run = train(tiny(protocol="fedavg", record={"keep_every": 1}), runs=tmp_path)
     with pytest.raises(IncompatibleError, match="fedavg uploads whole models"):
         prepare_attack(run, ask(staleness=1))
+
+
+@pytest.mark.parametrize(
+    ("training", "settings", "words"),
+    [
+        ({}, {"staleness": 2}, "round 3 were not kept; kept before round 5: none"),
+        ({"protocol": "fedavg"}, {"staleness": 1}, "fedavg uploads whole models"),
+        ({"record": {"keep_every": 2}}, {"staleness": 2}, "kept before round 5: 2, 4"),
+    ],
+)  # fmt: skip
+def test_what_the_run_could_not_serve_is_refused_before_training(tiny, training, settings, words):
+    ahead = tiny(**{"protocol": "fedre", "train": {"rounds": 5}, **training})
+    with pytest.raises(IncompatibleError, match=words):
+        check_ahead(ahead, ask(**settings))
+    check_ahead(tiny(protocol="fedre", record={"keep_every": 1}), ask(staleness=1))

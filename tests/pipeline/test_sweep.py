@@ -97,8 +97,10 @@ def finished(tmp_path_factory):
         "        raise RuntimeError('this scheme is broken')\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", str(folder))
+        # jobs find a scheme in the working directory, and are not misled by a folder of our name
+        (folder / "fedre_privacy").mkdir()
+        (folder / "fedre_privacy" / "__init__.py").write_text("raise ImportError('the wrong one')")
+        patch.chdir(folder)
         asked = wanted(schemes=["failing_scheme:Failing", "vap"], seeds=[0, 1])
         made = benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
         yield folder, asked, made
