@@ -1,10 +1,10 @@
 """What defences cost and what they stop: FedRE, FedGH and FedAvg, each under several defences.
 
 Every variant is trained once per seed and attacked with the attacks that fit its uploads, which
-know the defence. One table and one figure come out: accuracy, scalars uploaded per round, image
-leakage over the floor of the strongest attack, centred cosine of prototypes recovered from all
-rounds, membership AUC, and the epsilon that the run may state for one client or one record.
-Finished jobs are not repeated.
+know the defence; of prototypes, those of the fewest images. One table and one figure come out:
+accuracy, scalars uploaded per round, image leakage over the floor of the strongest attack, centred
+cosine of prototypes recovered from all rounds, membership AUC, and the epsilon that the run may
+state for one client or one record. Finished jobs are not repeated.
 
 Usage: python benchmarks/defences.py --dataset npz:FILE [--seeds 0,1] [--only fedre] [--out DIR]
 """
@@ -140,7 +140,7 @@ class Plan:
 
 def _on_recovered(via: str, attack: str, threat: str = "strong") -> dict[str, Any]:
     return {
-        "attack": {"name": attack, **({"steps": 100} if attack == "dip" else {})},
+        "attack": {"name": attack},
         "target": "recovered-prototypes",
         "threat": threat,
         "via": {"name": via},
@@ -162,7 +162,8 @@ PLANS = {
         for_vectors,
         (
             "average@uploaded@strong",
-            "linear@uploaded@strong",
+            {"attack": {"name": "linear"}, "target": "uploaded", "threat": "strong"},
+            {"attack": {"name": "dip"}, "target": "uploaded", "threat": "strong"},
             _on_recovered("average", "linear"),
             _on_recovered("average", "dip"),
             "membership@uploaded@strong",
@@ -174,6 +175,7 @@ PLANS = {
             "head@uploaded@strong",
             _on_recovered("head", "linear"),
             _on_recovered("head", "dip"),
+            "update-inversion@update@strong",
         ),
     ),
 }
@@ -194,7 +196,9 @@ def sweep_of(
     if plan.fixed:
         vary[f"{name}, fixed weights"] = {"protocol": {"name": name, "resample": False}}
     attacks = [
-        {**entry, "eval": {"targets": targets, "ceiling": 0}} if isinstance(entry, dict) else entry
+        {**entry, "eval": {"targets": targets, "ceiling": 0, "fewest_first": True}}
+        if isinstance(entry, dict)
+        else entry
         for entry in plan.attacks
     ]
     return read_sweep(

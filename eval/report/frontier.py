@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from adjustText import adjust_text
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -24,6 +26,8 @@ from .style import (
 )
 
 GREY = "#b8b8b8"
+RADIUS = 4.5
+"""Of a point, in pt."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     axes_a = figure.add_axes((left, bottom, 0.40, area))
     axes_b = figure.add_axes((left + 0.47, bottom, 0.40, area), sharey=axes_a)
     for axes, across in ((axes_a, "scalars"), (axes_b, "leakage")):
-        placed: list[tuple[float, float]] = []
+        placed: list[tuple[Point, float]] = []
         for p in sorted(points, key=lambda p: -p.accuracy):
             x = p.scalars if across == "scalars" else p.leakage
             if across == "scalars" and x is not None and x <= 0:
@@ -109,12 +113,20 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
                 lw=0.8, zorder=1,
             )  # fmt: skip
             edge = "black" if p.label in best else "white"
-            axes.scatter(x, p.accuracy, s=64, color=[colour], edgecolor=edge, lw=1.1, zorder=2)
-            placed.append((float(x), p.accuracy))
+            axes.scatter(
+                x,
+                p.accuracy,
+                s=(2 * RADIUS - 1) ** 2,
+                color=[colour],
+                edgecolor=edge,
+                lw=1.1,
+                zorder=2,
+            )
+            placed.append((p, float(x)))
         if across == "scalars":
             axes.set_xscale("log")
-        _label(axes, points, across)
         tidy(axes)
+        _name(axes, placed)
     axes_a.set_xlabel("scalars uploaded per round (log)", fontsize=TEXT)
     axes_b.set_xlabel("images: PSNR over the floor (dB)", fontsize=TEXT)
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
@@ -132,37 +144,36 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     return figure
 
 
-def _label(axes: object, points: Sequence[Point], across: str) -> None:
-    """Write names beside the points, pushed apart where they would cover each other."""
-    from matplotlib.axes import Axes
-
-    if not isinstance(axes, Axes):
-        raise TypeError("axes")
-    axes.margins(x=0.16, y=0.08)
+def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
+    """Write names beside the points, moved to where they cover neither points nor each other."""
+    axes.margins(x=0.1, y=0.08)
     axes.autoscale_view()
-    low, high = axes.get_ylim()
-    gap = (high - low) * 0.042
-    taken: list[tuple[float, float]] = []
-    span = axes.get_xlim()
-    for p in sorted(points, key=lambda p: -p.accuracy):
-        x = p.scalars if across == "scalars" else p.leakage
-        if x is None:
-            continue
-        if across == "scalars":
-            x = max(x, 1.0)
-            place = (np.log10(x) - np.log10(span[0])) / (np.log10(span[1]) - np.log10(span[0]))
-        else:
-            place = (x - span[0]) / (span[1] - span[0])
-        y = p.accuracy
-        while any(abs(place - q) < 0.22 and abs(y - v) < gap for q, v in taken):
-            y -= gap * 0.5
-        taken.append((float(place), y))
-        colour = "#777777" if p.leakage is None else "black"
-        axes.annotate(
-            p.label, (x, p.accuracy), xytext=(x, y), fontsize=SMALL, color=colour, va="center",
-            textcoords="data", zorder=3,
-            arrowprops=None if abs(y - p.accuracy) < gap else {"arrowstyle": "-", "lw": 0.4},
+    if not points:
+        axes.text(
+            0.5, 0.5, "no attack on images could read any", transform=axes.transAxes, ha="center",
+            fontsize=SMALL, color="#777777",
         )  # fmt: skip
-        axes.texts[-1].set_x(x)
-        axes.texts[-1].set_horizontalalignment("left")
-        axes.texts[-1].set_text("   " + p.label)
+        return
+    centres = axes.transData.transform([(x, p.accuracy) for p, x in points])
+    turns = np.linspace(0, 2 * np.pi, 8, endpoint=False)
+    ring = np.stack([np.cos(turns), np.sin(turns)], 1) * RADIUS * axes.figure.dpi / 72
+    edges = axes.transData.inverted().transform((centres[:, None] + ring).reshape(-1, 2))
+    texts = [
+        axes.text(
+            x, p.accuracy, p.label if p.scalars else f"{p.label} (sends nothing)",
+            fontsize=SMALL, zorder=3,
+            color="#777777" if p.leakage is None else "black",
+        )
+        for p, x in points
+    ]  # fmt: skip
+    state = np.random.get_state()
+    np.random.seed(0)  # points at one place are told apart by chance: the same one every time
+    try:
+        adjust_text(
+            texts, edges[:, 0], edges[:, 1],
+            target_x=[x for _, x in points], target_y=[p.accuracy for p, _ in points],
+            ax=axes, expand=(1.1, 1.25), iter_lim=500, min_arrow_len=9,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "#777777", "shrinkB": RADIUS},
+        )  # fmt: skip
+    finally:
+        np.random.set_state(state)

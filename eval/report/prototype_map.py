@@ -16,6 +16,8 @@ from fedre_privacy.core.errors import IncompatibleError
 
 from .style import SMALL, blank, caption_height, wrap, write_caption, write_title
 
+ENTANGLED = -1
+"""In place of a class: a mix of several."""
 FEWEST = 5
 """Rows that a map needs: t-SNE places neighbours, and fewer rows have none."""
 
@@ -51,11 +53,11 @@ def prototype_map(
 
     Args:
         points: (N, 2), see `embed`.
-        labels: class of each row, -1 for an entangled upload, drawn as a black cross.
+        labels: class of each row, `ENTANGLED` for an entangled upload, drawn as a black cross.
         clients: client of each row.
         class_names: for the legend.
     """
-    entangled = any(label < 0 for label in labels)
+    entangled = any(label == ENTANGLED for label in labels)
     foot = f"{caption}\n" if caption else ""
     foot += "Numbers: clients. Colours: classes. "
     foot += "Crosses: what they uploaded, entangled. " if entangled else ""
@@ -71,7 +73,7 @@ def prototype_map(
     palette = colormaps["tab10" if len(class_names) <= 10 else "tab20"]
     shades = [palette(c % palette.N) for c in range(len(class_names))]
     for (x, y), label, client in zip(points.tolist(), labels, clients, strict=True):
-        if label < 0:
+        if label == ENTANGLED:
             axes.plot(x, y, "x", color="black", markersize=7, markeredgewidth=1.4, zorder=3)
             axes.annotate(
                 str(client), (x, y), xytext=(5, 4), textcoords="offset points", fontsize=5.5,

@@ -141,6 +141,14 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
+    simulated = settings.attack.answers == "images" and any(kind.updates for kind in kinds)
+    if protocol.unseen and simulated:
+        raise IncompatibleError(
+            f"Attack '{settings.attack.name}' repeats the training of clients on images it tries; "
+            f"'{protocol.name}' {protocol.unseen}.",
+            next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
+            "labels.",
+        )
     threat = effective(settings.threat, protocol.uploads)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:

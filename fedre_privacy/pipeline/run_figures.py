@@ -7,11 +7,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from fedre_privacy.core.types import AGGREGATE, EntangledRep
+from fedre_privacy.core.types import AGGREGATE, EntangledRep, Prototypes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
-from fedre_privacy.eval.report.prototype_map import FEWEST, embed, prototype_map
+from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 
 from .runs import Run
 from .targets import TargetSource
@@ -78,21 +79,20 @@ def prototypes(run: Run) -> Drawn | None:
     if AGGREGATE in source.clients:
         return None
     group = source.group("prototypes", every)
-    vectors, labels, clients = [], [], []
-    for upload in group.uploads:
+    vectors: list[Tensor] = []
+    labels: list[int] = []
+    clients: list[int] = []
+    for upload in (*group.uploads, *source.uploads.values()):
         for artifact in upload.artifacts:
-            rows, classes = artifact.rows(), getattr(artifact, "labels", None)
-            if rows is None or classes is None:
+            if isinstance(artifact, EntangledRep):
+                rows, classes = artifact.rows(), [ENTANGLED]
+            elif isinstance(artifact, Prototypes) and upload in group.uploads:
+                rows, classes = artifact.rows(), artifact.labels.tolist()
+            else:
                 continue
             vectors.append(rows)
-            labels += classes.tolist()
-            clients += [upload.client] * len(rows)
-    for client, sent in source.uploads.items():
-        for artifact in sent.artifacts:
-            if isinstance(artifact, EntangledRep) and (rows := artifact.rows()) is not None:
-                vectors.append(rows)
-                labels += [-1] * len(rows)
-                clients += [client] * len(rows)
+            labels += classes
+            clients += [upload.client] * len(classes)
     if len({rows.shape[1] for rows in vectors}) != 1 or len(labels) < FEWEST:
         return None
     points = embed(torch.cat(vectors), seed=run.settings.train.seed)

@@ -12,9 +12,11 @@ from fedre_privacy.core.types import (
     EntangledRep,
     GradientState,
     HeadState,
+    LowRankUpdate,
     ModelState,
     Prototypes,
     Representations,
+    SmallModelState,
 )
 
 from .settings import RECOVERED, TARGETS, TrainSettings
@@ -59,6 +61,8 @@ BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
         _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
         _attack("update-inversion", "update", PAPER),
     ),
+    SmallModelState: (_attack("update-inversion", "update", PAPER),),
+    LowRankUpdate: (_attack("update-inversion", "update", PAPER),),
     GradientState: (_attack("inverting-gradients", "update", PAPER),),
 }
 """Attacks by what is uploaded. The strongest attack on images decides the place on the frontier:
@@ -77,7 +81,12 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
     """
     from fedre_privacy.attacks.base import attacks
 
-    chosen = [entry for kind in training.protocol.uploads for entry in BY_UPLOAD.get(kind, ())]
+    chosen = [
+        entry
+        for kind in training.protocol.uploads
+        for entry in BY_UPLOAD.get(kind, ())
+        if not (training.protocol.unseen and entry["target"] == "update")
+    ]
     readable = attacks.get("labels").consumes
     every_round = [k for k in training.protocol.uploads if k is not Counts]  # sent once, at first
     if any(issubclass(k, readable) for k in every_round):

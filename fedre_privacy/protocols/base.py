@@ -36,6 +36,10 @@ class Protocol:
     local_steps: ClassVar[int | None] = None
     """Batches of local training in a round; none: all of ``train.epochs``."""
 
+    unseen: ClassVar[str] = ""
+    """Why whoever sees the parameters that clients send cannot simulate the training that moved
+    them; attacks that do so are refused with it. Empty: it can be simulated."""
+
     def declare(self, *kinds: type[Artifact]) -> None:
         """Replace `uploads` for these settings; call it in ``__post_init__``."""
         object.__setattr__(self, "uploads", kinds)

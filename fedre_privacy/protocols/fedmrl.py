@@ -35,6 +35,7 @@ class FedMRL(Protocol):
     """
 
     uploads = (SmallModelState, Counts)
+    unseen = "trains the shared model through a projector that clients keep"
 
     small_weight: float = knob(1.0, help="weight of the small head's loss", ge=0)
     own_weight: float = knob(1.0, help="weight of the own head's loss", ge=0)

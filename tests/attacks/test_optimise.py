@@ -209,6 +209,92 @@ def test_patience_waits_for_the_last_target():
     assert alone.steps < both.steps
 
 
+class Drift(Free):
+    """Three rows that begin at their target, in float64, and a fourth that is long under way."""
+
+    WANTED = torch.rand(4, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def start(self, generators):
+        rows = self.WANTED.reshape(4, 1, 4, 4).clone()
+        rows[3] -= 5
+        return [rows[: len(generators)]], [torch.arange(len(generators), dtype=torch.float64)]
+
+    def images(self, parameters, constants, progress):
+        assert len(constants[0]) == len(parameters[0])
+        return parameters[0] + (0 * constants[0])[:, None, None, None]
+
+
+def drift(patience: int, nets=None, **more):
+    sizes: list[int] = []
+    owners = [(0, 1), (0, 2), (0, 1), (3, 1)]
+    nets = nets or dict.fromkeys(owners, nn.Flatten())
+
+    def some(rows: list[int]):
+        sizes.append(len(rows))
+        return by_owner(nets, [owners[i] for i in rows])
+
+    wanted = torch.stack([nets[key](row) for key, row in zip(owners, Drift.WANTED, strict=True)])
+    budget = Budget(steps=200, lr=0.02, loss="plain", patience=patience, lr_floor=1.0, **more)
+    search = fit_tile(
+        Drift(),
+        some([0, 1, 2, 3]),
+        wanted,
+        l2rel,
+        budget,
+        seeds=range(4),
+        extract_some=some,
+    )
+    return search, sizes
+
+
+class Scaled(nn.Flatten):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.factor * (super().forward(images) if images.ndim > 1 else images)
+
+
+def test_rows_that_are_done_leave_the_program():
+    nets = {(0, 1): Scaled(1.0), (0, 2): Scaled(2.0), (3, 1): Scaled(-3.0)}
+    (all_along, all_sizes), (fewer, sizes) = drift(0, nets), drift(10, nets)
+    assert all_sizes == [4] and sizes == [4, 1]
+    assert fewer.steps == all_along.steps == 200
+    for name in ("images", "prior", "fit"):  # the one left ends where it would have
+        left, whole = getattr(fewer, name)[3], getattr(all_along, name)[3]
+        assert torch.allclose(left, whole, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(fewer.trace[:, 3], all_along.trace[:, 3], rtol=1e-9)
+    assert torch.equal(fewer.trace_steps, all_along.trace_steps)
+
+
+def test_a_row_that_is_done_keeps_its_answer():
+    """Its images go on to move under Adam while others are awaited; its answer does not."""
+    wanted = targets(3)
+    wanted[1] = fit(STILL, wanted).prior[1].flatten()
+    budget = Budget(steps=400, lr=0.01, patience=10, loss="plain", tv=0.1)
+    together = fit(budget, wanted)
+    for i in range(3):
+        alone = fit(budget, wanted[i : i + 1], first_index=i)
+        assert torch.allclose(together.images[i], alone.images[0], atol=1e-6)
+        logged = len(alone.trace)
+        assert torch.allclose(together.trace[:logged, i], alone.trace[:, 0], rtol=1e-3)
+        assert bool((together.trace[logged:, i] == together.trace[logged - 1, i]).all())
+    assert fit(budget, wanted[1:2], first_index=1).steps < together.steps
+
+
+def test_restarts_are_given_up_one_by_one():
+    wanted = targets(2)
+    wanted[0] = fit(STILL, wanted).prior[0].flatten()
+    both = Budget(steps=300, lr=0.01, patience=10, loss="plain", restarts=2)
+    found = fit(both, wanted)
+    once = replace(both, restarts=1)
+    for i in range(2):
+        alone = [fit(once, wanted[i : i + 1], first_index=2 * i + r) for r in range(2)]
+        least = min(alone, key=lambda one: float(one.fit))
+        assert torch.allclose(found.images[i], least.images[0], atol=1e-6)
+
+
 def test_without_patience_the_whole_budget_is_spent():
     assert fit(Budget(steps=300, lr=1e-9), targets(1)).steps == 300
 
@@ -315,6 +401,56 @@ def test_several_uploads_of_one_owner_are_kept_apart(observe, rotation, original
     split = replace(problem, targets=tuple(Upload(0, 1, (part,)) for part in parts))
     attack = PixelInversion(steps=5)
     assert torch.equal(attack(split).images, attack(problem).images)
+
+
+@pytest.mark.parametrize(
+    ("free", "per_row", "rows"),
+    [(1000, 100, 8), (1000, 1, 512), (10**9, 1, 1024), (99, 100, 1), (0, 0, 1), (1000, 106, 8)],
+)
+def test_as_many_rows_as_fit(free, per_row, rows):
+    """A power of two of them within 85 % of what is free, at least 1 and at most 1024."""
+    assert tiles.rows_that_fit(free, per_row, most=1024) == rows
+
+
+class TestMeasuredRows:
+    """A GPU that says what is free and what a trial took."""
+
+    device = torch.device("cuda", 0)
+
+    @pytest.fixture(autouse=True)
+    def gpu(self, monkeypatch):
+        self.peak = 0
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", 0))
+        monkeypatch.setattr(cuda, "memory_allocated", lambda _: 50)
+        monkeypatch.setattr(cuda, "max_memory_allocated", lambda _: 50 + self.peak)
+        monkeypatch.setattr(cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(cuda, "mem_get_info", lambda _: (10_000, 80_000))
+
+    def trial(self, per_row: int, lasting: int = 0):
+        left = [lasting]
+
+        def run(rows: int) -> None:
+            self.peak = rows * per_row + (left.pop() if left else 0)
+
+        return run
+
+    def test_the_largest_kind_of_row_decides(self):
+        trials = [self.trial(10), self.trial(100), self.trial(20)]
+        assert tiles.measured_rows(trials, self.device) == 64  # 85 of them
+        assert tiles.measured_rows(trials[:1], self.device) == 512
+
+    def test_workspaces_that_last_are_not_counted(self):
+        assert tiles.measured_rows([self.trial(10, lasting=9000)], self.device) == 512
+
+    def test_a_full_gpu_gets_one_row(self):
+        def full(rows: int) -> None:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+        assert tiles.measured_rows([full], self.device) == 1
+
+    def test_a_device_that_does_not_tell(self):
+        assert tiles.measured_rows([], torch.device("mps")) == 256
 
 
 class TestFullMemory:

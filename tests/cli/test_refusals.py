@@ -179,6 +179,17 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
     assert "heads-only" in listed.out
 
 
+@pytest.mark.parametrize("target", ["update", "uploaded"])
+def test_training_that_nobody_can_repeat(cli: Any, nowhere: Path, target: str) -> None:
+    options = ["--protocol", "fedmrl", "--target", target, "--attack", "update-inversion"]
+    done = cli.attack(*options)
+    assert done.code == 3 and list(nowhere.iterdir()) == []
+    said, step = done.err.splitlines()
+    assert said.endswith("'fedmrl' trains the shared model through a projector that clients keep.")
+    assert step.endswith("fedre-attack --protocol fedmrl --target labels.")
+    assert cli.attack(*options[:3], "labels", "--dry-run", "--rounds", "1").code == 0
+
+
 def test_list_for_gives_the_reason_in_short(cli: Any, run: Path, plugin: None) -> None:
     done = cli.attack("list", "--for", run, "--threat", "realistic")
     rows = {tuple(r[:1] + r[-1:]): line for line in done.out.splitlines() if (r := line.split())}

@@ -68,6 +68,10 @@ def test_the_suite_fits_what_is_uploaded():
     assert ("disentangle", "uploaded") in asked and ("dip", "recovered-prototypes") in asked
     (local,) = planned(wanted(protocols=["local"], attacks=None))
     assert default_suite(local.training) == []
+    small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
+    asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
+    assert asked["fml"] == asked["fedkd"] == {"update-inversion", "labels"}
+    assert asked["fedmrl"] == {"labels"}  # its gradients cannot be simulated by who sees them
 
 
 def test_an_attack_that_refuses_leaves_the_others(tmp_path):

@@ -1,0 +1,233 @@
+"""Captured steps: they do what plain steps do, or plain steps are made instead.
+
+A GPU is not needed: the tape below captures as a CUDA graph does. It keeps the calls of one step
+with their tensors and repeats them on the same buffers, so a value that was read on the host stays
+what it was, and reading one is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.dip import DeepImagePrior
+from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.parts.graphs import CudaRecorder, captured, recorder_for
+from fedre_privacy.attacks.parts.objectives import l2rel
+from fedre_privacy.attacks.parts.optimise import Budget, Fitted, fit_tile
+
+COUNT = 5
+
+
+class Tape(TorchDispatchMode):
+    """A recorder: repeats the tensor calls of one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable, tuple, dict, object]] = []
+        self.captures = self.replays = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
+        self.calls = []
+        step()  # plain first, as the warm-up does
+        with self:
+            step()
+        calls = self.calls
+
+        def replay() -> None:
+            self.replays += 1
+            with torch.no_grad():
+                for func, args, kwargs, out in calls:
+                    new = func(*args, **kwargs)
+                    if any(a.alias_info is not None for a in func._schema.returns):
+                        continue  # a view, or changed in place
+                    for kept, made in zip(tree_leaves(out), tree_leaves(new), strict=True):
+                        if isinstance(kept, Tensor):
+                            kept.copy_(made)
+
+        return replay
+
+
+class Refuses:
+    """A recorder that runs the step, as a warm-up does, and then cannot capture it."""
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+class Frozen:
+    """A recorder whose replay computes the match but moves nothing."""
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pixels in float64 that fade in over the budget."""
+
+    read: Callable[[object], object] = field(default=lambda progress: progress)
+
+    def start(self, generators):
+        draws = [torch.rand(1, 4, 4, generator=g, dtype=torch.float64) for g in generators]
+        return [torch.stack(draws)], [torch.arange(float(len(draws))).reshape(-1, 1, 1, 1)]
+
+    def images(self, parameters, constants, progress):
+        return torch.sigmoid(parameters[0] * (1 + self.read(progress))) + 0.01 * constants[0]
+
+
+@pytest.fixture(autouse=True)
+def capturable_on_a_cpu(monkeypatch):
+    """Adam keeps its count of steps in a tensor on request only where graphs exist."""
+    adam = sys.modules[torch.optim.Adam.__module__]
+    monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda **_: ["cpu", "cuda"])
+
+
+SHORT = Budget(steps=6, lr=0.05, tv=0.5)
+
+
+def fit(budget: Budget, prior=None, **more) -> Fitted:
+    wanted = torch.rand(
+        COUNT, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).clamp(0.1)
+    rows = COUNT * budget.restarts
+    return fit_tile(
+        prior or Pixels(),
+        lambda images: images.flatten(1),
+        wanted,
+        l2rel,
+        budget,
+        seeds=range(rows),
+        **more,
+    )
+
+
+def assert_same(one: Fitted, other: Fitted, tolerance: float = 1e-9) -> None:
+    """Plain Adam counts its steps in Python, the capturable one in float32: 1e-5 apart at first."""
+    for name in ("images", "prior", "fit", "trace", "trace_steps"):
+        a, b = getattr(one, name).double(), getattr(other, name).double()
+        assert torch.allclose(a, b, rtol=tolerance, atol=tolerance), name
+    assert one.steps == other.steps
+
+
+@pytest.mark.parametrize("loss", ["log", "plain"])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_captured_steps_equal_plain_ones(loss, restarts):
+    """Step size, clock, running mean and trace all come from buffers that the replay reads."""
+    budget = Budget(steps=40, lr=0.05, warmup=5, tv=0.5, loss=loss, restarts=restarts)
+    tape, notes = Tape(), []
+    found = fit(budget, recorder=tape, note=notes.append)
+    assert_same(fit(budget, recorder=Refuses()), found)
+    assert_same(fit(budget), found, 1e-2)
+    assert tape.captures == 1 and notes == []
+    assert tape.replays == 2 + budget.steps - 1  # two to check; the first step is a plain one
+
+
+def test_rows_given_up_leave_a_smaller_capture():
+    budget, tape = Budget(steps=300, lr=0.05, patience=15), Tape()
+    assert_same(fit(budget, recorder=Refuses()), fit(budget, recorder=tape))
+    assert tape.captures > 1
+
+
+def test_whole_attacks_are_captured(observe, rotation, originals, monkeypatch):
+    net = rotation()
+    problem = observe([net(originals[:3])], {(0, 1): net})
+    attack = DeepImagePrior(steps=6, channels=(4,), skip=2, depth=2)
+    plain, tape = attack(problem), Tape()
+    monkeypatch.setattr(inversion, "recorder_for", lambda device: tape)
+    found = attack(problem)
+    assert tape.replays > 0
+    assert torch.allclose(found.images, plain.images, atol=1e-3)
+    assert torch.allclose(found.trace, plain.trace, rtol=1e-3)
+
+
+def test_a_prior_that_reads_the_clock_on_the_host_is_not_captured():
+    notes: list[str] = []
+    prior = Pixels(read=float)
+    found = fit(SHORT, prior, recorder=Tape(), note=notes.append)
+    assert_same(fit(SHORT, prior), found, 1e-5)
+    assert len(notes) == 1 and "not permitted" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
+)
+def test_what_cannot_be_captured_runs_as_before(recorder, why):
+    notes: list[str] = []
+    assert_same(fit(SHORT), fit(SHORT, recorder=recorder, note=notes.append), 1e-5)
+    assert len(notes) == 1 and why in notes[0] and "\n" not in notes[0]
+
+
+def test_what_cannot_be_captured_is_not_tried_again():
+    notes: list[str] = []
+    found = fit(budget := Budget(steps=300, lr=0.05, patience=15), recorder=Refuses())
+    assert_same(found, fit(budget, recorder=Frozen(), note=notes.append))
+    assert len(notes) == 1
+
+
+def test_capture_leaves_no_trace():
+    value, match = torch.zeros(3), torch.ones(3)
+
+    def step() -> None:
+        value.add_(1)
+        match.mul_(0.5)
+
+    assert captured(step, Tape(), state=[value, match], match=match, note=print) is not None
+    assert value.tolist() == [0] * 3 and match.tolist() == [1] * 3
+
+
+def test_an_error_of_the_step_itself_is_not_hidden():
+    def step() -> None:
+        raise RuntimeError("wrong shapes")
+
+    with pytest.raises(RuntimeError, match="wrong shapes"):
+        captured(step, Tape(), state=[], match=torch.ones(1), note=print)
+
+
+def test_one_note_for_all_tiles(observe, rotation, originals, monkeypatch):
+    net, notes = rotation(), []
+    problem = observe([net(originals)], {(0, 1): net})
+    monkeypatch.setattr(inversion, "recorder_for", lambda device: Refuses())
+    context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
+    DeepImagePrior(steps=2, channels=(4,), skip=2, depth=2)(problem, context)  # two tiles
+    assert len(notes) == 1 and "not permitted" in notes[0]["text"]
+
+
+def test_only_gpus_capture():
+    assert recorder_for(torch.device("cpu")) is None
+    assert isinstance(recorder_for(torch.device("cuda", 0)), CudaRecorder)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_cuda_graph_equals_plain_steps(observe, rotation, originals, monkeypatch, precision):
+    net, notes = rotation(), []
+    problem = observe([net(originals)], {(0, 1): net})
+    context = Context(
+        device=torch.device("cuda", 0),
+        report=lambda event: event.name == "note" and notes.append(event.data),
+    )
+    attack = DeepImagePrior(steps=4, channels=(4,), skip=2, depth=2, precision=precision)
+    found = attack(problem, context)
+    assert notes == []
+    monkeypatch.setattr(inversion, "recorder_for", lambda device: None)
+    plain = attack(problem, context)
+    assert torch.allclose(found.trace[:3], plain.trace[:3], rtol=1e-2)
