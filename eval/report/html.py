@@ -31,7 +31,7 @@ WIDE = 44
 """Characters from which a cell may be broken into lines."""
 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?")
-_WITHOUT_VALUE = ("", "-")
+_WITHOUT_VALUE = ("", "-", "--")
 _LINK_CHARACTERS = re.compile(r"[^a-z0-9]+")
 
 
@@ -142,8 +142,12 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
     """
     if not rows:
         return Html("")
-    heads = "".join(_head(key, [row.get(key) for row in rows]) for key in rows[0])
-    lines = (f"<tr>{''.join(_cell(row.get(k)) for k in rows[0])}</tr>" for row in rows)
+    numbers = {key: _all_numbers([row.get(key) for row in rows]) for key in rows[0]}
+    heads = "".join(_head(key, right) for key, right in numbers.items())
+    lines = (
+        f"<tr>{''.join(_cell(row.get(key), right) for key, right in numbers.items())}</tr>"
+        for row in rows
+    )
     body = "\n".join(lines)
     return Html(
         f'{_box(label, tall=tall)}<table class="sortable">'
@@ -157,24 +161,29 @@ def _box(label: str, *, tall: bool = False) -> str:
     return f'<div class="{kind}" role="region" tabindex="0" aria-label="{text(label)}">'
 
 
-def _head(key: str, values: Sequence[object]) -> str:
-    """A heading, on the side of its column's numbers."""
-    shown = [_shown(value) for value in values]
+def _all_numbers(values: Sequence[object]) -> bool:
+    """Whether every cell of a column that holds a value holds a number."""
     numbers = [
-        isinstance(v, Link) is False and _number(v) is not None and len(s) <= WIDE
-        for v, s in zip(values, shown, strict=True)
-        if s not in _WITHOUT_VALUE
+        isinstance(value, Link) is False and _number(value) is not None and len(shown) <= WIDE
+        for value in values
+        if (shown := _shown(value)) not in _WITHOUT_VALUE
     ]
-    kind = ' class="number"' if numbers and all(numbers) else ""
+    return bool(numbers) and all(numbers)
+
+
+def _head(key: str, right: bool) -> str:
+    """A heading, on the side of its column's numbers."""
+    kind = ' class="number"' if right else ""
     return f'<th scope="col"{kind}>{text(key)}</th>'
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, right: bool) -> str:
     if isinstance(value, Link):
         return f'<td><a href="{text(value.to)}">{text(value.text)}</a></td>'
     shown, number = _shown(value), _number(value)
     if shown in _WITHOUT_VALUE:
-        return f'<td data-value="">{text(shown)}</td>'
+        kind = ' class="number"' if right else ""
+        return f'<td{kind} data-value="">{text(shown)}</td>'
     if number is not None:
         kind = "number" if len(shown) <= WIDE else "words"
         return f'<td class="{kind}" data-value="{number:.10g}">{text(shown)}</td>'

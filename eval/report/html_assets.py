@@ -37,7 +37,7 @@ table { border-collapse: collapse; width: 100%; font-size: 0.9rem; overflow-wrap
 caption { text-align: left; color: var(--soft); padding: 0.4rem 0.6rem; }
 th, td { padding: 0.35rem 0.6rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
-thead th { background: var(--pale); white-space: nowrap; }
+thead th { background: var(--pale); vertical-align: bottom; }
 .tall thead th { position: sticky; top: 0; }
 td.number { text-align: right; white-space: nowrap; }
 th.number { text-align: right; }
