@@ -270,10 +270,8 @@ def run_jobs(
     for job in waiting:
         files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
-    commands = {
+    arguments = {
         job.name: [
-            # -P: a folder named like this package in the working directory is not imported
-            sys.executable, "-P", "-m", "fedre_privacy.pipeline.sweep_job",
             str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
             str(place.folder.resolve()), str(place.runs.resolve()), device,
         ]
@@ -281,7 +279,7 @@ def run_jobs(
     }  # fmt: skip
     started = time.monotonic()
     for number, (job, code) in enumerate(
-        ENGINES[engine](waiting, commands, workers, threads), start=1
+        ENGINES[engine](waiting, arguments, workers, threads), start=1
     ):
         found = place.read(job)
         if found is None:  # the process died before it could write
@@ -317,15 +315,16 @@ def run_jobs(
     return [found for job in jobs if (found := place.read(job)) is not None]
 
 
-Commands = Mapping[str, Sequence[str]]
+Arguments = Mapping[str, Sequence[str]]
+"""Of each job's process by the job's name: its settings file first."""
 
 
 def _local(
-    jobs: Sequence[Job], commands: Commands, workers: int, threads: int
+    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
 ) -> Iterator[tuple[Job, int]]:
     """Child processes of this one, so many at once."""
     with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(call, commands[job.name], threads): job for job in jobs}
+        futures = {pool.submit(call, arguments[job.name], threads): job for job in jobs}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -337,7 +336,7 @@ def _local(
 
 
 def _ray(
-    jobs: Sequence[Job], commands: Commands, workers: int, threads: int
+    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
 ) -> Iterator[tuple[Job, int]]:
     """Ray tasks; every machine must see the benchmark's and the runs' folders."""
     try:
@@ -350,7 +349,7 @@ def _ray(
         ) from None
     ray.init(ignore_reinit_error=True)
     remote = ray.remote(num_cpus=threads)(call)
-    futures = {remote.remote(list(commands[job.name]), threads): job for job in jobs}
+    futures = {remote.remote(list(arguments[job.name]), threads): job for job in jobs}
     waiting = list(futures)
     while waiting:
         (ready, *_), waiting = ray.wait(waiting)
@@ -364,13 +363,15 @@ RUNNING: set[subprocess.Popen[bytes]] = set()
 """Jobs under way in this process."""
 
 
-def call(command: Sequence[str], threads: int) -> int:
+def call(arguments: Sequence[str], threads: int) -> int:
     """Run one job's process, its output beside its settings; return the exit code.
 
     The job watches this process and ends when it is gone, so that a killed sweep leaves nothing
     that writes into its folders. It uses `threads`, or what OMP_NUM_THREADS says if that is set.
     """
-    log = Path(command[3]).with_suffix(".log")
+    log = Path(arguments[0]).with_suffix(".log")
+    # -P: a folder named like this package in the working directory is not imported
+    command = [sys.executable, "-P", "-m", "fedre_privacy.pipeline.sweep_job", *arguments]
     wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
     own = {"OMP_NUM_THREADS": wanted, PARENT: str(os.getpid())}
     with log.open("w", encoding="utf-8") as handle:

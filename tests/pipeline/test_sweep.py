@@ -121,6 +121,9 @@ def test_a_broken_scheme_is_named_and_left_out(finished):
     (row,) = made.table()
     assert row["variant"] == "vap" and row["labels"].startswith("1.00 (")
     assert (folder / "out" / "results.csv").is_file()
+    settings = list((folder / "out" / "jobs").glob("*.yaml"))
+    assert settings and all(path.with_suffix(".log").is_file() for path in settings)
+    assert not list(folder.glob("*.log"))
 
 
 def test_what_is_finished_is_not_repeated(finished, monkeypatch):
