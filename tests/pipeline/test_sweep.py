@@ -323,3 +323,15 @@ def test_means_are_over_seeds_and_say_how_many():
     made = BenchmarkResult(Path("x"), rows, over_seeds(rows))
     assert made.failures() == ["x, seed 2: why"]
     assert made.points()[0].leakage == 4.0
+
+
+@pytest.mark.slow
+def test_ray_does_the_same_jobs(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra: pip install 'fedre-privacy[ray]'")
+    asked = wanted(schemes=["vap"], seeds=[0])
+    made = [
+        benchmark(asked, folder=tmp_path / engine, runs=tmp_path / f"{engine}-runs", engine=engine)
+        for engine in ("local", "ray")
+    ]
+    assert not made[0].summary.empty
+    pd.testing.assert_frame_equal(made[0].summary, made[1].summary)
