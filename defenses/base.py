@@ -64,7 +64,8 @@ class Facts:
     """What is known of a federation before it starts: the input of checks and of accounting.
 
     Args:
-        protocol: its name. kinds: artifacts that it sends, as declared.
+        protocol: its name. kinds: artifacts that it sends, as declared. sums: the mean of uploads
+            that its server can do with ("samples", "classes", "clients"), or "".
         class_counts: (clients, num_classes) training samples.
         participations: rounds in which each client takes part.
         rounds, epochs, batch_size: of the training. local_steps: batches of a round, or None.
@@ -81,6 +82,7 @@ class Facts:
     batch_size: int = 32
     local_steps: int | None = None
     buffers: bool = False
+    sums: str = ""
     model: Callable[[int], nn.Module] | None = None
 
     @property

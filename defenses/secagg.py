@@ -20,10 +20,7 @@ from fedre_privacy.core.types import (
 
 from .base import Defense, Facts, defenses
 
-BY_SAMPLES = ("fedavg", "fedala", "fedsgd", "lg-fedavg")
-"""Protocols whose server needs the mean of parameters or gradients, weighted by samples."""
-BY_CLASS = ("fedproto",)
-"""Protocols whose server needs the mean of each class's prototypes."""
+FITTING = "fedavg, fedala, fedsgd, lg-fedavg, fedproto, and fedre with protocol.super_pair=true"
 PAIRS = (Representations, Prototypes, EntangledRep)
 
 
@@ -33,10 +30,10 @@ class SecureAggregation(Defense):
     """Let the server see sums over the round's clients only, and who took part.
 
     What is recorded, and what attacks are given, is one upload per round: the mean weighted by
-    samples of parameters or gradients, the total of counts, and for each class the mean of
-    prototypes with the number of contributors. Training is the same to the last digit, as the
-    server of these protocols needs nothing else. The masking itself is not simulated: this
-    measures what sums give away.
+    samples of parameters or gradients, the total of counts, for each class the mean of prototypes
+    with the number of contributors, and of entangled pairs the plain mean. Training is the same to
+    the last digit, as the server of these protocols needs nothing else. The masking itself is not
+    simulated: this measures what sums give away.
 
     Acts on:    the whole round, after all other defences
     Guarantee:  none: a sum over few clients, or over one, says much about each
@@ -47,7 +44,7 @@ class SecureAggregation(Defense):
     """
 
     def check(self, facts: Facts) -> list[str]:
-        if facts.protocol in (*BY_SAMPLES, *BY_CLASS):
+        if facts.sums:
             return []
         why = "its server uses single uploads, not their sum"
         if any(issubclass(kind, PAIRS) for kind in facts.kinds):
@@ -55,10 +52,9 @@ class SecureAggregation(Defense):
                 "its server learns from single pairs of a representation and a label, and one sum "
                 "of them a round would be another algorithm"
             )
-        fitting = ", ".join((*BY_SAMPLES, *BY_CLASS))
         return [
             f"Defence 'secagg' does not fit protocol '{facts.protocol}': {why}. Protocols that "
-            f"need sums only: {fitting}."
+            f"need sums only: {FITTING}."
         ]
 
     def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
@@ -87,7 +83,8 @@ def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
                 total = sum(int(a.values.sum()) for a in held if isinstance(a, Counts))
                 out.append(Counts(torch.tensor([total])))
         else:
-            out.append(_mean(held, share))
+            equal = torch.full_like(share, 1 / len(share))
+            out.append(_mean(held, equal if kind is EntangledRep else share))
     return Upload(AGGREGATE, uploads[0].round, tuple(out), participants=participants)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import HeadState, Upload
+from fedre_privacy.core.types import AGGREGATE, EntangledRep, HeadState, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .state import Client, Message, Server, Setting, Task, only
@@ -68,6 +68,14 @@ def broadcast(self: Any, server: Server) -> Message:
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's head."""
     load_parameters(client.model.head, only(message, HeadState).params)
+
+
+def super_pair(uploads: Sequence[Upload]) -> Upload:
+    """One entangled pair in place of a round's: their mean, whose weights sum to one as well."""
+    sent = [a for upload in uploads for a in upload.artifacts if isinstance(a, EntangledRep)]
+    rep = torch.stack([pair.rep for pair in sent]).double().mean(0).float()
+    encoding = torch.stack([pair.encoding for pair in sent]).double().mean(0).float()
+    return Upload(AGGREGATE, uploads[0].round, (EntangledRep(rep, encoding),))
 
 
 def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task: Task) -> None:

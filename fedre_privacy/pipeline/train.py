@@ -104,6 +104,7 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     return Facts(
         protocol=protocol.name,
         kinds=protocol.uploads,
+        sums=protocol.sums,
         class_counts=setting.class_counts,
         participations=tuple(
             sum(k in chosen for chosen in taking_part) for k in range(training.clients)

@@ -36,6 +36,9 @@ class Protocol:
     local_steps: ClassVar[int | None] = None
     """Batches of local training in a round; none: all of ``train.epochs``."""
 
+    sums: ClassVar[str] = ""
+    """The mean of a round's uploads that the server can do with: "samples" (weighted by them),
+    "classes" (of each class), "clients" (plain). Empty: it needs single uploads."""
     unseen: ClassVar[str] = ""
     """Why whoever sees the parameters that clients send cannot simulate the training that moved
     them; attacks that do so are refused with it. Empty: it can be simulated."""

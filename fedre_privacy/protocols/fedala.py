@@ -35,6 +35,7 @@ class FedALA(Protocol):
     """
 
     uploads = (ModelState, Counts)
+    sums = "samples"
     headline = "post_broadcast"
 
     top: int = knob(2, help="parameter tensors whose mixing is learnt", ge=1)

@@ -24,6 +24,7 @@ class FedAvg(Protocol):
     """
 
     uploads = (ModelState, Counts)
+    sums = "samples"
     headline = "post_broadcast"
 
     buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")

@@ -36,6 +36,7 @@ class FedProto(Protocol):
     """
 
     uploads = (Prototypes,)
+    sums = "classes"
     headline = "post_broadcast"
 
     weight: float = knob(1.0, help="weight lambda of the pull towards global prototypes", ge=0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Client, Task
+from fedre_privacy.blocks.state import Client, Server, Task
 from fedre_privacy.core.config import knob, part, section
-from fedre_privacy.core.types import Emission, EntangledRep
+from fedre_privacy.core.types import Emission, EntangledRep, Upload
 from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
 
 from .base import Protocol, protocols
@@ -37,13 +38,22 @@ class FedRE(Protocol):
 
     entanglement: Entanglement = part(schemes, "rap", help="how representations are mixed")
     resample: bool = knob(True, help="draw new weights every round, or keep the first ones")
+    super_pair: bool = knob(
+        False, help="the server learns from one pair a round, the mean of all uploads"
+    )
     server: HeadTraining = section(HeadTraining(reduction="sum"), help="the server's head training")
 
     check = shared_head.check
     start_server = shared_head.start_server
     broadcast = shared_head.broadcast
     receive = shared_head.receive
-    aggregate = shared_head.aggregate
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sums", "clients" if self.super_pair else "")
+
+    def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+        pairs = [shared_head.super_pair(uploads)] if self.super_pair else uploads
+        shared_head.aggregate(self, server, pairs, task)
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         samples = client.collected(task.setting.training)

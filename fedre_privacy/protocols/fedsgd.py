@@ -35,6 +35,7 @@ class FedSGD(Protocol):
     """
 
     uploads = (GradientState, Counts)
+    sums = "samples"
     headline = "post_broadcast"
     local_steps = 1
 

@@ -24,6 +24,7 @@ class LGFedAvg(Protocol):
     """
 
     uploads = (HeadState, Counts)
+    sums = "samples"
     headline = "post_broadcast"
 
     check = shared_head.check

@@ -15,22 +15,35 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.defenses.secagg import BY_CLASS, BY_SAMPLES, aggregated
+from fedre_privacy.defenses.secagg import FITTING, aggregated
 from fedre_privacy.defenses.statement import check_all, state
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.pipeline.attack import attack, check_ahead
 from fedre_privacy.pipeline.settings import resolve_attack
 from fedre_privacy.pipeline.train import train
+from fedre_privacy.protocols.base import protocols
 
 SECAGG = defenses.get("secagg")()
+SUPER = {"name": "fedre", "super_pair": True}
+SUMS = [name for name in protocols.names() if protocols.get(name).sums]
+
+
+def test_the_protocols_named_are_those_that_need_sums():
+    said = {name.strip(" ,") for name in FITTING.split(",")[:-1]}
+    assert said == set(SUMS) and protocols.get("fedre")(super_pair=True).sums == "clients"
+    assert not protocols.get("fedre")().sums
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("fedavg", "fedproto") else pytest.param(name, marks=pytest.mark.slow)
-        for name in (*BY_SAMPLES, *BY_CLASS)
+        SUPER,
+        *(
+            name if name in ("fedavg", "fedproto") else pytest.param(name, marks=pytest.mark.slow)
+            for name in SUMS
+        ),
     ],
+    ids=str,
 )
 def test_training_is_the_same_and_the_server_sees_one_sum_a_round(name, tiny, tmp_path):
     free = train(tiny(protocol=name, train={"rounds": 2}), runs=tmp_path)
@@ -61,6 +74,19 @@ def test_the_sum_is_all_that_the_server_needs(tiny, tmp_path):
                 assert artifact.values.tolist() == [sum(map(sum, run.record["class_counts"]))]
 
 
+def test_the_super_pair_is_what_the_server_learns_from(tiny, tmp_path):
+    single = train(tiny(protocol="fedre", train={"rounds": 1}), runs=tmp_path)
+    run = train(tiny(protocol=SUPER, defense="secagg", train={"rounds": 1}), runs=tmp_path)
+    alone, _ = read_messages(single.folder / "uploads")
+    (summed,), _ = read_messages(run.folder / "uploads")
+    pairs = [u.artifacts[0] for u in alone]
+    (pair,) = summed.artifacts
+    torch.testing.assert_close(pair.rep, torch.stack([p.rep for p in pairs]).mean(0))
+    torch.testing.assert_close(pair.encoding, torch.stack([p.encoding for p in pairs]).mean(0))
+    assert float(pair.encoding.sum()) == pytest.approx(1)
+    assert len(alone) == 3 and summed.participants == (0, 1, 2)
+
+
 def test_means_are_weighted_by_samples():
     one, two = ({"w": torch.full((2,), v)} for v in (1.0, 4.0))
     upload = aggregated(
@@ -88,7 +114,7 @@ def test_protocols_that_need_single_uploads_are_refused_with_the_reason(facts):
     (single,) = check_all([SECAGG], facts(protocol="fedgen", kinds=(HeadState, Counts)))
     assert "uses single uploads" in single
     clip = defenses.get("clip")()
-    fedavg = facts(protocol="fedavg", kinds=(ModelState, Counts))
+    fedavg = facts(protocol="fedavg", kinds=(ModelState, Counts), sums="samples")
     assert "must come last" in check_all([SECAGG, clip], fedavg)[0]
     assert check_all([clip, SECAGG], fedavg) == []
     assert state([SECAGG], fedavg).lines() == ["secagg: no formal privacy"]
@@ -120,6 +146,7 @@ def test_a_sum_of_gradients_is_one_update_of_more_images(tiny, tmp_path):
     [
         ("fedavg", {"attack": "head", "target": "uploaded"}),
         ("fedproto", {"attack": "dip", "target": "uploaded"}),
+        (SUPER, {"attack": "disentangle", "target": "uploaded", "threat": "strong"}),
         ("fedavg", {"attack": "dip", "target": "representations"}),
         ("fedsgd", {"attack": "labels", "target": "labels", "threat": "realistic"}),
     ],
