@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow lint clean
+.PHONY: attack test test-slow bench lint clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -14,6 +14,13 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+# Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/inversion.py ratio limits profile memory --targets 1,8,16,64
+	$(BIN)/python benchmarks/inversion.py ratio limits profile --targets 8 --sizes 32,64 --architectures resnet18,vit-b-16
+	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4 --data $(DATA))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,11 +20,14 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.dip_net import HourGlass, scales_that_fit
+from .parts.dip_net import HourGlass, fastest, scales_that_fit
 from .parts.inversion import invert
 from .parts.objectives import OBJECTIVES
-from .parts.optimise import COMBINE, LOSSES, Budget, Start, imitate
+from .parts.optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, imitate
 from .parts.starts import STARTS, knowledge_for, pictures_for
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+"""auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
 
 
 @attacks.register("dip")
@@ -40,7 +43,8 @@ class DeepImagePrior(Attack):
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA with a `start`          Recovers: inputs
     Cost:       one prior and one extractor forward and backward per step, 8 targets at once on each
-                core of a CPU, `chunk` on a GPU
+                core of a CPU, `chunk` on a GPU, where the network computes in bfloat16
+                (`precision`) and a step is launched as one CUDA graph
     Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior and feature inversion);
                 FedRE, CVPR 2026, question 2 (inverting uploads with the client's extractor).
     Deviations: fewer and narrower scales than the original recipe for 224 px images, a scale-free
@@ -67,8 +71,18 @@ class DeepImagePrior(Attack):
     loss: str = knob("log", help="minimise log D or plain D, plus total variation", choices=LOSSES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
     combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
-    patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
-    chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
+    patience: int = knob(
+        0, help="stop a target after so many steps without 0.1 % gain; 0: never", ge=0
+    )
+    chunk: int | None = knob(
+        None, help="targets at once on a GPU; none: as its memory allows", ge=1
+    )
+    precision: str = knob(
+        "auto",
+        help="of the network; auto: bfloat16 on a GPU that has it, else float32",
+        choices=PRECISIONS,
+        later=True,
+    )
     start: str = knob(
         "none", help="answer to begin from: none, or that of another attack", choices=STARTS
     )
@@ -83,16 +97,21 @@ class DeepImagePrior(Attack):
     def __post_init__(self) -> None:
         if not self.channels:
             raise ConfigError("'attack.channels' is empty; at least one scale is needed.")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"'attack.precision' is {self.precision!r}; use one of {', '.join(PRECISIONS)}."
+            )
 
-    def run(self, observation: Observation, context: Context) -> Reconstruction:
-        shape = observation.image_shape
-        net = HourGlass(
-            self.channels[: scales_that_fit(shape, len(self.channels))],
-            self.skip,
-            self.depth,
-            shape,
-        )
-        budget = Budget(
+    def prior_for(self, image_shape: tuple[int, int, int], device: torch.device) -> ImagePrior:
+        """The networks that write images of a shape (C, H, W), as a device computes them best."""
+        channels = self.channels[: scales_that_fit(image_shape, len(self.channels))]
+        net, low = HourGlass(channels, self.skip, self.depth, image_shape), self._low(device)
+        return _NetworkPrior(replace(net, stacking=fastest(net, device, low)), low)
+
+    @property
+    def budget(self) -> Budget:
+        """How it searches."""
+        return Budget(
             steps=self.steps,
             lr=self.lr,
             average=self.average,
@@ -102,20 +121,28 @@ class DeepImagePrior(Attack):
             combine=self.combine,
             patience=self.patience,
         )
-        prior = _NetworkPrior(net)
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        prior = self.prior_for(observation.image_shape, context.device)
         pictures = pictures_for(self.start, observation, context)
         return invert(
             observation,
             context,
             prior,
             OBJECTIVES[self.objective],
-            budget,
+            self.budget,
             chunk=self.chunk,
             start=None if pictures is None else Start(pictures, self._toward(prior)),
         )
 
+    def _low(self, device: torch.device) -> bool:
+        """Whether the network computes in bfloat16."""
+        if self.precision == "auto":
+            return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return self.precision == "bfloat16"
+
     def _toward(
-        self, prior: _NetworkPrior
+        self, prior: ImagePrior
     ) -> Callable[[list[Tensor], list[Tensor], Tensor], list[Tensor]]:
         def toward(
             parameters: list[Tensor], constants: list[Tensor], images: Tensor
@@ -128,12 +155,17 @@ class DeepImagePrior(Attack):
 @dataclass(frozen=True)
 class _NetworkPrior:
     net: HourGlass
+    low: bool
 
     def start(self, generators: Sequence[torch.Generator]) -> tuple[list[Tensor], list[Tensor]]:
         parameters, inputs = self.net.start(generators)
         return parameters, [inputs]
 
     def images(
-        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float
+        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float | Tensor
     ) -> Tensor:
-        return self.net.forward(parameters, constants[0])
+        inputs = constants[0]
+        with torch.autocast(
+            inputs.device.type, torch.bfloat16, enabled=self.low, cache_enabled=False
+        ):
+            return self.net.forward(parameters, inputs)

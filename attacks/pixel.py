@@ -56,8 +56,12 @@ class PixelInversion(Attack):
     loss: str = knob("log", help="minimise log D or plain D, plus total variation", choices=LOSSES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
     combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
-    patience: int = knob(0, help="stop after so many steps without 0.1 % gain; 0: never", ge=0)
-    chunk: int | None = knob(None, help="targets at once on a GPU; none: 256", ge=1)
+    patience: int = knob(
+        0, help="stop a target after so many steps without 0.1 % gain; 0: never", ge=0
+    )
+    chunk: int | None = knob(
+        None, help="targets at once on a GPU; none: as its memory allows", ge=1
+    )
     start: str = knob(
         "none", help="answer to begin from: none, or that of another attack", choices=STARTS
     )
@@ -103,6 +107,6 @@ class _PixelPrior:
         return [torch.stack([0.1 * torch.randn(self.shape, generator=g) for g in generators])], []
 
     def images(
-        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float
+        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float | Tensor
     ) -> Tensor:
         return torch.sigmoid(parameters[0])

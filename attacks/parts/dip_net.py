@@ -1,7 +1,8 @@
 """Many small hour-glass networks run as one: every target has weights of its own.
 
 Weights are stacked on a leading dimension and applied by grouped convolution, one group per
-target, so N networks cost one kernel launch each layer. Instance normalisation over one image is
+target, so N networks cost one kernel launch each layer; or by batched products of matrices, where
+that is faster. Instance normalisation over one image is
 what batch normalisation at batch size one computes in the original Deep Image Prior; convolutions
 in front of it have no bias, whose true gradient would be zero.
 
@@ -10,8 +11,11 @@ Reference: Ulyanov, Vedaldi, Lempitsky, Deep Image Prior, CVPR 2018.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,12 +35,14 @@ class HourGlass:
         skip: channels carried across at each scale.
         depth: channels of the fixed random input.
         image_shape: (C, H, W) of the output.
+        stacking: how the networks' convolutions are computed as one, one of `STACKINGS`.
     """
 
     channels: tuple[int, ...]
     skip: int
     depth: int
     image_shape: tuple[int, int, int]
+    stacking: str = "grouped"
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of one network's parameters, in the order `forward` takes them."""
@@ -81,13 +87,16 @@ class HourGlass:
         return [torch.stack(parts) for parts in zip(*nets, strict=True)], torch.stack(inputs)
 
     def forward(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        """Images in (0, 1), (N, C, H, W), from stacked parameters and inputs."""
-        count = len(inputs)
+        """Images in (0, 1), (N, C, H, W), from stacked parameters and inputs.
+
+        Under autocast the last convolution and the output keep the precision of the parameters.
+        """
+        count, conv = len(inputs), STACKINGS[self.stacking]
         left = iter(parameters)
 
         def layer(x: Tensor, *, stride: int = 1) -> Tensor:
             weight, scale, shift = next(left), next(left), next(left)
-            x = _conv(x, weight, stride=stride)
+            x = conv(x, weight, stride=stride)
             x = F.instance_norm(x, weight=scale.reshape(-1), bias=shift.reshape(-1))
             return F.leaky_relu(x, SLOPE)
 
@@ -102,19 +111,79 @@ class HourGlass:
             x = torch.cat([x.reshape(count, -1, *size), across.reshape(count, -1, *size)], 1)
             x = layer(layer(x.reshape(1, -1, *size)))
         weight, bias = next(left), next(left)
-        x = _conv(x, weight) + bias.reshape(1, -1, 1, 1)
+        with torch.autocast(x.device.type, enabled=False):  # colours need more than 8 bits
+            x = conv(x.to(weight.dtype), weight) + bias.reshape(1, -1, 1, 1)
         return torch.sigmoid(x).reshape(count, *self.image_shape)
 
 
-def _conv(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
+def _padded(x: Tensor, pad: int) -> Tensor:
+    mode = "reflect" if min(x.shape[2:]) > 2 * pad else "constant"
+    return F.pad(x, (pad, pad, pad, pad), mode=mode)
+
+
+def _grouped(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
     """Convolve N groups of channels (1, N * C_in, H, W) with weights (N, C_out, C_in, k, k)."""
     pad = weight.shape[-1] // 2
     if pad:
-        mode = "reflect" if min(x.shape[2:]) > 2 * pad else "constant"
-        x = F.pad(x, (pad, pad, pad, pad), mode=mode)
+        x = _padded(x, pad)
         if len(weight) > 1 and weight.shape[2] % CPU_BLOCK and x.device.type == "cpu":
             x = x.contiguous(memory_format=torch.channels_last)
     return F.conv2d(x, weight.flatten(0, 1), stride=stride, groups=len(weight))
+
+
+def _matmul(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
+    """The same as products of N matrices of weights with N matrices of patches."""
+    count, kernel = len(weight), weight.shape[-1]
+    if kernel > 1:
+        x = _padded(x, kernel // 2)
+    side = [(size - kernel) // stride + 1 for size in x.shape[2:]]
+    x = x.reshape(count, -1, *x.shape[2:])
+    patches = x.flatten(2) if kernel == stride == 1 else F.unfold(x, kernel, stride=stride)
+    return torch.bmm(weight.flatten(2), patches).reshape(1, -1, *side)
+
+
+STACKINGS: dict[str, Callable[..., Tensor]] = {"grouped": _grouped, "matmul": _matmul}
+TRIED = 32
+"""Networks of the trial that decides between them."""
+
+
+@cache
+def fastest(net: HourGlass, device: torch.device, low: bool) -> str:
+    """The stacking that is faster on a device, found by a short trial; `low` is for bfloat16.
+
+    A CPU takes grouped convolutions without a trial: their numbers are to stay the same.
+    """
+    if device.type == "cpu":
+        return "grouped"
+
+    def cost(stacking: str) -> float:
+        try:
+            return seconds(replace(net, stacking=stacking), device, low, TRIED)
+        except torch.cuda.OutOfMemoryError:
+            return math.inf
+
+    return min(STACKINGS, key=cost)
+
+
+def seconds(net: HourGlass, device: torch.device, low: bool, count: int) -> float:
+    """Time of a forward and backward pass of `count` networks, the best of five."""
+    parameters, inputs = net.start([torch.Generator().manual_seed(i) for i in range(count)])
+    parameters = [p.to(device).requires_grad_() for p in parameters]
+    inputs, taken = inputs.to(device), []
+    for _ in range(7):
+        _wait(device)
+        started = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False):
+            images = net.forward(parameters, inputs)
+        torch.autograd.grad(images.sum(), parameters)
+        _wait(device)
+        taken.append(time.perf_counter() - started)
+    return min(taken[2:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def scales_that_fit(image_shape: tuple[int, int, int], wanted: int) -> int:

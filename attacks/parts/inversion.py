@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from threading import Event
 
 import torch
@@ -11,18 +13,18 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.events import Event as Report
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from .adaptive import objective_as_sent
+from .graphs import recorder_for
 from .objectives import Objective
 from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
-from .tiles import CPU_TILE, in_tiles, progress
+from .tiles import CPU_TILE, in_tiles, measured_rows, progress
 
 STUCK = 0.5
 """A search that ends no nearer than this share of where it began is begun anew, once."""
-GPU_TILE = 256
-"""Rows per tile on a GPU unless the attack's chunk says otherwise."""
 
 
 def invert(
@@ -51,7 +53,7 @@ def invert(
     owners = [owners[i] for i in order]
     if start is not None:
         start = Start(start.images[torch.tensor(order)], start.toward)
-    seeds = _seeds(owners, context.seed, budget.restarts)
+    seeds = seeds_for(owners, context.seed, budget.restarts)
     extractors = {
         key: frozen(observation.extractors[key], device)
         for key in dict.fromkeys(owners)
@@ -59,6 +61,13 @@ def invert(
     }
 
     check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
+
+    said: set[str] = set()
+
+    def note(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            context.report(Report("note", {"text": text}))
 
     def piece(first: int, last: int, stopped: Event) -> dict[str, Tensor]:
         name = f"rows-{first:06d}-{last:06d}"
@@ -76,17 +85,22 @@ def invert(
                 first=first,
                 total=len(owners),
                 stopped=stopped,
+                note=note,
                 begin=None if start is None else start.rows(first, last),
             )
             context.shelf.save(name, kept)
         return kept
+
+    if chunk is None and device.type != "cpu":
+        tried = trials(prior, objective, budget, rows, owners, extractors, device)
+        chunk = measured_rows(tried, device)
 
     pieces = in_tiles(
         piece,
         len(owners),
         context,
         cpu=CPU_TILE // budget.restarts,
-        gpu=(chunk or GPU_TILE) // budget.restarts,
+        gpu=(chunk or 1) // budget.restarts,
     )
 
     back = torch.tensor(order).argsort()
@@ -105,6 +119,31 @@ def invert(
         stopped_because="no further improvement" if early else "budget spent",
         diverged=diverged,
     )
+
+
+def trials(
+    prior: ImagePrior,
+    objective: Objective,
+    budget: Budget,
+    rows: Tensor,
+    owners: list[tuple[int, int]],
+    extractors: dict[tuple[int, int], nn.Module],
+    device: torch.device,
+) -> list[Callable[[int], object]]:
+    """Short searches of so many rows, one for each kind of extractor (by its parameters)."""
+    short = replace(budget, steps=2, restarts=1)
+
+    def of(owner: tuple[int, int]) -> Callable[[int], object]:
+        row = rows[owners.index(owner)].to(device)
+
+        def trial(count: int) -> object:
+            many = row.expand(count, -1)
+            return fit_tile(prior, extractors[owner], many, objective, short, seeds=range(count))
+
+        return trial
+
+    kinds = {sum(p.numel() for p in extractors[key].parameters()): key for key in set(owners)}
+    return [of(owner) for owner in kinds.values()]
 
 
 def check_extractors(
@@ -135,7 +174,7 @@ def check_extractors(
         raise IncompatibleError(*problems)
 
 
-def _seeds(owners: list[tuple[int, int]], seed: int, restarts: int) -> list[int]:
+def seeds_for(owners: list[tuple[int, int]], seed: int, restarts: int) -> list[int]:
     """One seed per row and restart, keyed by the row's number among its own (client, round).
 
     A start then does not change with who else is attacked.
@@ -164,6 +203,7 @@ def _fit(
     first: int,
     total: int,
     stopped: Event,
+    note: Callable[[str], None],
     begin: Start | None,
 ) -> dict[str, Tensor]:
     tick = progress(context, stopped, of=budget.steps, first=first, rows=len(rows), total=total)
@@ -179,6 +219,9 @@ def _fit(
             seeds=seeds,
             tick=tick,
             start=begin,
+            extract_some=lambda kept: by_owner(extractors, [repeated[i] for i in kept]),
+            recorder=recorder_for(context.device),
+            note=note,
         )
 
     done = search(list(range(len(owners))), seeds)

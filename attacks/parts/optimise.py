@@ -2,7 +2,8 @@
 
 Targets are cut into tiles; a tile is one tensor program (one prior, one optimiser). On a CPU its
 composition is fixed, so results do not depend on the chunk size. Restarts are further rows
-of the same tile. Nothing in the loop waits for the device.
+of the same tile. Nothing in the loop waits for the device, unless patience is asked for: then it
+does once every few steps. On a GPU a step is captured once and replayed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from .graphs import Recorder, Step, captured
 from .objectives import Objective, total_variation
+
+Extract = Callable[[Tensor], Tensor]
+"""Images (n, C, H, W) to representations (n, d)."""
 
 LOGGED = 50
 """Points kept of each trace."""
@@ -33,9 +38,13 @@ class ImagePrior(Protocol):
         ...
 
     def images(
-        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float
+        self, parameters: Sequence[Tensor], constants: Sequence[Tensor], progress: float | Tensor
     ) -> Tensor:
-        """Images (N, C, H, W); `progress` runs from 0 to 1 over the budget."""
+        """Images (N, C, H, W); `progress` runs from 0 to 1 over the budget.
+
+        Must be float32 (or float64) and depend on `progress` by tensor arithmetic only: a captured
+        step sees it change as a tensor ().
+        """
         ...
 
 
@@ -54,8 +63,8 @@ class Budget:
         restarts: independent starts per target.
         combine: "best" keeps the restart with the best match, "mean" averages their images,
             which comes closer to the posterior mean and so scores a higher PSNR.
-        patience: stop a tile when no target improved its match by 0.1 % for so many steps;
-            0 spends the whole budget.
+        patience: stop a row (one restart of one target) when its match did not improve by 0.1 %
+            for so many steps; its answer is that of the moment. 0 spends the whole budget.
     """
 
     steps: int
@@ -120,7 +129,7 @@ def better_of(one: Fitted, rows: Sequence[int], other: Fitted) -> Fitted:
 
 def by_owner(
     extractors: dict[tuple[int, int], nn.Module], owners: Sequence[tuple[int, int]]
-) -> Callable[[Tensor], Tensor]:
+) -> Extract:
     """Send each row of a tile through the extractor of its own (client, round).
 
     Rows of one owner are consecutive; they go through as one batch.
@@ -144,7 +153,7 @@ def by_owner(
 
 def fit_tile(
     prior: ImagePrior,
-    extract: Callable[[Tensor], Tensor],
+    extract: Extract,
     targets: Tensor,
     objective: Objective,
     budget: Budget,
@@ -152,6 +161,9 @@ def fit_tile(
     seeds: Sequence[int],
     tick: Callable[[int, Tensor], None] = lambda step, match: None,
     start: Start | None = None,
+    extract_some: Callable[[list[int]], Extract] | None = None,
+    recorder: Recorder | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
     """Optimise one tile of targets.
 
@@ -163,9 +175,16 @@ def fit_tile(
         tick: called every few steps with the step and the matches (device tensor).
         start: pictures to begin from; None begins from the prior's own draw, which is returned as
             `prior` either way.
+        extract_some: what to use in place of `extract` when only the rows given are left; None
+            where `extract` treats all rows alike.
+        recorder: how steps are captured and replayed; None runs them one by one.
+        note: told what the user should know, such as a step that could not be captured.
     """
+    if budget.steps < 1:
+        raise ValueError("a budget of zero steps fits nothing")
     device, restarts = targets.device, budget.restarts
     count = len(targets)
+    wanted = targets.repeat_interleave(restarts, 0)
     generators = [torch.Generator().manual_seed(one) for one in seeds]
     parameters, constants = prior.start(generators)
     parameters = [p.to(device) for p in parameters]
@@ -176,63 +195,180 @@ def fit_tile(
             start_images = prior.images(parameters, constants, 0.0)
         first = start.images.to(device).repeat_interleave(restarts, 0)
         parameters = start.toward(parameters, constants, first)
-    parameters = [p.detach().requires_grad_() for p in parameters]
-    wanted = targets.repeat_interleave(restarts, 0)
-    optimiser = torch.optim.Adam(parameters, lr=budget.lr, betas=budget.betas, foreach=True)
+    search = Search(
+        prior,
+        extract,
+        objective,
+        budget,
+        [p.detach().requires_grad_() for p in parameters],
+        constants,
+        wanted,
+        recorder,
+    )
 
     every = max(1, budget.steps // LOGGED)
     trace: list[Tensor] = []
     trace_steps: list[int] = []
-    average: Tensor | None = None
-    best = torch.full((count * restarts,), math.inf, device=device)
-    best_step = torch.zeros(count * restarts, device=device)
-    step = 0
+    rows = torch.arange(count * restarts, device=device)  # those still in the program
+    going = torch.ones_like(rows, dtype=torch.bool)  # of them, those not yet given up
+    search.turn_to(0)
+    search.step()  # makes the buffers
+    if start_images is None:
+        start_images = search.average.clone()
+    answers, shown = search.average.clone(), search.match.clone()
+    run, step = search.ready(note), 0
     for step in range(budget.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = budget.lr * _schedule(step, budget)
-        images = prior.images(parameters, constants, step / budget.steps)
-        match = objective(extract(images), wanted)
-        loss = (match + TINY).log().sum() if budget.loss == "log" else match.sum()
-        if budget.tv:
-            loss = loss + budget.tv * total_variation(images).sum()
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-        with torch.no_grad():
-            shown = images.detach()
-            if start_images is None:
-                start_images = shown
-            if average is None:
-                average = shown.clone()
-            else:
-                average.lerp_(shown, 1 - budget.average)
-            if budget.patience:
-                better = match.detach() < best * 0.999
-                best = torch.where(better, match.detach(), best)
-                best_step = torch.where(better, float(step), best_step)
+        if step:
+            search.turn_to(step)
+            run()
         if step % every == 0 or step == budget.steps - 1:
-            trace.append(match.detach())
+            shown = shown.index_copy(0, rows, torch.where(going, search.match, shown[rows]))
+            trace.append(shown)
             trace_steps.append(step)
-            tick(step, match.detach())
-            if budget.patience and bool((step - best_step > budget.patience).all()):
-                break
-    if average is None or start_images is None:
-        raise ValueError("a budget of zero steps fits nothing")
+            tick(step, shown)
+            if budget.patience:
+                given_up = going & (step - search.best_step > budget.patience)
+                _answer(answers, search.average, rows, given_up)
+                going = going & ~given_up
+                left = int(going.sum())
+                if left == 0:
+                    break
+                if 2 * left <= len(rows):
+                    remain = going.nonzero().squeeze(1)
+                    rows, going = rows[remain], going[remain]
+                    search.keep(remain, extract_some and extract_some(rows.tolist()))
+                    run = search.step  # frees what the old capture holds before a new one
+                    run = search.ready(note)
+    _answer(answers, search.average, rows, going)
     with torch.no_grad():
         if budget.combine == "mean":
-            mean = average.reshape(count, restarts, *average.shape[1:]).mean(1)
-            average = mean.repeat_interleave(restarts, 0)
-        fit = objective(extract(average), wanted)
+            mean = answers.reshape(count, restarts, *answers.shape[1:]).mean(1)
+            answers = mean.repeat_interleave(restarts, 0)
+        fit = objective(extract(answers), wanted)
     ranked = torch.where(fit.isfinite(), fit, torch.inf).reshape(count, restarts)
     chosen = ranked.argmin(1) + torch.arange(count, device=device) * restarts
     return Fitted(
-        images=average[chosen].cpu(),
+        images=answers[chosen].cpu(),
         prior=start_images[chosen].cpu(),
         fit=fit[chosen].cpu(),
         trace=torch.stack(trace)[:, chosen].cpu(),
         trace_steps=torch.tensor(trace_steps),
         steps=step + 1,
     )
+
+
+class Search:
+    """Rows in one program: what a step reads and changes, in buffers that stay in their place.
+
+    The average of the images (n, C, H, W), the matches (n,), and the best matches with their steps
+    are there after the first step.
+
+    Args:
+        parameters, constants: of the prior, stacked, on the device; the former take gradients.
+        wanted: representations (n, d).
+        recorder: how steps are captured and replayed; None runs them one by one.
+    """
+
+    average: Tensor
+    match: Tensor
+    best: Tensor
+    best_step: Tensor
+
+    def __init__(
+        self,
+        prior: ImagePrior,
+        extract: Extract,
+        objective: Objective,
+        budget: Budget,
+        parameters: list[Tensor],
+        constants: list[Tensor],
+        wanted: Tensor,
+        recorder: Recorder | None,
+    ) -> None:
+        self.prior, self.extract, self.objective, self.budget = prior, extract, objective, budget
+        self.parameters, self.constants, self.wanted = parameters, constants, wanted
+        self.recorder = recorder
+        self.capturable = recorder is not None
+        self.optimiser = self._adam()
+        self.clock = torch.zeros((), device=wanted.device)
+        self.begun = False
+
+    def _adam(self) -> torch.optim.Adam:
+        """Adam whose step size a captured step reads from a tensor."""
+        lr = self.budget.lr
+        return torch.optim.Adam(
+            self.parameters,
+            lr=self.parameters[0].new_full((), lr) if self.capturable else lr,
+            betas=self.budget.betas,
+            foreach=True,
+            capturable=self.capturable,
+        )
+
+    def turn_to(self, step: int) -> None:
+        """Set what changes from step to step."""
+        self.clock.fill_(step)
+        rate = self.budget.lr * _schedule(step, self.budget)
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def step(self) -> None:
+        """Make one step of all rows."""
+        budget = self.budget
+        images = self.prior.images(self.parameters, self.constants, self.clock / budget.steps)
+        match = self.objective(self.extract(images), self.wanted)
+        loss = (match + TINY).log().sum() if budget.loss == "log" else match.sum()
+        if budget.tv:
+            loss = loss + budget.tv * total_variation(images).sum()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        with torch.no_grad():
+            if self.begun:
+                self.match.copy_(match)
+                self.average.lerp_(images, 1 - budget.average)
+            else:
+                self.match, self.average = match.detach().clone(), images.detach().clone()
+                self.best = torch.full_like(self.match, math.inf)
+                self.best_step = torch.zeros_like(self.match)
+                self.begun = True
+            if budget.patience:
+                better = self.match < self.best * 0.999
+                self.best.copy_(torch.where(better, self.match, self.best))
+                self.best_step.copy_(torch.where(better, self.clock, self.best_step))
+
+    def ready(self, note: Callable[[str], None]) -> Step:
+        """A way to make further steps: captured where that works."""
+        if self.recorder is None:
+            return self.step
+        moments = [m for one in self.optimiser.state.values() for m in one.values()]
+        state = [*self.parameters, *moments, self.average, self.match, self.best, self.best_step]
+        replay = captured(self.step, self.recorder, state=state, match=self.match, note=note)
+        if replay is None:
+            self.recorder = None
+        return replay or self.step
+
+    def keep(self, rows: Tensor, extract: Extract | None) -> None:
+        """Let go of all but some rows."""
+        before, moments = self.parameters, self.optimiser.state
+        self.parameters = [p.detach()[rows].requires_grad_() for p in before]
+        self.constants = [c[rows] for c in self.constants]
+        self.wanted, self.extract = self.wanted[rows], extract or self.extract
+        self.average, self.match = self.average[rows], self.match[rows]
+        self.best, self.best_step = self.best[rows], self.best_step[rows]
+        self.optimiser = self._adam()
+        for old, new in zip(before, self.parameters, strict=True):
+            self.optimiser.state[new] = {
+                name: value[rows] if value.ndim else value for name, value in moments[old].items()
+            }
+
+
+def _answer(answers: Tensor, images: Tensor, rows: Tensor, which: Tensor) -> None:
+    """Write the images of some of the rows still searched for into the answers of all."""
+    where = which.reshape(-1, *[1] * (images.ndim - 1))
+    answers.index_copy_(0, rows, torch.where(where, images, answers[rows]))
 
 
 def imitate(

@@ -18,6 +18,13 @@ from fedre_privacy.core.events import Event as Report
 CPU_TILE = 8
 """Rows per tile on a CPU, a constant: the numbers do not depend on the chunk size asked for."""
 
+GPU_ROWS = 1024
+"""Most rows per tile on a GPU that has room for more; a quarter of it where room is not known."""
+SHARE = 0.85
+"""Of the free memory that a tile may take."""
+TRIED = 4
+"""Rows of the trial that measures what a row takes."""
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 Piece = Callable[[int, int, Event], dict[str, Tensor]]
@@ -113,6 +120,45 @@ def in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[
             continue
         start = stop
     return pieces
+
+
+def rows_that_fit(free: int, per_row: int, *, share: float = SHARE, most: int) -> int:
+    """Rows for a share of the free memory: a power of two from 1 to `most`.
+
+    Powers of two, so that a tile halved later, or sized anew after an interruption when a little
+    less is free, begins and ends where the tiles kept before do.
+
+    Args:
+        free, per_row: bytes.
+    """
+    rows = max(1, min(most, int(share * free) // max(1, per_row)))
+    return 1 << (rows.bit_length() - 1)
+
+
+def measured_rows(
+    trials: Sequence[Callable[[int], object]], device: torch.device, *, most: int = GPU_ROWS
+) -> int:
+    """Size a tile by trying a few rows on a GPU; `most` / 4 where memory cannot be asked.
+
+    Args:
+        trials: each works on so many rows, all trials on other kinds of rows; the kind that takes
+            most memory decides.
+    """
+    if device.type != "cuda":
+        return max(1, most // 4)
+    worst = 0
+    for trial in trials:
+        try:
+            trial(TRIED)  # leaves the workspaces that last, which are no part of a row
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            trial(TRIED)
+        except torch.cuda.OutOfMemoryError:
+            return 1
+        worst = max(worst, torch.cuda.max_memory_allocated(device) - before)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return rows_that_fit(free, worst // TRIED, most=most)
 
 
 class Stopped(Exception):

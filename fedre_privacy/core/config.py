@@ -34,8 +34,14 @@ def knob(
     le: float | None = None,
     lt: float | None = None,
     choices: Iterable[str] | None = None,
+    later: bool = False,
 ) -> Any:
-    """Declare one setting of a dataclass with its help text, unit and allowed range."""
+    """Declare one setting of a dataclass with its help text, unit and allowed range.
+
+    Args:
+        later: declared after runs were published: left out of `plain` at its default, so that their
+            names stay.
+    """
     metadata = {
         "help": help,
         "unit": unit,
@@ -44,6 +50,7 @@ def knob(
         "le": le,
         "lt": lt,
         "choices": tuple(choices) if choices is not None else None,
+        "later": later,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -307,6 +314,8 @@ def plain(instance: Any) -> dict[str, Any]:
     for field in dataclasses.fields(instance):
         if "help" in field.metadata:
             value = getattr(instance, field.name)
+            if field.metadata.get("later") and value == field.default:
+                continue
             if "registry" in field.metadata:
                 value = plain_plugin(value)
             elif "section" in field.metadata:

@@ -39,7 +39,7 @@ class FedRE(Protocol):
     entanglement: Entanglement = part(schemes, "rap", help="how representations are mixed")
     resample: bool = knob(True, help="draw new weights every round, or keep the first ones")
     super_pair: bool = knob(
-        False, help="the server learns from one pair a round, the mean of all uploads"
+        False, help="the server learns from one pair a round, the mean of all uploads", later=True
     )
     server: HeadTraining = section(HeadTraining(reduction="sum"), help="the server's head training")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.parts.dip_net import HourGlass, scales_that_fit
+from fedre_privacy.attacks.parts import dip_net
+from fedre_privacy.attacks.parts.dip_net import STACKINGS, HourGlass, fastest, scales_that_fit
 from fedre_privacy.core.rng import stream
 
 NETS = {
@@ -55,9 +58,10 @@ def one_by_one(net: HourGlass, parameters: list[Tensor], z: Tensor) -> Tensor:
     return torch.sigmoid(convolve(x, next(left)) + next(left).reshape(-1, 1, 1))
 
 
+@pytest.mark.parametrize("stacking", STACKINGS)
 @pytest.mark.parametrize("name", NETS)
-def test_stacked_networks_equal_single_ones(name):
-    net, count = NETS[name], 3
+def test_stacked_networks_equal_single_ones(name, stacking):
+    net, count = replace(NETS[name], stacking=stacking), 3
     parameters, inputs = start(net, count)
     parameters = [p.requires_grad_() for p in parameters]
     wanted = torch.rand(count, *net.image_shape, dtype=torch.float64, generator=stream(0, "y"))
@@ -80,6 +84,19 @@ def test_a_network_of_its_own_for_every_target(name):
     only_first = NETS[name].forward(parameters, inputs)[0].sum()
     for grad in torch.autograd.grad(only_first, parameters):
         assert bool((grad[1:] == 0).all()) and bool((grad[0] != 0).any())
+
+
+def test_the_faster_stacking_is_taken_except_on_a_cpu(monkeypatch):
+    slow = {"grouped": 2.0, "matmul": 1.0}
+    monkeypatch.setattr(dip_net, "seconds", lambda net, *_: slow[net.stacking])
+    net = HourGlass((4,), 1, 1, (1, 8, 8))
+    assert fastest(net, torch.device("cuda", 7), True) == "matmul"
+    assert fastest(net, torch.device("cpu"), True) == "grouped"
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_trial_takes_time(low):
+    assert 0 < dip_net.seconds(NETS["one scale"], torch.device("cpu"), low, 2) < 10
 
 
 @pytest.mark.parametrize("name", NETS)

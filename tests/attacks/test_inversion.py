@@ -71,7 +71,7 @@ def test_first_step_and_gradients_are_those_of_searches_alone(name, loss):
 
     def first(rows: slice) -> tuple[Tensor, Tensor, list[Tensor]]:
         own = [p[rows].double().requires_grad_() for p in parameters]
-        search = optimise._Search(
+        search = optimise.Search(
             prior,
             by_owner(nets, owners[rows]),
             l2rel,
@@ -180,11 +180,12 @@ class TestPrecision:
         assert images.dtype == torch.float32
 
     def test_what_auto_means(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-        assert dip._low("auto", torch.device("cuda")) and not dip._low("auto", torch.device("cpu"))
-        assert not dip._low("float32", torch.device("cuda"))
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-        assert not dip._low("auto", torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        gpu, auto = torch.device("cuda"), DeepImagePrior()
+        assert auto._low(gpu) and not auto._low(torch.device("cpu"))
+        assert not DeepImagePrior(precision="float32")._low(gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+        assert not auto._low(gpu)
 
     def test_another_precision_is_refused(self):
         with pytest.raises(ConfigError, match="float32, bfloat16"):

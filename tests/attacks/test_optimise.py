@@ -275,7 +275,17 @@ def test_a_row_that_is_done_keeps_its_answer():
     budget = Budget(steps=400, lr=0.01, patience=10, loss="plain", tv=0.1)
     together = fit(budget, wanted)
     for i in range(3):
-        alone = fit(budget, wanted[i : i + 1], first_index=i)
+        seen: list[Tensor] = []
+
+        def extract(images: Tensor, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(images.detach().clone())
+            return flat(images)
+
+        alone = fit_tile(Free(), extract, wanted[i : i + 1], l2rel, budget, seeds=[i])
+        mean = seen[0]
+        for image in seen[1 : alone.steps]:
+            mean = budget.average * mean + (1 - budget.average) * image
+        assert len(seen) == alone.steps + 1 and torch.allclose(alone.images, mean, atol=1e-6)
         assert torch.allclose(together.images[i], alone.images[0], atol=1e-6)
         logged = len(alone.trace)
         assert torch.allclose(together.trace[:logged, i], alone.trace[:, 0], rtol=1e-3)

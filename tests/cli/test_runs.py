@@ -58,6 +58,9 @@ def test_training_writes_what_is_documented(
         *(f"models/r000{r}.safetensors" for r in (2, 3)),
         *(f"private/mixtures-r000{r}.safetensors" for r in (2, 3)),
         "private/split.safetensors",
+        *(f"accuracy.{end}" for end in ("png", "pdf", "csv")),
+        *(f"partition.{end}" for end in ("png", "pdf", "csv")),
+        *(f"prototypes.{end}" for end in ("png", "pdf", "csv")),
     }
     assert not (folder / "checkpoints").exists()
     for path in folder.rglob("*.safetensors"):

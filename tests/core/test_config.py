@@ -387,3 +387,13 @@ def test_merge_goes_into_mappings_and_replaces_the_rest():
     }
     assert merge(base, {"a": 5}) == {"a": 5, "b": 3}
     assert base == {"a": {"x": 1, "y": [1, 2]}, "b": 3}
+
+
+def test_a_setting_declared_later_is_not_written_at_its_default():
+    @dataclass(frozen=True, kw_only=True)
+    class Grown:
+        old: int = knob(1, help="from the first day")
+        new: bool = knob(False, help="since then", later=True)
+
+    assert plain(Grown()) == {"old": 1} and plain(Grown(new=True)) == {"old": 1, "new": True}
+    assert Grown(**plain(Grown(new=True))) == Grown(new=True)
