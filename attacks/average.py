@@ -12,13 +12,18 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import noise_ratios
+from .parts.adaptive import LOUDEST_FIRST, noise_ratios
 from .parts.disentangling.linear import Solved
 from .parts.disentangling.random_walk import random_walk
+from .parts.disentangling.through import aux_reps, class_means
 from .parts.messages import messages_of
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Drift of a prototype in a round, in units of the noise, of which only the ratio matters."""
+
+
+WALKED = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""The same, in units of the spread about the class mean, where that is known."""
 
 
 @attacks.register("average")
@@ -28,11 +33,14 @@ class Average(Attack):
 
     A prototype drifts as the extractor trains, noise is drawn anew every round. So each uploaded
     prototype is a random walk seen through noise; the ratio of drift to noise is chosen by
-    likelihood over all dimensions, and the answer is the walk's mean as of the last round. Where
-    no noise was declared (or ``--attacker naive`` does not know), the last upload is the answer.
+    likelihood over all dimensions, and the answer is the walk's mean as of the last round. Who
+    holds the client's extractors and labelled images (threat model strong) expects prototypes
+    about the class means of those, the more so the louder the noise. Where no noise was declared
+    (or ``--attacker naive`` does not know), the last upload is the answer.
 
     Shape:      uploads (m, d) of T rounds; vectors (N, d), one per client and class
-    Needs:      UPLOADS          Recovers: prototypes
+    Needs:      UPLOADS; with EXTRACTOR and AUX_DATA class means are the prior
+    Recovers:   prototypes
     Cost:       a few factorisations of a T x T matrix per prototype
     Reference:  Kalman, A new approach to linear filtering and prediction problems, 1960 (the
                 local level model); the loss of privacy by repeated noisy releases: Dwork, Roth,
@@ -45,6 +53,9 @@ class Average(Attack):
     answers = "prototypes"
 
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
+    aux_limit: int = knob(
+        500, help="auxiliary images used at most", unit="images", ge=10, later=True
+    )
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}
@@ -57,9 +68,15 @@ class Average(Attack):
                     for label, row in zip(artifact.labels.tolist(), artifact.means, strict=True):
                         if bool(row.isfinite().all()):
                             sent.setdefault(label, []).append((round, row.double()))
+            means: dict[int, Tensor] = {}
+            if noisy and sent:
+                heard = sorted({round for seen in sent.values() for round, _ in seen})
+                length = next(iter(sent.values()))[0][1].numel()
+                means = self._class_means(observation, context, client, heard, length)
             for label, seen in sorted(sent.items()):
                 seen = seen[-(self.rounds or len(seen)) :]
-                solved = _level(seen) if noisy else _newest(seen)
+                expected = torch.stack([means[r][label] for r, _ in seen]) if means else None
+                solved = _level(seen, expected) if noisy else _newest(seen)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
                 clients.append(client)
@@ -85,16 +102,62 @@ class Average(Attack):
             ),
         )
 
+    def _class_means(
+        self,
+        observation: Observation,
+        context: Context,
+        client: int,
+        rounds: list[int],
+        length: int,
+    ) -> dict[int, Tensor]:
+        """Class means (C, d) of auxiliary images in each round; nothing where they are unknown.
+
+        Rounds whose extractor is not held take the last one's.
+        """
+        known = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
+        last = rounds[-1]
+        if (
+            not known
+            or observation.aux_labels is None
+            or ((client, last) not in observation.extractors)
+        ):
+            return {}
+        held = [r for r in rounds if (client, r) in observation.extractors]
+        labels = observation.aux_labels[: self.aux_limit]
+        classes = torch.arange(observation.num_classes)
+        means = {}
+        for round in held:  # one at a time: few representations are in memory at once
+            (reps,) = aux_reps(
+                observation, context.device, client, [round], length=length, limit=self.aux_limit
+            )
+            means[round] = class_means(reps, labels, classes)
+        return {round: means.get(round, means[last]) for round in rounds}
+
 
 def _newest(seen: list[tuple[int, Tensor]]) -> Solved:
     return Solved(seen[-1][1][None], torch.zeros(1, dtype=torch.float64))
 
 
-def _level(seen: list[tuple[int, Tensor]]) -> Solved:
-    """The mean of a random walk seen through noise, as of the last round."""
-    if len(seen) == 1:
+def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> Solved:
+    """The mean of a random walk seen through noise, as of the last round.
+
+    Args:
+        expected: (T, d) what it walks about, where that is known.
+    """
+    if len(seen) == 1 and expected is None:
         return _newest(seen)
     uploads = torch.stack([row for _, row in seen])
     rounds = torch.tensor([round for round, _ in seen])
     ones = uploads.new_ones(len(seen), 1)
-    return random_walk(ones, uploads, rounds, drifts=DRIFTS, common=(0.0,), noises=(1.0,))
+    if expected is None:
+        return random_walk(ones, uploads, rounds, drifts=DRIFTS, common=(0.0,), noises=(1.0,))
+    solved = random_walk(
+        ones,
+        uploads - expected,
+        rounds,
+        drifts=WALKED,
+        common=(0.0,),
+        noises=LOUDEST_FIRST,
+        centred=True,
+    )
+    return Solved(solved.vectors + expected[-1], solved.error)

@@ -19,7 +19,13 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import encoding_error, noise_ratios, total_least_squares
+from .parts.adaptive import (
+    LOUDEST_FIRST,
+    blurred,
+    encoding_error,
+    noise_ratios,
+    total_least_squares,
+)
 from .parts.disentangling.aligned import NOISES as ALIGNED_NOISES
 from .parts.disentangling.aligned import Alignment, align, aligned, images_of
 from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
@@ -102,7 +108,8 @@ class Disentangle(Attack):
     prior: str = knob(
         "common",
         help="what answers are drawn towards: the client's common mean, or beside it the class "
-        "means of auxiliary images through the last extractor (needs EXTRACTOR, AUX_DATA)",
+        "means of auxiliary images through the last extractor (needs EXTRACTOR, AUX_DATA); where "
+        "noise is declared those are taken if they are known",
         choices=PRIORS,
     )
     clamp: bool = knob(
@@ -182,6 +189,13 @@ class Disentangle(Attack):
                 "attack.prior=common.",
             )
 
+    def _knows_means(self, observation: Observation, mixing: Mixing) -> bool:
+        return (
+            {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
+            and observation.aux_labels is not None
+            and (mixing.client, int(mixing.rounds[-1])) in observation.extractors
+        )
+
     def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
         held = [
             (mixing.client, round) in observation.extractors for round in mixing.rounds.tolist()
@@ -242,7 +256,8 @@ class Disentangle(Attack):
                 mixing, reps = mixing.take(torch.arange(len(reps) - 1)), reps[:-1]
                 notes.append(f"{who}: its last upload left out, no extractor that young is held")
         means = None
-        if self.prior == "class-mean" and observation.aux_labels is not None:
+        noisy = blurred(observation) and self._knows_means(observation, mixing)
+        if (self.prior == "class-mean" or noisy) and observation.aux_labels is not None:
             newest = reps or self._aux_reps(observation, context, mixing, [int(mixing.rounds[-1])])
             labels = observation.aux_labels[: self.aux_limit]
             means = class_means(newest[-1], labels, mixing.classes)
@@ -256,7 +271,8 @@ class Disentangle(Attack):
             means=means,
             head=head_of(observation),
             error=encoding_error(observation),
-            noises=noise_ratios(observation),
+            noises=LOUDEST_FIRST if noisy else noise_ratios(observation),
+            centred=noisy,
         )
         placed = _placed(solved, mixing.classes, full.classes)
         return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
@@ -271,6 +287,7 @@ class Disentangle(Attack):
         head: Tensor | None = None,
         error: float = 0.0,
         noises: tuple[float, ...] | None = None,
+        centred: bool = False,
     ) -> tuple[Solved, str]:
         """Prototypes of one client from its mixtures, and in words how.
 
@@ -281,6 +298,7 @@ class Disentangle(Attack):
             head: (C, d) weight of the last head, or None.
             error: standard deviation of what encodings say about the weights used.
             noises: of the uploads over the prototypes' spread, to be tried; None: the usual ones.
+            centred: about `means` prototypes are spread around 0, not around a mean to be found.
         """
         weights, uploads = mixing.weights, mixing.uploads
         if alignment is not None:
@@ -297,9 +315,11 @@ class Disentangle(Attack):
             uploads, along = uploads - weights @ beside, along + beside
             said += ", head as prior"
         if alignment is not None:
-            solved = aligned(weights, uploads, alignment.errors, noises or ALIGNED_NOISES)
+            tried = noises or ALIGNED_NOISES
+            solved = aligned(weights, uploads, alignment.errors, tried, centred=centred)
         elif solver == "kalman":
-            solved = random_walk(weights, uploads, mixing.rounds, noises=noises or WALK_NOISES)
+            tried = noises or WALK_NOISES
+            solved = random_walk(weights, uploads, mixing.rounds, noises=tried, centred=centred)
         elif solver == "ridge":
             solved = ridge(weights, uploads, self.solve_penalty)
         elif solver == "non-negative":

@@ -104,6 +104,7 @@ def for_vectors(budgets: Budgets) -> dict[str, Any]:
     """Defences of protocols that send vectors."""
     return {
         "none": None,
+        "bound only": f"clip:norm={LENGTH:g}",
         **_noisy(LENGTH),
         **{
             f"dp-sgd eps {epsilon}": [
@@ -120,6 +121,7 @@ def for_updates(budgets: Budgets) -> dict[str, Any]:
     """Defences of protocols that send parameters."""
     return {
         "none": None,
+        "bound only": "clip:norm=1",
         **_noisy(1, SCALE),
         **{
             f"dp-sgd eps {epsilon}": f"dp-sgd:noise={own.alone:.4f},clip=1"

@@ -24,6 +24,8 @@ TINY = 1e-30
 NOISY = ("gaussian", "laplace")
 NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Noise over the spread of prototypes, tried where clients declared noise of unknown ratio."""
+LOUDEST_FIRST = (1000.0, 300.0, 100.0, *sorted(NOISES, reverse=True))
+"""The same where class means are known: uploads that cannot tell leave those as they are."""
 AS_SENT = 1e-6
 
 
@@ -219,6 +221,11 @@ def _rounded(rows: Tensor, bits: int, upload: Tensor, luck: Tensor) -> Tensor:
 def noise_ratios(observation: Observation) -> tuple[float, ...] | None:
     """Noise over spread of prototypes to be tried by likelihood; None: as without a defence."""
     return NOISES if any(True for _ in declared(observation, *NOISY, "quantise")) else None
+
+
+def blurred(observation: Observation) -> bool:
+    """Whether clients declared noise, so that what is known beforehand weighs in."""
+    return any(True for _ in declared(observation, *NOISY))
 
 
 def said(observation: Observation, encoding: Tensor) -> Tensor:

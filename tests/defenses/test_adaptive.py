@@ -145,6 +145,38 @@ def test_an_average_of_noise_alone_tells_nothing():
         assert least < float(cosine.mean()) < most
 
 
+@pytest.mark.parametrize("name", ["average", "disentangle"])
+@pytest.mark.parametrize("loud", [0.3, 3.0, 30.0])
+def test_public_class_means_weigh_in_as_much_as_noise_asks_for(name, loud):
+    """Under any noise the answer is no worse than the class means, or than the uploads alone."""
+    classes = torch.tensor([1, 4, 7])
+    public = torch.randn(10, 64, generator=rng(20)).abs()
+    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
+    true = public[classes] + 0.5 * torch.randn(3, 64, generator=rng(22))
+    uploads = []
+    for t in range(1, 17):
+        noise = loud * torch.randn(3, 64, generator=rng(200 + t))
+        weight = torch.rand(3, generator=rng(300 + t))
+        weight = weight / weight.sum()
+        sent = Prototypes(true + noise, classes)
+        if name == "disentangle":
+            encoding = torch.zeros(10).index_copy(0, classes, weight)
+            sent = EntangledRep(weight @ true + noise[0], encoding)
+        uploads.append(Upload(0, t, (sent,)))
+    given = observed(
+        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 17)},
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
+        defenses=(known("gaussian", clip=20.0, noise=loud / 40),),
+    )  # fmt: skip
+    weak = replace(given, threat=THREAT_MODELS["eavesdropper"])
+    attack = attacks.get(name)(**({"clamp": False} if name == "disentangle" else {}))
+    strong, alone = (relative(attack(o, Context()).vectors, true) for o in (given, weak))
+    floor = relative(public[classes], true)
+    assert strong < 1.05 * min(floor, alone)
+    if loud == 0.3:
+        assert strong < 0.6 * floor
+
+
 def mixed(rounds, classes, seed=3):
     drawn = torch.rand(rounds, classes, generator=rng(seed), dtype=torch.float64)
     weights = drawn / drawn.sum(1, keepdim=True)

@@ -120,7 +120,12 @@ def _carry(
 
 
 def aligned(
-    weights: Tensor, uploads: Tensor, errors: Tensor, noises: Sequence[float] = NOISES
+    weights: Tensor,
+    uploads: Tensor,
+    errors: Tensor,
+    noises: Sequence[float] = NOISES,
+    *,
+    centred: bool = False,
 ) -> Solved:
     """Prototypes of a round from uploads carried to it.
 
@@ -132,8 +137,9 @@ def aligned(
     Args:
         weights: (T, n). uploads, errors: as in `Alignment`.
         noises: tried, in units of the spread of the prototypes per dimension.
+        centred: m is known to be 0.
     """
-    return most_likely(error_models(weights, errors, noises), uploads)[0]
+    return most_likely(error_models(weights, errors, noises), uploads, centred=centred)[0]
 
 
 def error_models(

@@ -1,4 +1,4 @@
-"""Prototypes from mixtures under a Gaussian model with an unknown common mean.
+"""Prototypes from mixtures under a Gaussian model with an unknown common mean, or a mean of 0.
 
 A model is the T x T covariance of the uploads (the same for every dimension, up to a scale) and
 the covariance of each prototype sought with each upload; the answer is the conditional mean. A
@@ -35,12 +35,17 @@ class Model:
     prior: Tensor
 
 
-def most_likely(models: Iterable[Model], uploads: Tensor) -> tuple[Solved, int]:
+def most_likely(
+    models: Iterable[Model], uploads: Tensor, *, centred: bool = False
+) -> tuple[Solved, int]:
     """Answer under the model in which the uploads are most likely.
 
     The likelihood is restricted (the common mean is integrated out) and maximised over the
     overall scale, so models are judged by the shape of their covariance alone. They are given
     from simple to rich.
+
+    Args:
+        centred: the mean is known to be 0, not to be found out.
 
     Returns:
         The answer, and the position of the model chosen.
@@ -49,7 +54,7 @@ def most_likely(models: Iterable[Model], uploads: Tensor) -> tuple[Solved, int]:
     # T uploads span T directions: the same answers from T columns instead of d
     basis, columns = torch.linalg.qr(uploads.T)
     for position, model in enumerate(models):
-        solved, likelihood = condition(model, columns.T, dims=uploads.shape[1])
+        solved, likelihood = condition(model, columns.T, dims=uploads.shape[1], centred=centred)
         if best is None or likelihood > best[0] + MARGIN:
             best = (likelihood, solved, position)
     if best is None:
@@ -58,7 +63,9 @@ def most_likely(models: Iterable[Model], uploads: Tensor) -> tuple[Solved, int]:
     return Solved(solved.vectors @ basis.T, solved.error), position
 
 
-def condition(model: Model, uploads: Tensor, *, dims: int | None = None) -> tuple[Solved, float]:
+def condition(
+    model: Model, uploads: Tensor, *, dims: int | None = None, centred: bool = False
+) -> tuple[Solved, float]:
     """Conditional mean of the prototypes given uploads (T, d), and the log likelihood.
 
     Args:
@@ -73,18 +80,20 @@ def condition(model: Model, uploads: Tensor, *, dims: int | None = None) -> tupl
     ones = uploads.new_ones(rounds, 1)
     seen_ones = torch.cholesky_solve(ones, factor)
     precision = seen_ones.sum()
-    mean = (seen_ones * uploads).sum(0) / precision
-    centred = uploads - mean
-    seen = torch.cholesky_solve(centred, factor)
+    mean = (seen_ones * uploads).sum(0) / precision * (0 if centred else 1)
+    about = uploads - mean
+    seen = torch.cholesky_solve(about, factor)
     vectors = mean + model.cross @ seen
     gain = torch.cholesky_solve(model.cross.T, factor)
-    through_mean = (1 - model.cross @ seen_ones.squeeze(1)).square() / precision
-    variance = model.prior - (model.cross.T * gain).sum(0) + through_mean
-    quadratic = (centred * seen).sum()
-    freedom = dims * (rounds - 1)
+    variance = model.prior - (model.cross.T * gain).sum(0)
+    log_determinant = 2 * factor.diagonal().log().sum()
+    free = rounds if centred else rounds - 1
+    if not centred:
+        variance = variance + (1 - model.cross @ seen_ones.squeeze(1)).square() / precision
+        log_determinant = log_determinant + precision.log()
+    quadratic, freedom = (about * seen).sum(), dims * free
     if freedom == 0:
         return Solved(vectors, variance * math.nan), 0.0
-    error = (variance.clamp(min=0) * quadratic / (rounds - 1)).sqrt()
-    log_determinant = 2 * factor.diagonal().log().sum() + precision.log()
+    error = (variance.clamp(min=0) * quadratic / free).sqrt()
     likelihood = -0.5 * (dims * log_determinant + freedom * quadratic.clamp(min=1e-300).log())
     return Solved(vectors, error), float(likelihood)

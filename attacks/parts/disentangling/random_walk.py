@@ -25,6 +25,7 @@ def random_walk(
     drifts: Sequence[float] = DRIFTS,
     common: Sequence[float] = COMMON,
     noises: Sequence[float] = NOISES,
+    centred: bool = False,
 ) -> Solved:
     """Prototypes as of one round, when each drifts by independent steps and all by common ones.
 
@@ -37,11 +38,12 @@ def random_walk(
         at: position of the round wanted; the last one is what a filter knows, an earlier one
             what a smoother knows.
         drifts, common, noises: the grid, in units of the spread of the prototypes per dimension.
+        centred: m is known to be 0.
 
     Reference: Kalman, 1960; Rauch, Tung, Striebel, 1965 (the same conditional means).
     """
     models = walk_models(weights, rounds, at, drifts, common, noises)
-    return most_likely(models, uploads)[0]
+    return most_likely(models, uploads, centred=centred)[0]
 
 
 def walk_models(
