@@ -26,7 +26,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event
-from fedre_privacy.defenses.accounting import epsilon_of, gdp_mu
+from fedre_privacy.defenses.accounting import epsilon_of, gdp_mu, least_noise
 from fedre_privacy.defenses.base import Release, defenses
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
@@ -78,14 +78,12 @@ def budget_of(epsilon: float, base: Mapping[str, Any], seeds: Sequence[int]) -> 
     uploads = math.sqrt(rounds) / gdp_mu(epsilon / 2, DELTA)
 
     def least(*others: Release) -> float:
-        low, high = 0.3, 300.0
-        while high / low > 1.001:
-            middle = math.sqrt(low * high)
-            costs = [made(noise=middle, clip=1.0).cost(one).releases for one in facts]
+        def within(noise: float) -> bool:
+            costs = [made(noise=noise, clip=1.0).cost(one).releases for one in facts]
             spent = {(*own, *others) for cost in costs for own in cost}
-            within = all(epsilon_of(one, DELTA, "rdp") <= epsilon for one in spent)
-            low, high = (low, middle) if within else (middle, high)
-        return high
+            return all(epsilon_of(one, DELTA, "rdp") <= epsilon for one in spent)
+
+        return least_noise(within)
 
     return Budget(least(), least(Release(uploads, 1.0, rounds)), uploads)
 

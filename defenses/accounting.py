@@ -14,6 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedre_privacy.core.errors import ConfigError
+
 from .base import Release
 
 ACCOUNTANTS = ("prv", "rdp")
@@ -105,6 +107,26 @@ def sampled_epsilon(releases: tuple[Release, ...], delta: float, accountant: str
         prv = PRVAccountant()
         prv.history = list(rdp.history)
         return min(bound, float(prv.get_epsilon(delta)))
+
+
+def least_noise(within: Callable[[float], bool]) -> float:
+    """Return the least noise multiplier that keeps within a budget, to 0.1 %.
+
+    Raises:
+        ConfigError: not even noise of 10,000 does.
+    """
+    low, high = 0.1, 10.0
+    while not within(high):
+        if high > 1e4:
+            raise ConfigError(
+                "No noise of at most 10,000 times the sensitivity keeps within that epsilon.",
+                next_step="Give a larger epsilon or fewer rounds.",
+            )
+        low, high = high, high * 10
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return high
 
 
 def _log_phi(x: float) -> float:

@@ -195,6 +195,13 @@ class Defense:
             "Leave it out, or choose a protocol that sends one of these."
         ]
 
+    def settled(self, facts: Facts) -> Defense:
+        """Return itself with settings that follow from the federation filled in.
+
+        It is asked for once, after `check`; what it returns acts, and is what attackers know.
+        """
+        return self
+
     def represent(self) -> Callable[[Tensor], Tensor] | None:
         """What is done to each representation (n, d) before an upload is made of them."""
         return None

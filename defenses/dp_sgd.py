@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import LowRankUpdate
 
-from .accounting import ACCOUNTANTS
+from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Samples, Trainer, defenses
 from .noise import check_delta
 from .values import TRAINED
@@ -49,17 +49,31 @@ class DPSGD(Defense):
                 noise is counted at the sensitivity of replacing a record, an upper bound.
     """
 
-    noise: float | None = knob(None, help="noise multiplier z; needed", ge=0)
+    noise: float | None = knob(None, help="noise multiplier z; or give epsilon", ge=0)
     clip: float | None = knob(None, help="largest length C of a sample's gradient; needed", gt=0)
     delta: float = knob(1e-5, help="delta at which epsilon is stated", gt=0, lt=1)
     accountant: str = knob("prv", help="how steps are added up", choices=ACCOUNTANTS)
+    epsilon: float | None = knob(
+        None,
+        help="what steps of the client that spends most may spend over the whole run (RDP bound), "
+        "from which the noise is worked out; noise on uploads spends more beside it",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
-        problems = [
-            f"Defence 'dp-sgd' needs {name}, {what}. For example dp-sgd:noise=1,clip=1."
-            for name, what in (("noise", "the noise multiplier"), ("clip", "the gradient length"))
-            if getattr(self, name) is None
-        ]
+        problems = []
+        if self.clip is None:
+            problems.append(
+                "Defence 'dp-sgd' needs clip, the gradient length, for example "
+                "dp-sgd:noise=1,clip=1."
+            )
+        if (self.noise is None) == (self.epsilon is None):
+            problems.append(
+                "Defence 'dp-sgd' needs one of noise (the multiplier z) and epsilon (of all "
+                "steps), for example dp-sgd:epsilon=8,clip=1."
+            )
+        if self.epsilon is not None and self.epsilon <= 0:
+            problems.append(f"Defence 'dp-sgd' was given epsilon {self.epsilon:g}; it must be > 0.")
         if self.noise == 0:
             problems.append(
                 "Defence 'dp-sgd' with noise 0 has no privacy to state. Give a positive noise."
@@ -74,6 +88,17 @@ class DPSGD(Defense):
             if found:
                 problems.append(refusal(f"client {client}", *found))
         return problems
+
+    def settled(self, facts: Facts) -> Defense:
+        if self.epsilon is None:
+            return self
+
+        def within(noise: float) -> bool:
+            cost = replace(self, noise=noise, epsilon=None).cost(facts)
+            spent = {epsilon_of(own, self.delta, "rdp") for own in set(cost.releases)}
+            return max(spent, default=0.0) <= float(self.epsilon or 0)
+
+        return replace(self, noise=least_noise(within), epsilon=None)
 
     def trainer(self) -> Trainer:
         return self

@@ -26,7 +26,7 @@ from fedre_privacy.core.types import Emission
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses import statement
-from fedre_privacy.defenses.base import Facts
+from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.families import (
@@ -43,11 +43,15 @@ from .settings import TrainSettings
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Data loaded, shared out and checked against the protocol; no model built yet."""
+    """Data loaded, shared out and checked against the protocol; no model built yet.
+
+    Defences have what follows from the federation filled in.
+    """
 
     data: ImageData
     split: Split
     setting: Setting
+    defense: tuple[Defense, ...]
 
 
 def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
@@ -83,7 +87,8 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
         raise IncompatibleError(*problems)
-    return Prepared(data, shares, setting)
+    facts = facts_of(settings, setting)
+    return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
 
 
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
@@ -273,7 +278,7 @@ def _run_loop(
         report=report,
         resume=resume,
         on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
-        defenses=settings.defense,
+        defenses=prepared.defense,
     )
 
 
@@ -294,15 +299,15 @@ def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]
         "class_counts": [list(row) for row in prepared.setting.class_counts],
         "architectures": list(prepared.setting.architectures),
         "summary": summary(settings),
-        **_defended(settings, prepared.setting),
+        **_defended(settings, prepared),
     }
 
 
-def _defended(settings: TrainSettings, setting: Setting) -> dict[str, Any]:
+def _defended(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
     """The defences and what they guarantee, for the record; nothing where there are none."""
-    if not settings.defense:
+    if not prepared.defense:
         return {}
-    return statement.record(settings.defense, facts_of(settings, setting))
+    return statement.record(prepared.defense, facts_of(settings, prepared.setting))
 
 
 def summary(settings: TrainSettings) -> str:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     Counts,
     LowRankUpdate,
@@ -162,3 +163,17 @@ def test_representations_may_not_grow_after_they_were_bounded(facts):
 def test_what_fits_is_not_refused(facts):
     assert check_all([DP, FOR_RECORD, make("quantise")], facts()) == []
     assert check_all([make("clip"), GAUSSIAN, make("prune")], facts(**FEDAVG)) == []
+
+
+def test_noise_is_worked_out_from_epsilon(facts):
+    small = facts(**FEDAVG, participations=(100, 50) + (100,) * 8, rounds=100)
+    wanted = make("dp-sgd", clip=1.0, epsilon=8.0)
+    made = wanted.settled(small)
+    assert made.epsilon is None and made.public(small)["noise"] == made.noise
+    (found,) = state([made], small).guarantees
+    assert 7.0 < found.epsilon <= 8.0 and found.by_client[1] < found.epsilon
+    (quieter,) = state([make("dp-sgd", clip=1.0, noise=made.noise * 0.9)], small).guarantees
+    assert quieter.epsilon > found.epsilon
+    assert make("dp-sgd", clip=1.0, noise=2.0).settled(small).noise == 2.0
+    with pytest.raises(ConfigError, match="No noise of at most"):
+        make("dp-sgd", clip=1.0, epsilon=1e-6).settled(small)

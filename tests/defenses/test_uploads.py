@@ -327,7 +327,9 @@ def test_an_artifact_outside_the_account_is_refused(artifacts, scene):
         ("laplace", {}, "needs clip"),
         ("laplace", {"clip": 1.0, "epsilon": -1.0}, "epsilon -1; it must be > 0"),
         ("dp-sgd", {"noise": 1.0}, "needs clip"),
-        ("dp-sgd", {"clip": 1.0}, "needs noise"),
+        ("dp-sgd", {"clip": 1.0}, "needs one of noise"),
+        ("dp-sgd", {"clip": 1.0, "noise": 1.0, "epsilon": 8.0}, "needs one of noise"),
+        ("dp-sgd", {"clip": 1.0, "epsilon": 0.0}, "epsilon 0; it must be > 0"),
         ("dp-sgd", {"clip": 1.0, "noise": 0.0}, "no privacy to state"),
     ],
 )
