@@ -12,7 +12,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import LOUDEST_FIRST, noise_ratios
+from .parts.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios
 from .parts.disentangling.linear import Solved
 from .parts.disentangling.random_walk import random_walk
 from .parts.disentangling.through import aux_reps, class_means
@@ -35,7 +35,8 @@ class Average(Attack):
     prototype is a random walk seen through noise; the ratio of drift to noise is chosen by
     likelihood over all dimensions, and the answer is the walk's mean as of the last round. Who
     holds the client's extractors and labelled images (threat model strong) expects prototypes
-    about the class means of those, the more so the louder the noise. Where no noise was declared
+    about the class means of those, the more so the louder the noise, and takes what was shortened
+    to a bound to have been as long as they are. Where no noise was declared
     (or ``--attacker naive`` does not know), the last upload is the answer.
 
     Shape:      uploads (m, d) of T rounds; vectors (N, d), one per client and class
@@ -59,7 +60,7 @@ class Average(Attack):
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}
-        noisy = noise_ratios(observation) is not None
+        noisy, bound = noise_ratios(observation) is not None, bound_of(observation)
         vectors, clients, labels, rounds, used, errors = [], [], [], [], [], []
         for client, kinds in messages_of(observation).items():
             sent: dict[int, list[tuple[int, Tensor]]] = {}
@@ -68,21 +69,28 @@ class Average(Attack):
                     for label, row in zip(artifact.labels.tolist(), artifact.means, strict=True):
                         if bool(row.isfinite().all()):
                             sent.setdefault(label, []).append((round, row.double()))
+            most = self.rounds if noisy else 1
+            sent = {label: seen[-(most or len(seen)) :] for label, seen in sorted(sent.items())}
             means: dict[int, Tensor] = {}
-            if noisy and sent:
+            if sent and (noisy or bound is not None):
                 heard = sorted({round for seen in sent.values() for round, _ in seen})
                 length = next(iter(sent.values()))[0][1].numel()
                 means = self._class_means(observation, context, client, heard, length)
-            for label, seen in sorted(sent.items()):
-                seen = seen[-(self.rounds or len(seen)) :]
+            for label, seen in sent.items():
                 expected = torch.stack([means[r][label] for r, _ in seen]) if means else None
+                factor = 1.0
+                if bound is not None and expected is not None:
+                    if noisy or float(seen[-1][1].norm()) > WHOLE * bound:
+                        factor = max(1.0, float(expected[-1].norm()) / bound)
+                    expected = clip_rows(expected, bound)
                 solved = _level(seen, expected) if noisy else _newest(seen)
+                solved = Solved(solved.vectors * factor, solved.error * factor)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
                 clients.append(client)
                 labels.append(label)
                 rounds.append(seen[-1][0])
-                used.append(len(seen) if noisy else 1)
+                used.append(len(seen))
         if not vectors:
             raise IncompatibleError(
                 "No attacked client has a finite prototype.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,13 +21,16 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, attacks
 from .parts.adaptive import (
     LOUDEST_FIRST,
+    WHOLE,
     blurred,
+    bound_of,
     encoding_error,
     noise_ratios,
     total_least_squares,
 )
 from .parts.disentangling.aligned import NOISES as ALIGNED_NOISES
-from .parts.disentangling.aligned import Alignment, align, aligned, images_of
+from .parts.disentangling.aligned import Alignment, Images, align, aligned, images_of
+from .parts.disentangling.bounded import expected_factors, factors_that_agree
 from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
 from .parts.disentangling.random_walk import NOISES as WALK_NOISES
 from .parts.disentangling.random_walk import random_walk
@@ -263,7 +266,17 @@ class Disentangle(Attack):
             means = class_means(newest[-1], labels, mixing.classes)
         alignment = None
         if reps:
-            alignment = align([images_of(r) for r in reps], mixing.uploads, self.align_penalty)
+            seen = [images_of(r) for r in reps]
+            alignment = align(seen, mixing.uploads, self.align_penalty)
+            bound = bound_of(observation)
+            if bound is not None and observation.aux_labels is not None:
+                alignment, factor = self._lengthened(
+                    observation, mixing, reps, seen, alignment, bound
+                )
+                notes.append(
+                    f"{who}: uploads shortened to {bound:g} taken as {factor:.2f} times as long "
+                    "on average"
+                )
         solved, said = self.solve(
             solver,
             mixing,
@@ -276,6 +289,31 @@ class Disentangle(Attack):
         )
         placed = _placed(solved, mixing.classes, full.classes)
         return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+
+    def _lengthened(
+        self,
+        observation: Observation,
+        mixing: Mixing,
+        reps: list[Tensor],
+        seen: list[Images],
+        alignment: Alignment,
+        bound: float,
+    ) -> tuple[Alignment, float]:
+        """Uploads carried over as if they had not been shortened, and the mean factor."""
+        labels = observation.aux_labels
+        if labels is None:
+            return alignment, 1.0
+        base = align(seen, torch.zeros_like(mixing.uploads), self.align_penalty).uploads
+        carried = alignment.uploads - base
+        means = [class_means(r, labels[: self.aux_limit], mixing.classes) for r in reps]
+        expected = expected_factors(mixing.weights, torch.stack(means), bound)
+        factors = expected
+        if not blurred(observation):
+            known = mixing.uploads.norm(dim=1) < WHOLE * bound
+            expected = torch.where(known, 1.0, expected)
+            factors = factors_that_agree(mixing.weights, base, carried, expected, known)
+        longer = base + factors[:, None] * carried
+        return replace(alignment, uploads=longer, loud=factors), float(factors.mean())
 
     def solve(
         self,
@@ -316,7 +354,7 @@ class Disentangle(Attack):
             said += ", head as prior"
         if alignment is not None:
             tried = noises or ALIGNED_NOISES
-            solved = aligned(weights, uploads, alignment.errors, tried, centred=centred)
+            solved = aligned(weights, alignment, uploads, tried, centred=centred)
         elif solver == "kalman":
             tried = noises or WALK_NOISES
             solved = random_walk(weights, uploads, mixing.rounds, noises=tried, centred=centred)

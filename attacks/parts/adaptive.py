@@ -26,6 +26,8 @@ NOISES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Noise over the spread of prototypes, tried where clients declared noise of unknown ratio."""
 LOUDEST_FIRST = (1000.0, 300.0, 100.0, *sorted(NOISES, reverse=True))
 """The same where class means are known: uploads that cannot tell leave those as they are."""
+WHOLE = 0.999
+"""Of a bound: what is shorter than this was not shortened, unless noise came to it."""
 AS_SENT = 1e-6
 
 
@@ -221,6 +223,16 @@ def _rounded(rows: Tensor, bits: int, upload: Tensor, luck: Tensor) -> Tensor:
 def noise_ratios(observation: Observation) -> tuple[float, ...] | None:
     """Noise over spread of prototypes to be tried by likelihood; None: as without a defence."""
     return NOISES if any(True for _ in declared(observation, *NOISY, "quantise")) else None
+
+
+def bound_of(observation: Observation) -> float | None:
+    """The least length to which clients declared to shorten the vectors they send."""
+    bounding = [
+        _bound(known)
+        for known in observation.defenses
+        if known.name in ("clip", *NOISY) and _bounds_uploads(known)
+    ]
+    return min(bounding, default=None)
 
 
 def blurred(observation: Observation) -> bool:

@@ -128,6 +128,9 @@ def train_refiner(
 ) -> Refiner:
     """Train one network on the pairs of all extractors; the best on held-out pairs is kept.
 
+    Steps are not captured as graphs: how many rows of a batch go through which extractor differs
+    from step to step. Equal numbers of each would be other batches, so other networks.
+
     Args:
         tick: called at each check with the number of updates done and the held-out loss (1,).
     """

@@ -20,6 +20,11 @@ from torch.utils._pytree import tree_leaves
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.parts.gradient.match import Match, gradient
+from fedre_privacy.attacks.parts.gradient.objectives import cosine
+from fedre_privacy.attacks.parts.gradient.search import Found, signed_adam
+from fedre_privacy.attacks.parts.gradient.unroll import LocalSteps
+from fedre_privacy.attacks.parts.gradient.victims import Victim
 from fedre_privacy.attacks.parts.graphs import CudaRecorder, captured, recorder_for
 from fedre_privacy.attacks.parts.objectives import l2rel
 from fedre_privacy.attacks.parts.optimise import Budget, Fitted, fit_tile
@@ -210,6 +215,71 @@ def test_one_note_for_all_tiles(observe, rotation, originals, monkeypatch):
     assert len(notes) == 1 and "not permitted" in notes[0]["text"]
 
 
+# --- gradient matching ---------------------------------------------------------------------------
+
+
+def match_gradients(simulate=gradient, rows: int = 4, device: str = "cpu", **more) -> Found:
+    """Rows of two clients, two images each; a row turns NaN where it gets too bright."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.Sigmoid(), torch.nn.Flatten(), torch.nn.Linear(64, 3)
+        ).requires_grad_(False)
+    uploads = [
+        {name: torch.randn(p.shape, generator=draw) for name, p in net.named_parameters()}
+        for _ in range(2)
+    ]
+    people = [Victim(k, 1, net, upload, False) for k, upload in enumerate(uploads)]
+    match = Match(
+        [people[i * 2 // rows] for i in range(rows)],
+        simulate,
+        cosine,
+        bn="eval",
+        device=torch.device(device),
+        dtype=torch.float64,
+    )
+
+    def fragile(images, labels):
+        bright = (images > 0.9).flatten(1).sum(1) > 12
+        return match(images, labels) + torch.where(bright, torch.nan, 0.0)
+
+    start, spare = torch.rand(2, rows, 2, 1, 6, 6, generator=draw, dtype=torch.float64).to(device)
+    labels = torch.eye(3, dtype=torch.float64, device=device)[:2].expand(rows, 2, 3)
+    return signed_adam(fragile, start, spare, labels, steps=40, lr=0.1, tv=0.02, **more)
+
+
+def assert_equal(one: Found, other: Found) -> None:
+    for name, value in vars(one).items():
+        torch.testing.assert_close(
+            getattr(other, name), value, rtol=0, atol=0, equal_nan=True, msg=name
+        )
+
+
+@pytest.mark.parametrize("consensus", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("simulate", "rows"), [(gradient, 1), (gradient, 4), (LocalSteps(0.1, 2, 1), 4)]
+)
+def test_captured_matching_equals_plain_steps(simulate, rows, consensus):
+    """Step size, restarts after NaN, the pull of restarts and the best iterate are in buffers."""
+    how = {"consensus": consensus, "restarts": max(1, rows // 2)}
+    tape, notes = Tape(), []
+    plain = match_gradients(simulate, rows, **how)
+    assert_equal(plain, match_gradients(simulate, rows, **how, recorder=tape, note=notes.append))
+    assert notes == [] and tape.captures == 1
+    assert tape.replays == 2 + 40 - 1  # two to check; the first step is a plain one
+    assert int(plain.redrawn.sum()) > 0 and bool(plain.fit.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("recorder", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
+)
+def test_matching_that_cannot_be_captured_runs_as_before(recorder, why):
+    notes: list[str] = []
+    assert_equal(match_gradients(), match_gradients(recorder=recorder, note=notes.append))
+    assert len(notes) == 1 and why in notes[0]
+
+
 def test_only_gpus_capture():
     assert recorder_for(torch.device("cpu")) is None
     assert isinstance(recorder_for(torch.device("cuda", 0)), CudaRecorder)
@@ -231,3 +301,14 @@ def test_a_cuda_graph_equals_plain_steps(observe, rotation, originals, monkeypat
     monkeypatch.setattr(inversion, "recorder_for", lambda device: None)
     plain = attack(problem, context)
     assert torch.allclose(found.trace[:3], plain.trace[:3], rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_graph_matches_gradients_as_plain_steps_do():
+    notes: list[str] = []
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    found = match_gradients(device="cuda", recorder=recorder, note=notes.append)
+    assert notes == []
+    plain = match_gradients(device="cuda")
+    torch.testing.assert_close(found.trace[:3], plain.trace[:3], equal_nan=True)

@@ -15,6 +15,7 @@ from fedre_privacy.attacks.parts.adaptive import (
     total_least_squares,
     update_as_sent,
 )
+from fedre_privacy.attacks.parts.disentangling.bounded import factors_that_agree
 from fedre_privacy.attacks.parts.objectives import l2rel
 from fedre_privacy.core.types import (
     THREAT_MODELS,
@@ -175,6 +176,52 @@ def test_public_class_means_weigh_in_as_much_as_noise_asks_for(name, loud):
     assert strong < 1.05 * min(floor, alone)
     if loud == 0.3:
         assert strong < 0.6 * floor
+
+
+@pytest.mark.parametrize("name", ["average", "disentangle"])
+def test_what_was_shortened_is_lengthened_again(name):
+    """Of mixtures other rounds tell by how much; of prototypes, public images alone."""
+    classes = torch.tensor([1, 4, 7])
+    public = torch.randn(10, 64, generator=rng(20)).abs()
+    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
+    true = 1.1 * (public[classes] + 0.3 * torch.randn(3, 64, generator=rng(22)))
+    bound, uploads = 0.6 * float(true.norm(dim=1).min()), []
+    for t in range(1, 13):
+        weight = torch.rand(3, generator=rng(300 + t))
+        weight = weight / weight.sum()
+        sent = Prototypes(true, classes)
+        if name == "disentangle":
+            encoding = torch.zeros(10).index_copy(0, classes, weight)
+            sent = EntangledRep(weight @ true, encoding)
+        rows = sent.rows()
+        short = rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+        sent = replace(sent, **({"rep": short[0]} if name == "disentangle" else {"means": short}))
+        uploads.append(Upload(0, t, (sent,)))
+    given = observed(
+        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 13)},
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
+        defenses=(known("clip", norm=bound, where="upload"),),
+    )  # fmt: skip
+    attack = attacks.get(name)()
+    aware, naive = both(given, lambda o: relative(attack(o, Context()).vectors, true))
+    assert naive > 0.3
+    assert aware < (0.1 if name == "disentangle" else 0.2)
+
+
+def test_factors_are_what_rounds_agree_on():
+    weights, true = mixed(12, 4)
+    factors = 1 + torch.rand(12, generator=rng(8), dtype=torch.float64)
+    uploads = (weights @ true) / factors[:, None]
+    base, sure = torch.zeros_like(uploads), torch.zeros(12, dtype=torch.bool)
+    guess = (factors * (1 + 0.1 * torch.randn(12, generator=rng(9)))).clamp(min=1)
+    found = factors_that_agree(weights, base, uploads, guess, sure)
+    ratio, before = found / factors, guess / factors
+    assert float(ratio.std()) < 0.2 * float(before.std())  # up to one common length
+    sure[3] = True
+    kept = factors_that_agree(weights, base, uploads, guess, sure)
+    assert float(kept[3]) == pytest.approx(float(guess[3]), rel=1e-3)
+    few = factors_that_agree(weights[:4], base[:4], uploads[:4], guess[:4], sure[:4])
+    assert torch.equal(few, guess[:4])  # as many rounds as classes agree on nothing
 
 
 def mixed(rounds, classes, seed=3):

@@ -34,10 +34,12 @@ class Alignment:
         uploads (T, d).
         errors (T, T): covariance over rounds of what the maps get wrong on an image left out, in
             units of the images' variance per dimension; zero for the round wanted.
+        loud (T,): by how much each upload, and so the noise on it, was multiplied.
     """
 
     uploads: Tensor
     errors: Tensor
+    loud: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ def align(
         errors.append(left_out)
     missed = torch.stack(errors).flatten(1)
     variance = wanted.var(0).sum().clamp(min=1e-300)
-    return Alignment(torch.stack(carried), missed @ missed.T / len(wanted) / variance)
+    covariance = missed @ missed.T / len(wanted) / variance
+    return Alignment(torch.stack(carried), covariance, wanted.new_ones(len(carried)))
 
 
 def _carry(
@@ -121,8 +124,8 @@ def _carry(
 
 def aligned(
     weights: Tensor,
+    alignment: Alignment,
     uploads: Tensor,
-    errors: Tensor,
     noises: Sequence[float] = NOISES,
     *,
     centred: bool = False,
@@ -135,19 +138,21 @@ def aligned(
     chosen by likelihood (generalised least squares).
 
     Args:
-        weights: (T, n). uploads, errors: as in `Alignment`.
+        weights: (T, n).
+        uploads: (T, d) those of the alignment, or what is left of them beside a prior.
         noises: tried, in units of the spread of the prototypes per dimension.
         centred: m is known to be 0.
     """
-    return most_likely(error_models(weights, errors, noises), uploads, centred=centred)[0]
+    models = error_models(weights, alignment.errors, noises, alignment.loud)
+    return most_likely(models, uploads, centred=centred)[0]
 
 
 def error_models(
-    weights: Tensor, errors: Tensor, noises: Sequence[float] = NOISES
+    weights: Tensor, errors: Tensor, noises: Sequence[float], loud: Tensor
 ) -> Iterator[Model]:
     """The models of the grid, see `aligned`."""
     products = weights @ weights.T
-    eye = torch.eye(len(weights), dtype=weights.dtype)
+    own = loud.square().diag()
     prior = weights.new_ones(weights.shape[1])
     for size, noise in product(ERRORS, noises):
-        yield Model(products * (1 + size * errors) + noise**2 * eye, weights.T, prior)
+        yield Model(products * (1 + size * errors) + noise**2 * own, weights.T, prior)

@@ -121,7 +121,7 @@ def _solved(
     vectors = []
     for at in places:
         carried = align(images, mixing.uploads, penalty, at=at)
-        answer = aligned(mixing.weights, carried.uploads, carried.errors).vectors
+        answer = aligned(mixing.weights, carried, carried.uploads).vectors
         vectors.append(answer.clamp(min=0) if not_negative else answer)
     return Sightings(mixing.rounds[places].tolist(), mixing.classes, torch.stack(vectors))
 

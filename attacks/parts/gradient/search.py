@@ -1,4 +1,8 @@
-"""Optimisers of candidate batches: Adam on signs for many rows at once, L-BFGS for one."""
+"""Optimisers of candidate batches: Adam on signs for many rows at once, L-BFGS for one.
+
+On a GPU a step of the first is captured once and replayed. L-BFGS is not captured: after each value
+its line search decides on the host what to evaluate next.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..graphs import Recorder, Step, captured
 from ..objectives import total_variation
 
 LOGGED = 50
 """Points kept of each trace."""
+BETAS = (0.9, 0.999)
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
 STALLED = 10
 """Outer L-BFGS steps without a gain of one per cent after which a start is given up."""
@@ -50,8 +56,9 @@ def signed_adam(
     tv: float,
     consensus: float = 0.0,
     restarts: int = 1,
-    betas: tuple[float, float] = (0.9, 0.999),
     tick: Tick = lambda step, value: None,
+    recorder: Recorder | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """Minimise match + tv * TV by Adam on the sign of the gradient, inside the box [0, 1].
 
@@ -66,49 +73,131 @@ def signed_adam(
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
+        recorder: how steps are captured and replayed; None runs them one by one.
+        note: told why, when steps cannot be captured.
     """
-    images = start.clone()
-    first, second = torch.zeros_like(images), torch.zeros_like(images)
-    best = torch.full((len(images),), math.inf, device=images.device, dtype=images.dtype)
-    best_images = torch.full_like(images, math.nan)
-    redrawn = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    together = consensus > 0 and restarts > 1
+    search = Descent(match, start, spare, labels, tv=tv, pulled=together, recorder=recorder)
     every = max(1, steps // LOGGED)
     trace, trace_steps = [], []
-    centre: Tensor | None = None
-    step = 0
-    for step in range(steps + 1):
-        images.requires_grad_()
-        value = match(images, labels)
-        if tv:
-            value = value + tv * _smoothness(images)
+
+    def log(step: int) -> None:
+        trace.append(search.value.clone())
+        trace_steps.append(step)
+        tick(step, trace[-1])
+
+    run: Step = search.step
+    for step in range(steps):
+        search.turn_to(step, lr * 0.1 ** sum(step >= share * steps for share in DECAY_AT))
+        run()
+        if step % every == 0:
+            log(step)
+            if together and step >= steps // 4:
+                search.pull_to(_aligned_means(search.images.detach(), restarts), consensus)
+        if step == 0:
+            run = search.ready(note)
+    search.look()
+    log(steps)
+    fit = torch.where(search.best.isfinite(), search.best, torch.nan)
+    return Found(
+        search.best_images,
+        labels,
+        fit,
+        torch.stack(trace),
+        torch.tensor(trace_steps),
+        search.redrawn,
+    )
+
+
+class Descent:
+    """Rows of `signed_adam` in one program: what a step reads and changes stays in its place.
+
+    Objectives before the last step (n,), the least ones so far (n,) with their images
+    (n, B, C, H, W), and how often rows were redrawn (n,) can be read after any step.
+
+    Args:
+        match, start, spare, labels, tv: see `signed_adam`.
+        pulled: whether rows will be pulled to a centre.
+        recorder: how steps are captured and replayed; None runs them one by one.
+    """
+
+    def __init__(
+        self,
+        match: MatchFn,
+        start: Tensor,
+        spare: Tensor,
+        labels: Tensor,
+        *,
+        tv: float,
+        pulled: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.match, self.spare, self.labels = match, spare, labels
+        self.tv, self.pulled, self.recorder = tv, pulled, recorder
+        self.images = start.clone().requires_grad_()
+        self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
+        self.value = start.new_full((len(start),), math.nan)
+        self.best = torch.full_like(self.value, math.inf)
+        self.best_images = torch.full_like(start, math.nan)
+        self.redrawn = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+        self.size, self.pull = start.new_zeros(()), start.new_zeros(())
+        self.centre = start.clone()
+
+    def turn_to(self, step: int, rate: float) -> None:
+        """Set the size of the next step."""
+        one, two = (1 - beta ** (step + 1) for beta in BETAS)
+        self.size.fill_(rate * math.sqrt(two) / one)
+
+    def pull_to(self, centre: Tensor, weight: float) -> None:
+        """Pull rows towards images (n, B, C, H, W) from now on."""
+        self.centre.copy_(centre)
+        self.pull.fill_(weight)
+
+    def look(self) -> Tensor:
+        """Weigh the images as they are, keep the best, and return the loss ()."""
+        value = self.match(self.images, self.labels)
+        if self.tv:
+            value = value + self.tv * _smoothness(self.images)
         loss = value.sum()
-        if centre is not None:
-            loss = loss + consensus * (images - centre).square().mean(dim=(1, 2, 3, 4)).sum()
-        (slope,) = torch.autograd.grad(loss, images)
+        if self.pulled:
+            gap = (self.images - self.centre).square().mean(dim=(1, 2, 3, 4))
+            loss = loss + self.pull * gap.sum()
         with torch.no_grad():
-            value, images = value.detach(), images.detach()
-            better = value < best
-            best = torch.where(better, value, best)
-            best_images = torch.where(_rows(better, images), images, best_images)
-            if step % every == 0 or step == steps:
-                trace.append(value)
-                trace_steps.append(step)
-                tick(step, value)
-            if step == steps:
-                break
-            lost = ~(value.isfinite() & slope.flatten(1).isfinite().all(1))
-            redrawn += lost
+            better = value < self.best
+            self.value.copy_(value)
+            self.best.copy_(torch.where(better, value, self.best))
+            kept = torch.where(_rows(better, self.images), self.images, self.best_images)
+            self.best_images.copy_(kept)
+        return loss
+
+    def step(self) -> None:
+        """Weigh the images and move them."""
+        (slope,) = torch.autograd.grad(self.look(), self.images)
+        with torch.no_grad():
+            lost = ~(self.value.isfinite() & slope.flatten(1).isfinite().all(1))
+            self.redrawn += lost
             sign = slope.nan_to_num(0.0).sign()
-            first.lerp_(sign, 1 - betas[0])
-            second.lerp_(sign.square(), 1 - betas[1])
-            rate = lr * 0.1 ** sum(step >= share * steps for share in DECAY_AT)
-            size = rate * math.sqrt(1 - betas[1] ** (step + 1)) / (1 - betas[0] ** (step + 1))
-            images = (images - size * first / (second.sqrt() + 1e-8)).clamp(0, 1)
-            images = torch.where(_rows(lost, images), spare, images)
-            if consensus and restarts > 1 and step >= steps // 4 and step % every == 0:
-                centre = _aligned_means(images, restarts)
-    fit = torch.where(best.isfinite(), best, torch.nan)
-    return Found(best_images, labels, fit, torch.stack(trace), torch.tensor(trace_steps), redrawn)
+            self.first.lerp_(sign, 1 - BETAS[0])
+            self.second.lerp_(sign.square(), 1 - BETAS[1])
+            moved = self.images - self.size * self.first / (self.second.sqrt() + 1e-8)
+            moved = torch.where(_rows(lost, moved), self.spare, moved.clamp(0, 1))
+            self.images.copy_(moved)
+
+    def ready(self, note: Callable[[str], None]) -> Step:
+        """A way to make further steps, after the first: captured where that works."""
+        if self.recorder is None:
+            return self.step
+        state = [
+            self.images,
+            self.first,
+            self.second,
+            self.value,
+            self.best,
+            self.best_images,
+            self.redrawn,
+        ]
+        replay = captured(self.step, self.recorder, state=state, match=self.value, note=note)
+        return replay or self.step
 
 
 def _smoothness(images: Tensor) -> Tensor:
@@ -167,7 +256,7 @@ def lbfgs(
     """Minimise the match by L-BFGS with a strong Wolfe line search; one row, no constraint.
 
     Ends when the match is below `tolerance`, not finite, no longer improving, or far above its
-    own best.
+    own best. Never captured as a graph, since the line search decides on the host.
 
     Args:
         start: (1, B, C, H, W).

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.events import Event
 from fedre_privacy.core.types import Observation, Reconstruction
 
+from ..graphs import recorder_for
 from . import labels as label_rules
 from .match import Match
 from .objectives import DISTANCES
@@ -51,6 +53,9 @@ def signed_search(
 ) -> Reconstruction:
     """Read labels off the uploads, then seek the images that explain them.
 
+    On a GPU a step is captured once per tile and replayed; what cannot be captured runs step by
+    step, and says so once.
+
     Args:
         match: from rows (a victim once per restart) to how well candidates explain their uploads.
         consensus: see `signed_adam`.
@@ -58,6 +63,12 @@ def signed_search(
     """
     shape = (observation.images_per_target, *observation.image_shape)
     device, tries = context.device, range(how.restarts)
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            context.report(Event("note", {"text": text}))
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
         start, spare = (
@@ -75,6 +86,8 @@ def signed_search(
             consensus=consensus,
             restarts=how.restarts,
             tick=tick,
+            recorder=recorder_for(device),
+            note=say,
         )
         return choose(found, start, how.restarts)
 

@@ -163,7 +163,7 @@ def test_an_exact_map_between_rounds_makes_alignment_exact():
     wanted = truth @ turn[-1] + shift[-1]
     assert torch.allclose(carried.uploads, weights @ wanted, atol=1e-6)
     assert torch.equal(carried.errors[-1], torch.zeros(6)) and float(carried.errors.max()) < 1e-9
-    found = aligned(weights, carried.uploads, carried.errors).vectors
+    found = aligned(weights, carried, carried.uploads).vectors
     assert torch.allclose(found, wanted, atol=1e-4)
 
 

@@ -7,6 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from fedre_privacy.attacks.base import Context, attacks, readers
+from fedre_privacy.attacks.parts.gradient import signed
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
     Broadcast,
@@ -71,6 +72,32 @@ def test_the_same_seed_gives_the_same_images_whoever_else_is_attacked(
     torch.testing.assert_close(back.flip(0), one)
     other = attack(watch(sent, model), Context(seed=1)).images
     assert not torch.allclose(other, one)
+
+
+class Refuses:
+    """A recorder that cannot capture a step."""
+
+    def capture(self, step):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("name", ["inverting-gradients", "update-inversion"])
+def test_steps_that_cannot_be_captured_run_one_by_one_and_say_so_once(
+    name, smooth, small, small_labels, gradient_of, trained, watch, monkeypatch
+):
+    model, pairs = smooth(), list(zip(small[:9, None], small_labels[:9, None], strict=True))
+    if name == "inverting-gradients":
+        sent = [GradientState(gradient_of(model, x, y)) for x, y in pairs]
+    else:
+        sent = [ModelState(trained(model, x, y, 0.1, 2)) for x, y in pairs]
+    training = LocalTraining(0.1, 2, 1, dict.fromkeys(range(9), 1))
+    attack, seen = attacks.get(name)(steps=3, bn="eval"), watch(sent, model, training=training)
+    plain, notes = attack(seen), []
+    monkeypatch.setattr(signed, "recorder_for", lambda device: Refuses())
+    context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
+    found = attack(seen, context)  # two tiles
+    assert torch.equal(found.images, plain.images) and torch.equal(found.trace, plain.trace)
+    assert len(notes) == 1 and "not permitted" in notes[0]["text"]
 
 
 @pytest.mark.parametrize("name", IMAGE_ATTACKS)
