@@ -262,7 +262,7 @@ def figure(rows: pd.DataFrame) -> Any:
             dots("prototype_cosine", floor="prototype_cosine_floor"),
         ),
         Column("membership AUC", dots("membership_auc", floor="membership_auc_floor")),
-        Column("epsilon stated", dots("epsilon"), log=True),
+        Column("epsilon stated", dots("epsilon"), log=True, absent="no guarantee"),
     ]
     caption = (
         "Attacks know the defence. Noise xR: on average R times as long as the bounded vector or "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedre_privacy.core.errors import ConfigError
 
@@ -92,10 +95,22 @@ def comparison(
         axes.set_yticks(range(len(labels)), list(reversed(labels)) if number == 0 else [])
         axes.margins(x=0.12)
         tidy(axes)
-        if not column.log:
+        if column.log:
+            _decades(axes, [dot.value for dot in column.dots if dot.value])
+        else:
             axes.locator_params(axis="x", nbins=3)
+            axes.xaxis.get_offset_text().set_fontsize(SMALL - 1)
         axes.set_title(column.title, fontsize=SMALL)
         axes.tick_params(axis="y", labelsize=TEXT if number == 0 else SMALL)
     write_title(figure, title)
     write_caption(figure, lines)
     return figure
+
+
+def _decades(axes: Axes, values: Sequence[float]) -> None:
+    """Label whole powers of ten only, at least two of them."""
+    if values:
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        axes.set_xlim(10.0**low * 0.7, 10.0 ** max(high, low + 1) * 1.4)
+    axes.xaxis.set_major_locator(LogLocator(numticks=4))
+    axes.xaxis.set_minor_formatter(NullFormatter())
