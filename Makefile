@@ -18,6 +18,7 @@ test-slow: $(STAMP)
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/together.py --architectures cnn4,resnet8
 	$(BIN)/python benchmarks/inversion.py ratio limits profile memory --targets 1,8,16,64
 	$(BIN)/python benchmarks/inversion.py ratio limits profile --targets 8 --sizes 32,64 --architectures resnet18,vit-b-16
 	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4 --data $(DATA))

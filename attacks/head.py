@@ -22,10 +22,12 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
+from .parts.disentangling.through import aux_reps, class_means
 from .parts.gradient.heads import ratio, shares, simulate_and_match
 from .parts.gradient.victims import head_names, local_steps
 
 METHODS = ("simulate", "ratio")
+CENTRES = ("found", "public")
 
 
 @attacks.register("head")
@@ -48,7 +50,7 @@ class HeadUpdate(Attack):
                 average over them; all samples of a class share one representation; the local
                 steps are replayed as at most `replay` steps on all samples at once. For a client
                 that holds every class, differences between prototypes are found and what they have
-                in common is not.
+                in common is not (see `centre`).
     """
 
     consumes = (HeadState, ModelState, GradientState)
@@ -65,6 +67,18 @@ class HeadUpdate(Attack):
         0.01, help="share of samples below which a class counts as absent after several steps", ge=0
     )
     free_share: bool = knob(True, help="adjust the class shares together with the means")
+    centre: str = knob(
+        "found",
+        help="what a client's class means have in common: as found, or that of auxiliary images of "
+        "the same classes through its extractor (needs EXTRACTOR, AUX_DATA)",
+        choices=CENTRES,
+        later=True,
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        public = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} if self.centre == "public" else set()
+        return self.needs | public
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         cases, notes = _cases(observation)
@@ -76,6 +90,8 @@ class HeadUpdate(Attack):
             else:
                 classes = (share > 0).nonzero().flatten()
                 means = self._simulate(case, share, context, notes)[classes]
+            if self.centre == "public" and len(classes):
+                means = self._centred(means, classes, case, observation, context)
             rows.append((case, means, classes))
         count = torch.tensor([len(classes) for _, _, classes in rows])
         return RecoveredPrototypes(
@@ -88,6 +104,25 @@ class HeadUpdate(Attack):
             expected_error=torch.full((int(count.sum()),), torch.nan),
             notes=tuple(notes),
         )
+
+    def _centred(
+        self,
+        means: Tensor,
+        classes: Tensor,
+        case: _Case,
+        observation: Observation,
+        context: Context,
+    ) -> Tensor:
+        """Move the means (n, d) so that their mean is that of public images of these classes."""
+        if observation.aux_labels is None:
+            raise IncompatibleError("'attack.centre=public' needs labels of the auxiliary images.")
+        (reps,) = aux_reps(
+            observation, context.device, case.client, [case.round], length=means.shape[1],
+            limit=len(observation.aux_labels),
+        )  # fmt: skip
+        public = class_means(reps, observation.aux_labels, classes).to(means)
+        moved = means - means.mean(0) + public.mean(0)
+        return moved.clamp(min=0) if self.nonnegative else moved
 
     def _share(self, case: _Case) -> Tensor:
         """Estimated share of each class (C,), zero where it counts as absent."""

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ from fedre_privacy.attacks.parts.gradient import labels as label_rules
 from fedre_privacy.attacks.parts.gradient.match import Match
 from fedre_privacy.attacks.parts.gradient.match import gradient as simulate
 from fedre_privacy.attacks.parts.gradient.objectives import cosine
+from fedre_privacy.attacks.parts.gradient.search import Descent
 from fedre_privacy.attacks.parts.gradient.victims import Victim
+from fedre_privacy.attacks.parts.graphs import recorder_for
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
     THREAT_MODELS,
@@ -45,6 +48,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
 from fedre_privacy.eval.metrics import metrics
+from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import Normalise
 
@@ -53,7 +57,9 @@ BN = "eval"
 """Clients here compute gradients in evaluation mode, and the attacker knows."""
 TUNED = 256
 """Images of the draw on which the attacks' settings were chosen; left out."""
-METRICS = {name: metrics.get(name)() for name in ("psnr", "ssim")}
+TUNED_HEAD = 700
+"""First images of the file, among which those are on which `head`'s settings were chosen."""
+METRICS = {name: metrics.get(name)() for name in ("psnr", "ssim", "psnr_pfllib")}
 
 
 @dataclass(frozen=True)
@@ -114,20 +120,21 @@ def mlp(seed: int, width: int = 1024) -> nn.Module:
 
 
 def train(model: nn.Module, data: Images, steps: int, lr: float = 0.05, batch: int = 32) -> float:
-    """Train a little on the second half of the data; returns accuracy on a part of it."""
+    """Train on the second half of the data; returns accuracy on 1,000 images of the first."""
     half = len(data.labels) // 2
     draws = stream(0, "warm-up")
     optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    model.train()
+    model.train().to(memory_format=torch.channels_last)
     for _ in range(steps):
         rows = half + torch.randint(half, (batch,), generator=draws)
+        images = data.pixels[rows].contiguous(memory_format=torch.channels_last)
         optimiser.zero_grad()
-        F.cross_entropy(model(data.pixels[rows]), data.labels[rows]).backward()
+        F.cross_entropy(model(images), data.labels[rows]).backward()
         optimiser.step()
-    model.eval()
+    model.eval().to(memory_format=torch.contiguous_format)
     with torch.no_grad():
-        right = model(data.pixels[half : half + 500]).argmax(1) == data.labels[half : half + 500]
-    return float(right.float().mean())
+        right = torch.cat([model(part).argmax(1) for part in data.pixels[:1000].split(100)])
+    return float((right == data.labels[:1000]).float().mean())
 
 
 def gradient(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -192,10 +199,15 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 def batches(data: Images, count: int, size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Batches of the first half, drawn without replacement; none that settings were chosen on."""
-    half = len(data.labels) // 2
-    order = torch.randperm(half, generator=stream(seed, "victims"))[TUNED:][: count * size]
+    """Batches of the first half, drawn without replacement."""
+    order = unseen(data, seed)[: count * size]
     return [(data.pixels[rows], data.labels[rows]) for rows in order.split(size)]
+
+
+def unseen(data: Images, seed: int = 0) -> Tensor:
+    """Rows of the first half in random order, without those that settings were chosen on."""
+    half = len(data.labels) // 2
+    return torch.randperm(half, generator=stream(seed, "victims"))[TUNED:]
 
 
 def truth_of(pairs: Pairs, index: Tensor | None = None) -> Truth:
@@ -264,13 +276,21 @@ def dlg(data: Images, options: argparse.Namespace) -> None:
     models = [smooth_lenet(seed) for seed in range(count)]
     sent = [GradientState(gradient(m, x, y)) for m, (x, y) in zip(models, pairs, strict=True)]
     observation = observe(models, sent, 1)
-    for name in ("dlg", "idlg"):
-        for restarts in (1, 4):
+    for name in (options.attacks or "dlg,idlg").split(","):
+        for restarts in [options.restarts] if options.restarts else [1, 4]:
             found, seconds = timed(attacks.get(name)(restarts=restarts), observation)
             share = float((found.fit < 1e-6).float().mean())
             report(f"{name}, restarts={restarts}", found, pairs, data)
+            old_psnr(found, pairs, data)
             fits = ", ".join(f"{float(v):.0e}" for v in found.fit)
             print(f"    converged (match < 1e-6): {share:.0%}; matches {fits}; {seconds:.0f} s")
+
+
+def old_psnr(found: Reconstruction, pairs: Pairs, data: Images) -> None:
+    """Print the PSNR of an older library beside its own floors on these images."""
+    ours = float(scores(found.images, pairs, data)["psnr_pfllib"].mean())
+    floors = published_floors(torch.cat([x for x, _ in pairs]))
+    print(f"    psnr_pfllib {ours:.2f}; " + ", ".join(f"{k} {v:.2f}" for k, v in floors.items()))
 
 
 def inverting(
@@ -284,28 +304,30 @@ def inverting(
     print(f"    {seconds / count / (how['steps'] + 1) * 1e3:.0f} ms per step and victim")
 
 
-def victims(names: str, data: Images) -> list[tuple[str, nn.Module]]:
-    """Models by name; "-trained" behind a name trains it a little."""
-    made = []
-    for name in names.split(","):
-        base = name.removesuffix("-trained")
-        small = {"stem": "small"} if base.startswith("resnet") else {}
-        model = zoo(base, 0, **small)
-        if base != name:
-            name = f"{name} (accuracy {train(model, data, 60):.0%})"
-        made.append((name, model))
-    return made
+@cache
+def victim(name: str, warm_up: int, data: Images) -> tuple[str, nn.Module]:
+    """A model by name; "-trained" behind it trains it for `warm_up` steps."""
+    base = name.removesuffix("-trained")
+    model = zoo(base, 0, **({"stem": "small"} if base.startswith("resnet") else {}))
+    if base != name:
+        name = f"{name} (accuracy {train(model, data, warm_up):.0%})"
+    return name, model
+
+
+def victims(names: str, data: Images, options: argparse.Namespace) -> list[tuple[str, nn.Module]]:
+    """The models asked for, or those of `names`."""
+    return [victim(name, options.warm_up, data) for name in (options.models or names).split(",")]
 
 
 def single(data: Images, options: argparse.Namespace) -> None:
     """Inverting gradients of one image."""
-    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+    for name, model in victims("cnn4,cnn4-trained", data, options):
         inverting(name, model, data, options.images or 4, 1, steps=options.steps or 300)
 
 
 def batch(data: Images, options: argparse.Namespace) -> None:
     """Inverting the gradient of a batch of eight."""
-    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+    for name, model in victims("cnn4,cnn4-trained", data, options):
         inverting(name, model, data, options.images or 1, 8, steps=options.steps or 300)
 
 
@@ -331,7 +353,7 @@ def analytic(data: Images, options: argparse.Namespace) -> None:
 
 def labels(data: Images, options: argparse.Namespace) -> None:
     """Label counts read off gradients and updates."""
-    for name, model in victims(options.models or "cnn4,cnn4-trained,resnet18", data):
+    for name, model in victims("cnn4,cnn4-trained,resnet18", data, options):
         model.eval()
         weight, bias = model.head.weight.detach(), model.head.bias.detach()  # type: ignore[union-attr]
         for size in (1, 8, 32):
@@ -356,7 +378,7 @@ def labels(data: Images, options: argparse.Namespace) -> None:
 def update(data: Images, options: argparse.Namespace) -> None:
     """Updates by 1, 5 and 10 local steps on four images, and the one-gradient match beside."""
     size, count = 4, options.images or 1
-    for name, model in victims(options.models or "cnn4", data):
+    for name, model in victims("cnn4", data, options):
         pairs = batches(data, count, size)
         for epochs in (1, 5, 10):
             how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
@@ -375,7 +397,7 @@ def update(data: Images, options: argparse.Namespace) -> None:
 
 def head(data: Images, options: argparse.Namespace) -> None:
     """Prototypes from heads after real local training, against class means afterwards."""
-    for name, model in victims(options.models or "cnn4,cnn4-trained", data):
+    for name, model in victims("cnn4,cnn4-trained", data, options):
         for classes, epochs, batch_size in (
             (2, 1, 10),
             (5, 1, 10),
@@ -383,8 +405,10 @@ def head(data: Images, options: argparse.Namespace) -> None:
             (10, 5, 10),
             (3, 5, 10),
         ):
+            rows = unseen(data)
+            rows = rows[rows >= TUNED_HEAD]
             pool = torch.cat(
-                [(data.labels == c).nonzero().flatten()[: 100 // classes] for c in range(classes)]
+                [rows[data.labels[rows] == c][: 100 // classes] for c in range(classes)]
             )
             x, y = data.pixels[pool], data.labels[pool]
             how = LocalTraining(0.01, epochs, batch_size, {0: len(y)})
@@ -423,38 +447,53 @@ def head(data: Images, options: argparse.Namespace) -> None:
 
 
 def speed(data: Images, options: argparse.Namespace) -> None:
-    """Steps per second for 1 and 8 victims: one program for all against one after another."""
+    """Steps of the search per second for 1 and 8 victims: one program against one by one."""
     repeats = options.steps or 3
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for name, model in victims(options.models or "cnn4,resnet18", data):
+    for name, model in victims("cnn4,resnet18", data, options):
         pairs = batches(data, 8, 1)
         people = [
             Victim(client, 1, model, gradient(model, x, y), False)
             for client, (x, y) in enumerate(pairs)
         ]
         hot = F.one_hot(torch.stack([y for _, y in pairs]), CLASSES).float().to(device)
-        images = torch.full((8, 1, 3, 32, 32), 0.5, device=device).requires_grad_()
+        start = torch.rand(8, 1, 3, 32, 32, generator=stream(0, "speed")).to(device)
 
-        def rate(groups: Sequence[slice], people=people, hot=hot, images=images) -> float:  # type: ignore[no-untyped-def]
-            """Victim-steps per second when each group of rows is one program."""
-            programs = [Match(people[g], simulate, cosine, bn=BN, device=device) for g in groups]
+        def rate(  # type: ignore[no-untyped-def]
+            size: int, count: int = 8, graph: bool = False, people=people, hot=hot, start=start
+        ) -> tuple[float, Tensor]:
+            """Victim-steps per second, `size` victims in a program, and their first objectives."""
+            runs, first = [], []
+            for rows in (slice(i, i + size) for i in range(0, count, size)):
+                match = Match(people[rows], simulate, cosine, bn=BN, device=device)
+                recorder = recorder_for(device) if graph else None
+                search = Descent(
+                    match, start[rows], start[rows], hot[rows], tv=0.02, recorder=recorder
+                )
+                search.turn_to(0, 0.1)
+                search.step()
+                first.append(search.value.clone())
+                runs.append(search.ready(print))
             best = 0.0
             for _ in range(repeats + 1):
                 started = time.perf_counter()
-                for group, program in zip(groups, programs, strict=True):
-                    torch.autograd.grad(program(images[group], hot[group]).sum(), images)
+                for run in runs:
+                    run()
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-                rows = sum(group.stop - group.start for group in groups)
-                best = max(best, rows / (time.perf_counter() - started))
-            return best
+                best = max(best, count / (time.perf_counter() - started))
+            return best, torch.cat(first)
 
-        one, loop = rate([slice(0, 1)]), rate([slice(i, i + 1) for i in range(8)])
-        together = rate([slice(0, 8)])
-        print(
+        (one, _), (loop, alone), (together, joint) = rate(1, 1), rate(1), rate(8)
+        torch.testing.assert_close(joint, alone, rtol=1e-3, atol=1e-5)
+        told = (
             f"{name:<12} on {device}: victim-steps per second: 1 victim {one:.1f}; 8 victims one "
             f"after another {loop:.1f}, together {together:.1f} (x{together / loop:.2f})"
         )
+        if recorder_for(device) is not None:
+            captured, _ = rate(8, graph=True)
+            told += f", together in one captured step {captured:.1f} (x{captured / loop:.2f})"
+        print(told, flush=True)
 
 
 PARTS: Mapping[str, Callable[[Images, argparse.Namespace], None]] = {
@@ -479,6 +518,9 @@ def main() -> None:
     options.add_argument("--images", type=int, default=0, help="victims; 0: each part's own number")
     options.add_argument("--steps", type=int, default=0, help="steps; 0: each part's own number")
     options.add_argument("--models", default="", help="comma list; empty: each part's own")
+    options.add_argument("--warm-up", type=int, default=60, help="steps that -trained models train")
+    options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
+    options.add_argument("--restarts", type=int, default=0, help="of dlg; 0: with 1, then with 4")
     chosen = options.parse_args()
     data = load(chosen.data)
     print(

@@ -25,7 +25,6 @@ import argparse
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -51,6 +50,7 @@ from fedre_privacy.attacks.parts.objectives import OBJECTIVES
 from fedre_privacy.attacks.parts.optimise import Search, fit_tile
 from fedre_privacy.attacks.parts.tiles import CPU_TILE, single_threaded
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import (
     THREAT_MODELS,
@@ -298,16 +298,11 @@ def child(chosen: argparse.Namespace, device: torch.device) -> None:
     chunk = CPU_TILE if device.type == "cpu" else 64
     obs = observation(count, size, architecture, device)
 
-    def peak() -> int:
-        if device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    before = peak()
+    before = peak_bytes(device)
     DeepImagePrior(steps=2, chunk=chunk, precision=chosen.precision)(obs, Context(device=device))
     print(
         f"{architecture:<11}{size:>4}{count:>9}{chunk:>7}{human_bytes(before):>12}"
-        f"{human_bytes(peak()):>12}",
+        f"{human_bytes(peak_bytes(device)):>12}",
         flush=True,
     )
 

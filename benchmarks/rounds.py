@@ -22,9 +22,7 @@ import copy
 import gc
 import json
 import multiprocessing
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -42,6 +40,7 @@ from fedre_privacy.blocks.local import EVAL_BATCH
 from fedre_privacy.blocks.state import Client, Samples, Server, Setting, Training
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.files import write_json, write_text
+from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.federation import checkpoint, loop
@@ -425,16 +424,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 # --- memory of many clients ------------------------------------------------------------------
 
 
-def _peak() -> int:
-    """Largest resident memory of this process so far (bytes)."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux: ru_maxrss of a child starts at what its parent held
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def _one_round(name: str, clients: int, architecture: str, send: Callable[[Any], None]) -> None:
     torch.set_num_threads(1)
     samples, device = 8, torch.device("cpu")
@@ -446,12 +435,12 @@ def _one_round(name: str, clients: int, architecture: str, send: Callable[[Any],
         _run(small, Path(folder))  # libraries and buffers that any number of clients needs
         del small
         gc.collect()
-        before = _peak()
+        before = peak_bytes()
         many = build(
             name, clients=clients, samples=samples, batch=4, rounds=1,
             architecture=architecture, device=device,
         )  # fmt: skip
-        built = _peak()
+        built = peak_bytes()
         _run(many, Path(folder) / "many")
         parameters = sum(p.numel() * 4 for c in many.clients for p in c.model.parameters())
         gradients = sum(
@@ -467,7 +456,7 @@ def _one_round(name: str, clients: int, architecture: str, send: Callable[[Any],
                 "clients": clients,
                 "parameter_bytes": parameters,
                 "built_bytes": built - before,
-                "peak_bytes": _peak() - before,
+                "peak_bytes": peak_bytes() - before,
                 "gradients_left_bytes": gradients,
             }
         )

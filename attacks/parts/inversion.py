@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
@@ -62,12 +62,7 @@ def invert(
 
     check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
 
-    said: set[str] = set()
-
-    def note(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            context.report(Report("note", {"text": text}))
+    note = noted_once(context.report)
 
     def piece(first: int, last: int, stopped: Event) -> dict[str, Tensor]:
         name = f"rows-{first:06d}-{last:06d}"

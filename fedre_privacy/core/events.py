@@ -18,5 +18,17 @@ class Event:
 Report = Callable[[Event], None]
 
 
+def noted_once(report: Report) -> Callable[[str], None]:
+    """A way to report a note (event ``note`` with its text) that says the same thing once only."""
+    said: set[str] = set()
+
+    def note(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            report(Event("note", {"text": text}))
+
+    return note
+
+
 def silent(event: Event) -> None:
     """Listen to nothing."""

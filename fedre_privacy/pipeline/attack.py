@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +23,7 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.types import ORACLES, THREAT_MODELS, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
@@ -377,8 +376,7 @@ def _write(result: AttackResult) -> None:
 
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Peak memory of this process, and of the GPU where one is used (bytes)."""
-    scale = 1 if sys.platform == "darwin" else 1024
-    out = {"process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale}
+    out = {"process_bytes": peak_bytes()}
     if device.type == "cuda":
-        out["device_bytes"] = torch.cuda.max_memory_allocated(device)
+        out["device_bytes"] = peak_bytes(device)
     return out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.events import Event
+from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from ..graphs import recorder_for
@@ -63,12 +63,7 @@ def signed_search(
     """
     shape = (observation.images_per_target, *observation.image_shape)
     device, tries = context.device, range(how.restarts)
-    said: set[str] = set()
-
-    def say(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            context.report(Event("note", {"text": text}))
+    say = noted_once(context.report)
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
         start, spare = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -10,6 +12,7 @@ from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.parts.gradient import signed
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
+    THREAT_MODELS,
     Broadcast,
     GradientState,
     HeadState,
@@ -303,6 +306,32 @@ def test_a_head_tells_class_means_and_a_random_one_does_not(watch):
         if sent is after:
             assert found.labels.tolist() == [0, 1, 2, 3]
     assert scores[0] > 0.9 and scores[1] < 0.5
+
+
+def test_public_images_tell_what_all_classes_have_in_common(watch):
+    """Of a client with every class a head tells differences only."""
+    rng = torch.Generator().manual_seed(1)
+    centres = 0.5 + torch.rand(10, 64, generator=rng) * (torch.rand(10, 64, generator=rng) < 0.4)
+    labels = torch.arange(10).repeat(15)
+    spread = 0.1 * torch.randn(150, 64, generator=rng)
+    reps = (centres[labels] + spread).clamp(min=0)
+    means = torch.stack([reps[labels == c].mean(0) for c in range(10)])
+    public = (centres + 0.2 * torch.randn(10, 64, generator=rng)).clamp(min=0)
+    before, after = local_head(reps, labels, 0.1, 10)
+    seen = observed_head(watch, before, after, 0.1, 10, 150)
+    seen = replace(
+        seen, threat=THREAT_MODELS["strong"], extractors={(0, 1): torch.nn.Flatten()},
+        aux=public.reshape(10, 1, 8, 8),
+        aux_labels=torch.arange(10),
+    )  # fmt: skip
+    found = attacks.get("head")()(seen)
+    moved = attacks.get("head")(centre="public")(seen)
+    gaps = [float((one.vectors - means).norm() / means.norm()) for one in (found, moved)]
+    assert found.labels.tolist() == list(range(10)) and gaps[1] < 0.6 * gaps[0]
+    own, same = found.vectors - found.vectors.mean(0), moved.vectors - moved.vectors.mean(0)
+    torch.testing.assert_close(own, same, rtol=1e-3, atol=1e-3)
+    with pytest.raises(IncompatibleError, match="labels of the auxiliary"):
+        attacks.get("head")(centre="public")(replace(seen, aux_labels=None))
 
 
 def test_a_head_without_a_start_is_refused(watch):
