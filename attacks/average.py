@@ -12,9 +12,10 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios
+from .parts.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios, sent_in_part
+from .parts.disentangling.gaussian import most_likely_of_sent
 from .parts.disentangling.linear import Solved
-from .parts.disentangling.random_walk import random_walk
+from .parts.disentangling.random_walk import random_walk, walk_models
 from .parts.disentangling.through import aux_reps, class_means
 from .parts.messages import messages_of
 
@@ -36,7 +37,8 @@ class Average(Attack):
     likelihood over all dimensions, and the answer is the walk's mean as of the last round. Who
     holds the client's extractors and labelled images (threat model strong) expects prototypes
     about the class means of those, the more so the louder the noise, and takes what was shortened
-    to a bound to have been as long as they are. Where no noise was declared
+    to a bound to have been as long as they are. Where only some coordinates were sent each is
+    taken from the rounds that had it. Where none of this was declared
     (or ``--attacker naive`` does not know), the last upload is the answer.
 
     Shape:      uploads (m, d) of T rounds; vectors (N, d), one per client and class
@@ -61,18 +63,22 @@ class Average(Attack):
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}
         noisy, bound = noise_ratios(observation) is not None, bound_of(observation)
+        masked = sent_in_part(observation)
         vectors, clients, labels, rounds, used, errors = [], [], [], [], [], []
         for client, kinds in messages_of(observation).items():
             sent: dict[int, list[tuple[int, Tensor]]] = {}
+            parts: dict[int, Tensor] = {}
             for round, artifact in kinds.get(Prototypes, []):
                 if isinstance(artifact, Prototypes) and round <= last[client]:
+                    parts[round] = (artifact.means != 0).any(0)
                     for label, row in zip(artifact.labels.tolist(), artifact.means, strict=True):
                         if bool(row.isfinite().all()):
                             sent.setdefault(label, []).append((round, row.double()))
-            most = self.rounds if noisy else 1
+            several = noisy or masked is not None
+            most = self.rounds if several else 1
             sent = {label: seen[-(most or len(seen)) :] for label, seen in sorted(sent.items())}
             means: dict[int, Tensor] = {}
-            if sent and (noisy or bound is not None):
+            if sent and (several or bound is not None):
                 heard = sorted({round for seen in sent.values() for round, _ in seen})
                 length = next(iter(sent.values()))[0][1].numel()
                 means = self._class_means(observation, context, client, heard, length)
@@ -83,7 +89,12 @@ class Average(Attack):
                     if noisy or float(seen[-1][1].norm()) > WHOLE * bound:
                         factor = max(1.0, float(expected[-1].norm()) / bound)
                     expected = clip_rows(expected, bound)
-                solved = _level(seen, expected) if noisy else _newest(seen)
+                if masked is not None:
+                    heard_of = torch.stack([parts[r] for r, _ in seen])
+                    whole = [(r, row / masked) for r, row in seen]
+                    solved = _level_of_parts(whole, heard_of, expected, noisy)
+                else:
+                    solved = _level(seen, expected) if noisy else _newest(seen)
                 solved = Solved(solved.vectors * factor, solved.error * factor)
                 vectors.append(solved.vectors)
                 errors.append(solved.relative_error)
@@ -106,7 +117,7 @@ class Average(Attack):
             expected_error=torch.cat(errors).float(),
             notes=(
                 f"{len(vectors)} prototypes, "
-                + (f"up to {max(used)} rounds averaged" if noisy else "as last uploaded"),
+                + (f"of up to {max(used)} rounds" if max(used) > 1 else "as last uploaded"),
             ),
         )
 
@@ -169,3 +180,17 @@ def _level(seen: list[tuple[int, Tensor]], expected: Tensor | None) -> Solved:
         centred=True,
     )
     return Solved(solved.vectors + expected[-1], solved.error)
+
+
+def _level_of_parts(
+    seen: list[tuple[int, Tensor]], sent: Tensor, expected: Tensor | None, noisy: bool
+) -> Solved:
+    """The same of uploads of which only some coordinates (T, d) were sent."""
+    uploads = torch.stack([row for _, row in seen])
+    about = torch.zeros_like(uploads) if expected is None else expected
+    models = walk_models(
+        uploads.new_ones(len(seen), 1), torch.tensor([round for round, _ in seen]), -1, WALKED,
+        (0.0,), LOUDEST_FIRST if noisy else (0.0,),
+    )  # fmt: skip
+    solved = most_likely_of_sent(models, uploads - about, sent)
+    return Solved(solved.vectors + about[-1], solved.error)

@@ -26,11 +26,13 @@ from .parts.adaptive import (
     bound_of,
     encoding_error,
     noise_ratios,
+    sent_in_part,
     total_least_squares,
 )
 from .parts.disentangling.aligned import NOISES as ALIGNED_NOISES
-from .parts.disentangling.aligned import Alignment, Images, align, aligned, images_of
+from .parts.disentangling.aligned import Alignment, Images, align, aligned, error_models, images_of
 from .parts.disentangling.bounded import expected_factors, factors_that_agree
+from .parts.disentangling.gaussian import most_likely_of_sent
 from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
 from .parts.disentangling.random_walk import NOISES as WALK_NOISES
 from .parts.disentangling.random_walk import random_walk
@@ -78,6 +80,10 @@ class Disentangle(Attack):
     drawn once) are recognised: the first two hide nothing and are returned as they are, the last
     cannot be told apart by anybody and come back as NaN. No choice is made with truth: penalties
     by images or rounds left out, drift and noise by likelihood.
+
+    Declared defences (adaptive attackers know them): noise makes class means of auxiliary images
+    the prior; uploads shortened to a bound are lengthened, and coordinates masked out are left out
+    of the equations, both with ``aligned`` only, since they too need those images.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS (aligned: ALL_EXTRACTORS, AUX_DATA; head_prior: HEAD)
@@ -277,6 +283,12 @@ class Disentangle(Attack):
                     f"{who}: uploads shortened to {bound:g} taken as {factor:.2f} times as long "
                     "on average"
                 )
+        factor_sent = sent_in_part(observation)
+        if alignment is not None and factor_sent is not None and observation.aux_labels is not None:
+            solved = self._of_parts(observation, mixing, reps, factor_sent)
+            placed = _placed(solved, mixing.classes, full.classes)
+            said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
+            return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
         solved, said = self.solve(
             solver,
             mixing,
@@ -289,6 +301,27 @@ class Disentangle(Attack):
         )
         placed = _placed(solved, mixing.classes, full.classes)
         return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+
+    def _of_parts(
+        self, observation: Observation, mixing: Mixing, reps: list[Tensor], factor: float
+    ) -> Solved:
+        """Prototypes where only some coordinates of each upload were sent.
+
+        What is missing is filled by mixtures of class means for the way to the last round, and
+        not read there.
+        """
+        labels = observation.aux_labels
+        if labels is None:
+            raise IncompatibleError("Uploads sent in part need labels of the auxiliary images.")
+        means = [class_means(r, labels[: self.aux_limit], mixing.classes) for r in reps]
+        likely = (mixing.weights[:, None, :] @ torch.stack(means)).squeeze(1)
+        sent = mixing.uploads != 0
+        filled = torch.where(sent, mixing.uploads / factor, likely)
+        there = align([images_of(r) for r in reps], filled, self.align_penalty)
+        noises = LOUDEST_FIRST if blurred(observation) else ALIGNED_NOISES
+        models = error_models(mixing.weights, there.errors, noises, there.loud)
+        solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
+        return Solved(solved.vectors + means[-1], solved.error)
 
     def _lengthened(
         self,

@@ -235,6 +235,12 @@ def bound_of(observation: Observation) -> float | None:
     return min(bounding, default=None)
 
 
+def sent_in_part(observation: Observation) -> float | None:
+    """What the coordinates that were sent were multiplied by, where others were not; else None."""
+    masks = [known for known in observation.defenses if known.name == "mask"]
+    return math.prod(_factor(known) for known in masks) if masks else None
+
+
 def blurred(observation: Observation) -> bool:
     """Whether clients declared noise, so that what is known beforehand weighs in."""
     return any(True for _ in declared(observation, *NOISY))

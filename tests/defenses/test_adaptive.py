@@ -208,6 +208,46 @@ def test_what_was_shortened_is_lengthened_again(name):
     assert aware < (0.1 if name == "disentangle" else 0.2)
 
 
+@pytest.mark.parametrize("name", ["average", "disentangle"])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, scene):
+    classes = torch.tensor([1, 4, 7])
+    public = torch.randn(10, 64, generator=rng(20)).abs()
+    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
+    true = public[classes] + 0.5 * torch.randn(3, 64, generator=rng(22))
+    mask, uploads = defenses.get("mask")(keep=0.25, rescale=rescale), []
+    for t in range(1, 25):
+        weight = torch.rand(3, generator=rng(300 + t))
+        weight = weight / weight.sum()
+        whole = Prototypes(true, classes)
+        if name == "disentangle":
+            encoding = torch.zeros(10).index_copy(0, classes, weight)
+            whole = EntangledRep(weight @ true, encoding)
+        uploads.append(Upload(0, t, (mask.defend(whole, scene(), rng(500 + t)),)))
+    given = observed(
+        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 25)},
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
+        defenses=(known("mask", keep=0.25, rescale=rescale),),
+    )  # fmt: skip
+    attack = attacks.get(name)()
+    aware, naive = both(given, lambda o: relative(attack(o, Context()).vectors, true))
+    floor = relative(public[classes], true)
+    assert naive > 0.5 and aware < 0.35 * floor
+    noise = [  # noise in place of what was sent tells nothing: no nearer than the class means
+        replace(u, artifacts=(mask.defend(_noise_like(u.artifacts[0], i), scene(), rng(i)),))
+        for i, u in enumerate(uploads)
+    ]
+    drowned = attack(replace(given, targets=tuple(noise[-1:]), uploads=tuple(noise)), Context())
+    assert relative(drowned.vectors, true) > 0.95 * floor
+
+
+def _noise_like(artifact, seed):
+    drawn = torch.randn(artifact.rows().shape, generator=rng(700 + seed))
+    if isinstance(artifact, EntangledRep):
+        return replace(artifact, rep=drawn[0])
+    return replace(artifact, means=drawn)
+
+
 def test_factors_are_what_rounds_agree_on():
     weights, true = mixed(12, 4)
     factors = 1 + torch.rand(12, generator=rng(8), dtype=torch.float64)

@@ -97,3 +97,36 @@ def condition(
     error = (variance.clamp(min=0) * quadratic / free).sqrt()
     likelihood = -0.5 * (dims * log_determinant + freedom * quadratic.clamp(min=1e-300).log())
     return Solved(vectors, error), float(likelihood)
+
+
+def most_likely_of_sent(models: Iterable[Model], uploads: Tensor, sent: Tensor) -> Solved:
+    """Answer where only some numbers of each upload were sent; the mean is known to be 0.
+
+    Every dimension has a covariance of its own, that of the uploads in which it was sent. A
+    dimension that never was is answered by 0.
+
+    Args:
+        uploads: (T, d); what was not sent is not read. sent: (T, d) bool.
+    """
+    there = sent.T.to(uploads.dtype)  # (d, T)
+    values = uploads.T * there
+    eye = torch.eye(len(uploads), dtype=uploads.dtype)
+    best: tuple[float, Solved] | None = None
+    for model in models:
+        covariance = (model.uploads + JITTER * eye) * there[:, :, None] * there[:, None, :]
+        factor, bad = torch.linalg.cholesky_ex(covariance + (1 - there).diag_embed())
+        if bool(bad.any()):
+            continue
+        seen = torch.cholesky_solve(values[:, :, None], factor)
+        cross = model.cross * there[:, None, :]  # (d, n, T)
+        gain = torch.cholesky_solve(cross.mT, factor)
+        variance = (model.prior - (cross.mT * gain).sum(1)).clamp(min=0).mean(0)
+        scale = (values * seen[:, :, 0]).sum() / there.sum().clamp(min=1)
+        log_determinant = 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
+        likelihood = -0.5 * float(log_determinant + there.sum() * scale.clamp(min=1e-300).log())
+        if best is None or likelihood > best[0] + MARGIN:
+            solved = Solved((cross @ seen)[:, :, 0].T, (variance * scale).sqrt())
+            best = (likelihood, solved)
+    if best is None:
+        raise ValueError("at least one model with a definite covariance is needed")
+    return best[1]
