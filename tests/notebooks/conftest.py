@@ -71,6 +71,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs: Sequence[Job], commands: Mapping[str, Sequence[str]], workers: int, threads: int
     ) -> Iterator[tuple[Job, int]]:
         for job in jobs:
-            yield job, sweep_job.main(*commands[job.name][3:])
+            yield job, sweep_job.main(*commands[job.name])
 
     monkeypatch.setitem(sweep.ENGINES, "local", here)
