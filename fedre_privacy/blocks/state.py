@@ -38,6 +38,13 @@ class Training:
         help="as in a public library: samples are never shuffled, and those of the last short "
         "batch are left out everywhere, also behind prototypes",
     )
+    together: str = knob(
+        "auto",
+        help="local training of clients of one architecture in one program, equal up to rounding: "
+        "auto: on a GPU only; one after another wherever it cannot be",
+        choices=("auto", "always", "never"),
+        later=True,
+    )
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
     seed: int = knob(0, help="seed of everything random", ge=0)
 

@@ -31,6 +31,7 @@ from . import checkpoint
 from .ledger import measure
 from .recorder import Recorder
 from .steps import Broadcasts, client_step, next_broadcast, on_device, server_step, setup
+from .together import train_together
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long."""
@@ -124,10 +125,12 @@ def run(
         chosen = select(training, round)
         emissions: dict[int, tuple[Emission, ...]] = {}
         losses = []
+        trained = train_together(protocol, clients, chosen, setting, round, defenses)
         for k in chosen:
+            known: dict[str, Any] = {"trained": trained[k]} if k in trained else {}
             with on_device(clients[k], setting):
                 emissions[k], loss = step(
-                    protocol, clients[k], post.message(k), Task(setting, round, k)
+                    protocol, clients[k], post.message(k), Task(setting, round, k), **known
                 )
             losses.append(loss)
         keep(round, clients, emissions)

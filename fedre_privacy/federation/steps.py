@@ -25,13 +25,19 @@ Defenses = Sequence[Defense]
 
 
 def client_step(
-    protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
+    protocol: Protocol,
+    client: Client,
+    message: Message,
+    task: Task,
+    defenses: Defenses = (),
+    trained: float | None = None,
 ) -> tuple[tuple[Emission, ...], float]:
     """Train one client and return what it uploads, on the CPU, and its mean training loss.
 
     Args:
         message: what the client received at the start of the round.
         defenses: applied in order, between the protocol's upload and what is returned.
+        trained: the mean loss of a client that has been trained in this round already.
 
     Raises:
         DivergedError: the loss or a value to be uploaded is not finite.
@@ -54,7 +60,9 @@ def client_step(
             "steps": protocol.local_steps,
         }
         modules, samples = protocol.modules(client), client.fitted
-        if trainer is None:
+        if trained is not None:
+            mean_loss = trained
+        elif trainer is None:
             common["shuffle"] = not training.reference_loader
             mean_loss = fit(modules, loss, samples, **common)
         else:

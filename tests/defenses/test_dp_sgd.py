@@ -271,3 +271,16 @@ def test_a_part_of_the_protocol_that_it_cannot_take_is_refused_before_a_step():
     assert torch.equal(flat(model), start)
     inplace = nn.Sequential(nn.Flatten(), nn.Linear(256, 4), nn.ReLU(inplace=True))
     assert obstacle(inplace) == ("2", "ReLU in place, which breaks per-sample gradients")
+
+
+def test_a_difference_that_double_precision_does_not_show_is_rounding():
+    """A ReLU's kink may fall on either side in float32; here that is played by a term."""
+    model = model_of("cnn4")
+
+    def kinked(images, labels):
+        reps = model.extractor(images)
+        rounding = 0.0 if reps.dtype == torch.float64 else reps.mean(0).square().sum()
+        return F.cross_entropy(model.head(reps), labels) + rounding
+
+    fit(DPSGD(noise=1.0, clip=1.0), model, samples_of(), kinked)
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())

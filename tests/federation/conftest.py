@@ -1,7 +1,8 @@
-"""The small federation of tests/protocols serves here too."""
+"""The small federations of tests/protocols serve here too."""
 
 import runpy
 from pathlib import Path
 
-_shared = Path(__file__).parent.parent / "protocols" / "conftest.py"
-federation = runpy.run_path(str(_shared))["federation"]
+_protocols = Path(__file__).parent.parent / "protocols"
+federation = runpy.run_path(str(_protocols / "conftest.py"))["federation"]
+world = runpy.run_path(str(_protocols / "digits" / "conftest.py"))["world"]
