@@ -131,11 +131,17 @@ def for_updates(budgets: Budgets) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The defences of one protocol, and the attacks that fit its uploads."""
+    """The defences of one protocol, and the attacks that fit its uploads.
+
+    Args:
+        fixed: one more variant mixes with the same weights in every round.
+        every: extractors of every round are kept, which the strong threat model grants.
+    """
 
     defenses: Callable[[Budgets], dict[str, Any]]
     attacks: Sequence[Any]
     fixed: bool = False
+    every: bool = False
 
 
 def _on_recovered(via: str, attack: str, threat: str = "strong") -> dict[str, Any]:
@@ -168,6 +174,7 @@ PLANS = {
             _on_recovered("average", "dip"),
             "membership@uploaded@strong",
         ),
+        every=True,
     ),
     "fedavg": Plan(
         for_updates,
@@ -186,6 +193,8 @@ def sweep_of(
 ) -> Benchmark:
     """The benchmark of one protocol: its defences as variants."""
     plan = PLANS[name]
+    if plan.every:
+        base = merge(base, {"record": {"keep_every": 1}})
     vary: dict[str, Any] = {
         f"{name}, {label}": {
             "protocol": {"name": name},
