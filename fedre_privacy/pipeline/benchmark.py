@@ -17,6 +17,7 @@ from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.types import EntangledRep, HeadState, ModelState
+from fedre_privacy.core.units import plural
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, pareto
@@ -392,12 +393,13 @@ class BenchmarkResult:
         return frontier(self.points(), caption=self._caption())
 
     def _caption(self) -> str:
-        seeds = int(self.summary["seeds"].max()) if len(self.summary) else 0
+        most = int(self.summary["seeds"].max()) if len(self.summary) else 0
+        least = int(self.summary["seeds"].min()) if len(self.summary) else 0
         runs = self.rows.drop_duplicates(["label", "seed"])
-        each = "1 seed" if seeds == 1 else f"{seeds} seeds"
+        each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
         return (
-            f"{len(runs)} trainings, {each} each; error bars: sd over seeds. Leakage: PSNR over "
-            "the best floor of the strongest attack in the suite, over all its targets or those "
+            f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
+            "PSNR over the best floor of the strongest attack in the suite, over all its targets or those "
             f"made of one image, whichever leak more (n at least {FEWEST}). Grey: no attack on "
             "images could read the upload, which does not mean that it is safe."
         )
