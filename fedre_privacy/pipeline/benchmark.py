@@ -399,8 +399,8 @@ class BenchmarkResult:
         each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
         return (
             f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
-            "PSNR over the best floor of the strongest attack in the suite, over all its targets or those "
-            f"made of one image, whichever leak more (n at least {FEWEST}). Grey: no attack on "
+            "PSNR over the best floor of the strongest attack in the suite, over all its targets "
+            f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no attack on "
             "images could read the upload, which does not mean that it is safe."
         )
 
