@@ -400,8 +400,8 @@ class BenchmarkResult:
         return (
             f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
             "PSNR over the best floor of the strongest attack in the suite, over all its targets "
-            f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no attack on "
-            "images could read the upload, which does not mean that it is safe."
+            f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no "
+            "attack on images could read the upload, which does not mean that it is safe."
         )
 
     def __repr__(self) -> str:
