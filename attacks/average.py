@@ -21,8 +21,6 @@ from .parts.messages import messages_of
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Drift of a prototype in a round, in units of the noise, of which only the ratio matters."""
-
-
 WALKED = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """The same, in units of the spread about the class mean, where that is known."""
 
@@ -90,9 +88,9 @@ class Average(Attack):
                         factor = max(1.0, float(expected[-1].norm()) / bound)
                     expected = clip_rows(expected, bound)
                 if masked is not None:
-                    heard_of = torch.stack([parts[r] for r, _ in seen])
+                    sent_there = torch.stack([parts[r] for r, _ in seen])
                     whole = [(r, row / masked) for r, row in seen]
-                    solved = _level_of_parts(whole, heard_of, expected, noisy)
+                    solved = _level_of_parts(whole, sent_there, expected, noisy)
                 else:
                     solved = _level(seen, expected) if noisy else _newest(seen)
                 solved = Solved(solved.vectors * factor, solved.error * factor)
@@ -135,11 +133,8 @@ class Average(Attack):
         """
         known = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
         last = rounds[-1]
-        if (
-            not known
-            or observation.aux_labels is None
-            or ((client, last) not in observation.extractors)
-        ):
+        known &= (client, last) in observation.extractors
+        if not known or observation.aux_labels is None:
             return {}
         held = [r for r in rounds if (client, r) in observation.extractors]
         labels = observation.aux_labels[: self.aux_limit]

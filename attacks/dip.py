@@ -97,10 +97,6 @@ class DeepImagePrior(Attack):
     def __post_init__(self) -> None:
         if not self.channels:
             raise ConfigError("'attack.channels' is empty; at least one scale is needed.")
-        if self.precision not in PRECISIONS:
-            raise ConfigError(
-                f"'attack.precision' is {self.precision!r}; use one of {', '.join(PRECISIONS)}."
-            )
 
     def prior_for(self, image_shape: tuple[int, int, int], device: torch.device) -> ImagePrior:
         """The networks that write images of a shape (C, H, W), as a device computes them best."""

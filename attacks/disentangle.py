@@ -264,31 +264,32 @@ class Disentangle(Attack):
             if lagging(reps):
                 mixing, reps = mixing.take(torch.arange(len(reps) - 1)), reps[:-1]
                 notes.append(f"{who}: its last upload left out, no extractor that young is held")
-        means = None
-        noisy = blurred(observation) and self._knows_means(observation, mixing)
-        if (self.prior == "class-mean" or noisy) and observation.aux_labels is not None:
-            newest = reps or self._aux_reps(observation, context, mixing, [int(mixing.rounds[-1])])
-            labels = observation.aux_labels[: self.aux_limit]
-            means = class_means(newest[-1], labels, mixing.classes)
+        by_round = self._class_means(observation, mixing, reps)
         alignment = None
         if reps:
             seen = [images_of(r) for r in reps]
+            factor, bound = sent_in_part(observation), bound_of(observation)
+            if factor is not None and by_round:
+                solved = self._of_parts(observation, mixing, seen, by_round, factor)
+                placed = _placed(solved, mixing.classes, full.classes)
+                said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
+                return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
-            bound = bound_of(observation)
-            if bound is not None and observation.aux_labels is not None:
-                alignment, factor = self._lengthened(
-                    observation, mixing, reps, seen, alignment, bound
-                )
+            if bound is not None and by_round:
+                alignment = self._lengthened(observation, mixing, seen, by_round, alignment, bound)
                 notes.append(
-                    f"{who}: uploads shortened to {bound:g} taken as {factor:.2f} times as long "
-                    "on average"
+                    f"{who}: uploads shortened to {bound:g} taken as "
+                    f"{float(alignment.loud.mean()):.2f} times as long on average"
                 )
-        factor_sent = sent_in_part(observation)
-        if alignment is not None and factor_sent is not None and observation.aux_labels is not None:
-            solved = self._of_parts(observation, mixing, reps, factor_sent)
-            placed = _placed(solved, mixing.classes, full.classes)
-            said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
-            return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+        means = None
+        noisy = blurred(observation) and self._knows_means(observation, mixing)
+        if self.prior == "class-mean" or noisy:
+            newest = by_round or self._class_means(
+                observation,
+                mixing,
+                self._aux_reps(observation, context, mixing, [int(mixing.rounds[-1])]),
+            )
+            means = newest[-1] if newest else None
         solved, said = self.solve(
             solver,
             mixing,
@@ -302,22 +303,32 @@ class Disentangle(Attack):
         placed = _placed(solved, mixing.classes, full.classes)
         return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
 
+    def _class_means(
+        self, observation: Observation, mixing: Mixing, reps: list[Tensor]
+    ) -> list[Tensor]:
+        """Class means (n, d) of auxiliary images in each round; none without their labels."""
+        if observation.aux_labels is None:
+            return []
+        labels = observation.aux_labels[: self.aux_limit]
+        return [class_means(r, labels, mixing.classes) for r in reps]
+
     def _of_parts(
-        self, observation: Observation, mixing: Mixing, reps: list[Tensor], factor: float
+        self,
+        observation: Observation,
+        mixing: Mixing,
+        seen: list[Images],
+        means: list[Tensor],
+        factor: float,
     ) -> Solved:
         """Prototypes where only some coordinates of each upload were sent.
 
         What is missing is filled by mixtures of class means for the way to the last round, and
         not read there.
         """
-        labels = observation.aux_labels
-        if labels is None:
-            raise IncompatibleError("Uploads sent in part need labels of the auxiliary images.")
-        means = [class_means(r, labels[: self.aux_limit], mixing.classes) for r in reps]
         likely = (mixing.weights[:, None, :] @ torch.stack(means)).squeeze(1)
         sent = mixing.uploads != 0
         filled = torch.where(sent, mixing.uploads / factor, likely)
-        there = align([images_of(r) for r in reps], filled, self.align_penalty)
+        there = align(seen, filled, self.align_penalty)
         noises = LOUDEST_FIRST if blurred(observation) else ALIGNED_NOISES
         models = error_models(mixing.weights, there.errors, noises, there.loud)
         solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
@@ -327,26 +338,20 @@ class Disentangle(Attack):
         self,
         observation: Observation,
         mixing: Mixing,
-        reps: list[Tensor],
         seen: list[Images],
+        means: list[Tensor],
         alignment: Alignment,
         bound: float,
-    ) -> tuple[Alignment, float]:
-        """Uploads carried over as if they had not been shortened, and the mean factor."""
-        labels = observation.aux_labels
-        if labels is None:
-            return alignment, 1.0
+    ) -> Alignment:
+        """Uploads carried over as if they had not been shortened."""
         base = align(seen, torch.zeros_like(mixing.uploads), self.align_penalty).uploads
         carried = alignment.uploads - base
-        means = [class_means(r, labels[: self.aux_limit], mixing.classes) for r in reps]
-        expected = expected_factors(mixing.weights, torch.stack(means), bound)
-        factors = expected
+        factors = expected_factors(mixing.weights, torch.stack(means), bound)
         if not blurred(observation):
             known = mixing.uploads.norm(dim=1) < WHOLE * bound
-            expected = torch.where(known, 1.0, expected)
+            expected = torch.where(known, 1.0, factors)
             factors = factors_that_agree(mixing.weights, base, carried, expected, known)
-        longer = base + factors[:, None] * carried
-        return replace(alignment, uploads=longer, loud=factors), float(factors.mean())
+        return replace(alignment, uploads=base + factors[:, None] * carried, loud=factors)
 
     def solve(
         self,

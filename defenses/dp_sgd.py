@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -317,6 +318,8 @@ def _same_alone(
         return False
     together = torch.cat([p.grad_sample.flatten(1) for p in params], 1)  # type: ignore[attr-defined]
     scale = max(float(together.norm(dim=1).max()), clip)
+    if not math.isfinite(scale):
+        return True  # the model has diverged, which the training says itself
     fits = True
     switch(False)
     for row in range(count):

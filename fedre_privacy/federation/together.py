@@ -7,6 +7,7 @@ a CPU that takes longer than one client after another (benchmarks/together.py).
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, islice
@@ -21,6 +22,8 @@ from fedre_privacy.blocks.state import Client, Samples, Setting, Task
 from fedre_privacy.defenses.apply import trainer_of
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
+
+log = logging.getLogger("fedre_privacy")
 
 AT_ONCE = 32
 """Clients in one program at most; a constant, so results do not depend on memory."""
@@ -72,7 +75,9 @@ def train_together(
                     lr=setting.training.lr,
                     device=setting.device,
                 )
-            except RuntimeError:  # vmap refuses the model, or memory ran out; no model has changed
+            except RuntimeError as error:  # vmap refuses it, or memory ran out; no model changed
+                why = (str(error).splitlines() or ["no reason given"])[0]
+                log.info("round %d: clients train one by one: %s", round, why)
                 break
             losses |= dict(zip(members, means, strict=True))
     return losses

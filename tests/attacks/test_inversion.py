@@ -186,7 +186,3 @@ class TestPrecision:
         assert not DeepImagePrior(precision="float32")._low(gpu)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
         assert not auto._low(gpu)
-
-    def test_another_precision_is_refused(self):
-        with pytest.raises(ConfigError, match="float32, bfloat16"):
-            DeepImagePrior(precision="half")

@@ -38,6 +38,7 @@ VALUES = [
     (["--set", "train.lr=-1"], "'train.lr' is -1; it must be > 0. Default: 0.06."),
     (["--set", "attack.average=1"], "'attack.average' is 1; it must be >= 0 and < 1. Default: 0.9"),
     (["--set", "attack.steps=many"], "'attack.steps' is 'many'; it must be a whole number. Def"),
+    (["--set", "attack.precision=half"], "'attack.precision' is 'half'; it must be one of auto, "),
     (["--set", "eval.rule=any"], "'eval.rule' is 'any'; it must be one of auto, best, mean-im"),
     (["--set", "data.size=2"], "'data.size' is 2; it must be >= 4 pixels. Default: 24."),
     (["--set", "train=5"], "'train' is a group of settings, not 5."),

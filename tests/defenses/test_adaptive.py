@@ -146,33 +146,58 @@ def test_an_average_of_noise_alone_tells_nothing():
         assert least < float(cosine.mean()) < most
 
 
+CLASSES = torch.tensor([1, 4, 7])
+PUBLIC = torch.randn(10, 64, generator=rng(20)).abs()
+"""Class means that a server with labelled images knows; extractors here return the image."""
+
+
+def prototypes_near(spread):
+    return PUBLIC[CLASSES] + spread * torch.randn(3, 64, generator=rng(22))
+
+
+def rounds_of(name, true, count, sent):
+    """Uploads that `name` reads: `sent(artifact, round)` of prototypes, or of mixtures of them."""
+    uploads = []
+    for t in range(1, count + 1):
+        artifact = Prototypes(true, CLASSES)
+        if name == "disentangle":
+            weight = torch.rand(3, generator=rng(300 + t))
+            weight = weight / weight.sum()
+            encoding = torch.zeros(10).index_copy(0, CLASSES, weight)
+            artifact = EntangledRep(weight @ true, encoding)
+        uploads.append(Upload(0, t, (sent(artifact, t),)))
+    return uploads
+
+
+def with_rows(artifact, rows):
+    key = "rep" if isinstance(artifact, EntangledRep) else "means"
+    return replace(artifact, **{key: rows[0] if key == "rep" else rows})
+
+
+def strongly_observed(uploads, defense):
+    aux = PUBLIC.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
+    return observed(
+        uploads[-1:], uploads, extractors={(0, u.round): nn.Flatten() for u in uploads},
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20), defenses=(defense,),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["average", "disentangle"])
 @pytest.mark.parametrize("loud", [0.3, 3.0, 30.0])
 def test_public_class_means_weigh_in_as_much_as_noise_asks_for(name, loud):
     """Under any noise the answer is no worse than the class means, or than the uploads alone."""
-    classes = torch.tensor([1, 4, 7])
-    public = torch.randn(10, 64, generator=rng(20)).abs()
-    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
-    true = public[classes] + 0.5 * torch.randn(3, 64, generator=rng(22))
-    uploads = []
-    for t in range(1, 17):
-        noise = loud * torch.randn(3, 64, generator=rng(200 + t))
-        weight = torch.rand(3, generator=rng(300 + t))
-        weight = weight / weight.sum()
-        sent = Prototypes(true + noise, classes)
-        if name == "disentangle":
-            encoding = torch.zeros(10).index_copy(0, classes, weight)
-            sent = EntangledRep(weight @ true + noise[0], encoding)
-        uploads.append(Upload(0, t, (sent,)))
-    given = observed(
-        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 17)},
-        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
-        defenses=(known("gaussian", clip=20.0, noise=loud / 40),),
-    )  # fmt: skip
+    true = prototypes_near(0.5)
+
+    def noisy(artifact, t):
+        drawn = torch.randn(artifact.rows().shape, generator=rng(200 + t))
+        return with_rows(artifact, artifact.rows() + loud * drawn)
+
+    uploads = rounds_of(name, true, 16, noisy)
+    given = strongly_observed(uploads, known("gaussian", clip=20.0, noise=loud / 40))
     weak = replace(given, threat=THREAT_MODELS["eavesdropper"])
     attack = attacks.get(name)(**({"clamp": False} if name == "disentangle" else {}))
     strong, alone = (relative(attack(o, Context()).vectors, true) for o in (given, weak))
-    floor = relative(public[classes], true)
+    floor = relative(PUBLIC[CLASSES], true)
     assert strong < 1.05 * min(floor, alone)
     if loud == 0.3:
         assert strong < 0.6 * floor
@@ -181,71 +206,48 @@ def test_public_class_means_weigh_in_as_much_as_noise_asks_for(name, loud):
 @pytest.mark.parametrize("name", ["average", "disentangle"])
 def test_what_was_shortened_is_lengthened_again(name):
     """Of mixtures other rounds tell by how much; of prototypes, public images alone."""
-    classes = torch.tensor([1, 4, 7])
-    public = torch.randn(10, 64, generator=rng(20)).abs()
-    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
-    true = 1.1 * (public[classes] + 0.3 * torch.randn(3, 64, generator=rng(22)))
-    bound, uploads = 0.6 * float(true.norm(dim=1).min()), []
-    for t in range(1, 13):
-        weight = torch.rand(3, generator=rng(300 + t))
-        weight = weight / weight.sum()
-        sent = Prototypes(true, classes)
-        if name == "disentangle":
-            encoding = torch.zeros(10).index_copy(0, classes, weight)
-            sent = EntangledRep(weight @ true, encoding)
-        rows = sent.rows()
-        short = rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1)
-        sent = replace(sent, **({"rep": short[0]} if name == "disentangle" else {"means": short}))
-        uploads.append(Upload(0, t, (sent,)))
-    given = observed(
-        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 13)},
-        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
-        defenses=(known("clip", norm=bound, where="upload"),),
-    )  # fmt: skip
+    true = 1.1 * prototypes_near(0.3)
+    bound = 0.6 * float(true.norm(dim=1).min())
+
+    def shortened(artifact, t):
+        rows = artifact.rows()
+        return with_rows(artifact, rows * (bound / rows.norm(dim=1, keepdim=True)).clamp(max=1))
+
+    uploads = rounds_of(name, true, 12, shortened)
+    given = strongly_observed(uploads, known("clip", norm=bound, where="upload"))
     attack = attacks.get(name)()
     aware, naive = both(given, lambda o: relative(attack(o, Context()).vectors, true))
     assert naive > 0.3
     assert aware < (0.1 if name == "disentangle" else 0.2)
+    drowned = rounds_of(
+        name, true, 12, lambda a, t: shortened(with_rows(a, 9 * _noise_like(a, t)), t)
+    )
+    noise = replace(given, targets=tuple(drowned[-1:]), uploads=tuple(drowned))
+    assert relative(attack(noise, Context()).vectors, true) > 0.95 * naive
 
 
 @pytest.mark.parametrize("name", ["average", "disentangle"])
 @pytest.mark.parametrize("rescale", [False, True])
 def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, scene):
-    classes = torch.tensor([1, 4, 7])
-    public = torch.randn(10, 64, generator=rng(20)).abs()
-    aux = public.repeat(20, 1) + 0.1 * torch.randn(200, 64, generator=rng(21))
-    true = public[classes] + 0.5 * torch.randn(3, 64, generator=rng(22))
-    mask, uploads = defenses.get("mask")(keep=0.25, rescale=rescale), []
-    for t in range(1, 25):
-        weight = torch.rand(3, generator=rng(300 + t))
-        weight = weight / weight.sum()
-        whole = Prototypes(true, classes)
-        if name == "disentangle":
-            encoding = torch.zeros(10).index_copy(0, classes, weight)
-            whole = EntangledRep(weight @ true, encoding)
-        uploads.append(Upload(0, t, (mask.defend(whole, scene(), rng(500 + t)),)))
-    given = observed(
-        uploads[-1:], uploads, extractors={(0, t): nn.Flatten() for t in range(1, 25)},
-        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(10).repeat(20),
-        defenses=(known("mask", keep=0.25, rescale=rescale),),
-    )  # fmt: skip
+    true = prototypes_near(0.5)
+    mask = defenses.get("mask")(keep=0.25, rescale=rescale)
+    uploads = rounds_of(name, true, 24, lambda a, t: mask.defend(a, scene(), rng(500 + t)))
+    given = strongly_observed(uploads, known("mask", keep=0.25, rescale=rescale))
     attack = attacks.get(name)()
     aware, naive = both(given, lambda o: relative(attack(o, Context()).vectors, true))
-    floor = relative(public[classes], true)
+    floor = relative(PUBLIC[CLASSES], true)
     assert naive > 0.5 and aware < 0.35 * floor
-    noise = [  # noise in place of what was sent tells nothing: no nearer than the class means
-        replace(u, artifacts=(mask.defend(_noise_like(u.artifacts[0], i), scene(), rng(i)),))
-        for i, u in enumerate(uploads)
-    ]
+    # noise in place of what was sent tells nothing: no nearer than the class means
+    noise = rounds_of(
+        name, true, 24,
+        lambda a, t: mask.defend(with_rows(a, _noise_like(a, t)), scene(), rng(500 + t)),
+    )  # fmt: skip
     drowned = attack(replace(given, targets=tuple(noise[-1:]), uploads=tuple(noise)), Context())
     assert relative(drowned.vectors, true) > 0.95 * floor
 
 
 def _noise_like(artifact, seed):
-    drawn = torch.randn(artifact.rows().shape, generator=rng(700 + seed))
-    if isinstance(artifact, EntangledRep):
-        return replace(artifact, rep=drawn[0])
-    return replace(artifact, means=drawn)
+    return torch.randn(artifact.rows().shape, generator=rng(700 + seed))
 
 
 def test_factors_are_what_rounds_agree_on():
