@@ -18,12 +18,14 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from .adaptive import channel_of
 from .aux_pairs import BATCH, FOLDS, Pairs, represent, simulated, some_views
 from .decoder_net import Lessons, Refiner, Schooling, blank, train_refiner
+from .graphs import recorder_for
 from .inversion import frozen
 from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total
 from .map_jobs import Job, jobs_of
@@ -126,6 +128,7 @@ def _family(
         return _prepare(observation, context, job, aux, linear, room=room)
 
     works = each(prepare, jobs, cores)
+    note = noted_once(context.report)
     for stage in range(stages):
         kept = stored[stage]
         if kept is None:
@@ -146,6 +149,8 @@ def _family(
                     purpose=family,
                     cores=cores,
                     tick=tick,
+                    recorder=recorder_for(context.device),
+                    note=note,
                 )
             state = {key: value.cpu() for key, value in net.state_dict().items()}
             context.shelf.save(f"network-{family}-{stage}", state)

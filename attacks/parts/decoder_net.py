@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded, stream
 
+from .graphs import Recorder, Step, captured, set_rate
+
 SLOPE = 0.1
 PART = 16
 """Rows of a batch that one core works on, a constant: the sum does not depend on the cores."""
@@ -116,6 +118,43 @@ class Lessons:
     extract: Callable[[Tensor], Tensor]
 
 
+class Pool:
+    """The pairs of all extractors, numbered one after another."""
+
+    def __init__(self, lessons: Sequence[Lessons], schooling: Schooling) -> None:
+        self.lessons, self.schooling = lessons, schooling
+        self.picture = torch.cat([one.picture for one in lessons])
+        self.correction = torch.cat([one.correction for one in lessons])
+        self.wanted = torch.cat([one.wanted for one in lessons])
+        self.ends = torch.tensor([len(one.held) for one in lessons]).cumsum(0)
+        held = torch.cat([one.held for one in lessons]).cpu()
+        self.learnt = (~held).nonzero().squeeze(1)
+        """Numbers of the pairs to learn from, on the host as the next."""
+        checked = [part.nonzero().squeeze(1) for part in held.tensor_split(self.ends[:-1])]
+        most = max(1, 512 // len(lessons))
+        starts = [0, *self.ends[:-1].tolist()]
+        self.checked = torch.cat([c[:most] + at for c, at in zip(checked, starts, strict=True)])
+
+    def losses(self, net: Refiner, numbers: Tensor) -> Tensor:
+        """Loss of each of some pairs (n,); for loss=sharp, numbers ascend and are on the host."""
+        made: Tensor = net(self.picture[numbers], self.correction[numbers])
+        wanted = self.wanted[numbers]
+        if self.schooling.loss == "psnr":
+            return (made - wanted).square().flatten(1).mean(1)
+        owners = torch.bucketize(numbers, self.ends, right=True)
+        counts = owners.bincount(minlength=len(self.lessons)).tolist()
+        starts = [0, *self.ends[:-1].tolist()]
+        missed = []
+        for one, start, index, part in zip(
+            self.lessons, starts, numbers.split(counts), made.split(counts), strict=True
+        ):
+            if len(index):
+                reps = one.reps[index - start]
+                error = (one.extract(part.clamp(0, 1)) - reps).square().sum(1)
+                missed.append(error / (reps.square().sum(1) + 1e-8))
+        return (made - wanted).abs().flatten(1).mean(1) + self.schooling.match * torch.cat(missed)
+
+
 def train_refiner(
     lessons: Sequence[Lessons],
     schooling: Schooling,
@@ -125,64 +164,77 @@ def train_refiner(
     purpose: str,
     cores: int,
     tick: Callable[[int, Tensor], None],
+    recorder: Recorder | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Refiner:
     """Train one network on the pairs of all extractors; the best on held-out pairs is kept.
 
-    Steps are not captured as graphs: how many rows of a batch go through which extractor differs
-    from step to step. Equal numbers of each would be other batches, so other networks.
-
     Args:
         tick: called at each check with the number of updates done and the held-out loss (1,).
+        recorder: how steps are captured and replayed; None runs them one by one. Under loss=sharp
+            none is captured: each sends other numbers of rows through each extractor.
+        note: told why, when steps cannot be captured.
     """
     device = lessons[0].picture.device
+    if schooling.loss == "sharp":
+        recorder = None
     with seeded(seed, f"refiner {purpose}", index=stage):
         net = Refiner(lessons[0].picture.shape[1], schooling.width).to(device)
     spread = torch.stack([one.correction.square().mean() for one in lessons]).mean().sqrt()
     net.scale.copy_(spread.clamp(min=1e-6))
-    rows = [
-        torch.stack([torch.full((len(kept),), i), kept], 1)
-        for i, one in enumerate(lessons)
-        for kept in [(~one.held).nonzero().flatten().cpu()]
-    ]
-    pool = torch.cat(rows)
-    held = [one.held.nonzero().flatten()[: max(1, 512 // len(lessons))] for one in lessons]
+    pool = Pool(lessons, schooling)
     draws = stream(seed, f"refiner batches {purpose}", index=stage)
-    optimiser = torch.optim.AdamW(net.parameters(), lr=schooling.lr, foreach=True)
     parameters = list(net.parameters())
+    optimiser = torch.optim.AdamW(
+        parameters,
+        lr=torch.full((), schooling.lr, device=device) if recorder else schooling.lr,
+        foreach=True,
+        capturable=recorder is not None,
+    )
+    spent = torch.zeros(1, device=device)
+    numbers = torch.zeros(schooling.batch, dtype=torch.int64)
+    checked = pool.checked
+    if schooling.loss == "psnr":
+        numbers, checked = numbers.to(device), checked.to(device)
 
     def part_gradient(part: Tensor) -> list[Tensor]:
-        losses = []
-        for i in part[:, 0].unique().tolist():
-            index = part[part[:, 0] == i, 1].to(device)
-            losses.append(_losses(net, lessons[i], index, schooling).sum())
-        loss = torch.stack(losses).sum() / schooling.batch
-        return list(torch.autograd.grad(loss, parameters))
+        loss = pool.losses(net, part).sum() / schooling.batch
+        return [loss.detach(), *torch.autograd.grad(loss, parameters)]
 
     def check() -> Tensor:
         with torch.no_grad():
-            losses = [
-                _losses(net, one, index, schooling)
-                for one, index in zip(lessons, held, strict=True)
-            ]
-            return torch.cat(losses).mean().reshape(1)
+            return pool.losses(net, checked).mean().reshape(1)
+
+    crew = ThreadPoolExecutor(
+        min(cores, math.ceil(schooling.batch / PART)),
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
+    cut = device.type == "cpu" and recorder is None  # a capture sees its own thread only
+    over, size = (crew.map, PART) if cut else (map, schooling.batch)
+
+    def step() -> None:
+        loss, *slopes = zip(*over(part_gradient, numbers.split(size)), strict=True)
+        spent.copy_(torch.stack(loss).sum())
+        for parameter, parts in zip(parameters, slopes, strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+        optimiser.step()
 
     best, best_loss, waited = copy.deepcopy(net.state_dict()), float(check()), 0
     every = max(1, schooling.updates // CHECKS)
-    workers = 1 if device.type != "cpu" else min(cores, math.ceil(schooling.batch / PART))
-    with ThreadPoolExecutor(
-        workers, initializer=torch.set_num_threads, initargs=(1 if device.type == "cpu" else cores,)
-    ) as crew:
+    run: Step = step
+    with crew:
         for update in range(schooling.updates):
             done = update / schooling.updates
             rate = min(1.0, (update + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))
-            for group in optimiser.param_groups:
-                group["lr"] = schooling.lr * rate
-            drawn = pool[torch.randint(len(pool), (schooling.batch,), generator=draws)]
-            parts = drawn.split(PART if device.type == "cpu" else schooling.batch)
-            gradients = list(crew.map(part_gradient, parts))
-            for parameter, *pieces in zip(parameters, *gradients, strict=True):
-                parameter.grad = torch.stack(pieces).sum(0)
-            optimiser.step()
+            set_rate(optimiser, schooling.lr * rate)
+            drawn = torch.randint(len(pool.learnt), (schooling.batch,), generator=draws)
+            numbers.copy_(pool.learnt[drawn].sort().values)
+            run()
+            if update == 0 and recorder is not None:
+                moments = [m for one in optimiser.state.values() for m in one.values()]
+                state = [*parameters, *moments, spent]
+                run = captured(step, recorder, state=state, match=spent, note=note) or step
             if (update + 1) % every == 0 or update == schooling.updates - 1:
                 now = check()
                 tick(update, now)
@@ -194,15 +246,3 @@ def train_refiner(
                     break
     net.load_state_dict(best)
     return net.eval().requires_grad_(False)
-
-
-def _losses(net: Refiner, one: Lessons, index: Tensor, schooling: Schooling) -> Tensor:
-    """Loss of each of some pairs (n,)."""
-    made: Tensor = net(one.picture[index], one.correction[index])
-    wanted = one.wanted[index]
-    if schooling.loss == "psnr":
-        return (made - wanted).square().flatten(1).mean(1)
-    reps = one.reps[index]
-    error = (one.extract(made.clamp(0, 1)) - reps).square().sum(1)
-    missed = error / (reps.square().sum(1) + 1e-8)
-    return (made - wanted).abs().flatten(1).mean(1) + schooling.match * missed

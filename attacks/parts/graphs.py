@@ -113,3 +113,12 @@ def put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for now, then in zip(state, before, strict=True):
             now.copy_(then)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """Set the step size, in its buffer where a captured step reads it from one."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .graphs import Recorder, Step, captured
+from .graphs import Recorder, Step, captured, set_rate
 from .objectives import Objective, total_variation
 
 Extract = Callable[[Tensor], Tensor]
@@ -307,12 +307,7 @@ class Search:
     def turn_to(self, step: int) -> None:
         """Set what changes from step to step."""
         self.clock.fill_(step)
-        rate = self.budget.lr * _schedule(step, self.budget)
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        set_rate(self.optimiser, self.budget.lr * _schedule(step, self.budget))
 
     def step(self) -> None:
         """Make one step of all rows."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.memory import free_bytes
 
 CPU_TILE = 8
 """Rows per tile on a CPU, a constant: the numbers do not depend on the chunk size asked for."""
@@ -157,7 +158,7 @@ def measured_rows(
             return 1
         worst = max(worst, torch.cuda.max_memory_allocated(device) - before)
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
+    free = free_bytes(device) or 0
     return rows_that_fit(free, worst // TRIED, most=most)
 
 

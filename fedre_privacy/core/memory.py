@@ -1,4 +1,4 @@
-"""How much memory was taken at most."""
+"""How much memory was taken at most, and how much a GPU has left."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def peak_bytes(device: torch.device | str = "cpu") -> int:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that a GPU has left (bytes); None where it cannot be asked."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

@@ -148,11 +148,12 @@ def fit_together(
     finally:
         for row in rows:
             row.eval()
+    spent = totals.tolist()  # waits for the device: what fails there fails before a model changes
     with torch.no_grad():
         for place, state in enumerate(states):
             for name, value in state.items():
                 value.copy_(stacks[name][place])
-    means = [total / max(count, 1) for total, count in zip(totals.tolist(), steps, strict=True)]
+    means = [total / max(count, 1) for total, count in zip(spent, steps, strict=True)]
     return [means[ranks.index(i)] for i in range(len(models))]
 
 

@@ -21,6 +21,7 @@ from fedre_privacy.blocks.state import Client, Samples, Server, Setting
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.memory import free_bytes
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
 from fedre_privacy.core.units import plural
@@ -156,16 +157,17 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
         with seeded(settings.train.seed, "protocol state", client=k):
             settings.protocol.start_client(client, prepared.setting)
         clients.append(client)
-    if device.type == "cpu" or _fit_together(clients, device):
+    if _fit_together(clients, device):
         for client in clients:
             client.model.to(device)
     return clients
 
 
 def _fit_together(clients: Sequence[Client], device: torch.device) -> bool:
-    """Whether all clients' models may stay on the GPU: a quarter of its free memory."""
+    """Whether all clients' models may stay on the device: a quarter of a GPU's free memory."""
     size = sum(p.numel() * p.element_size() for c in clients for p in c.model.parameters())
-    return size < torch.cuda.mem_get_info(device)[0] / 4
+    free = free_bytes(device)
+    return free is None or size < free / 4
 
 
 def train(

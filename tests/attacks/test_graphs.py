@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.parts import amortised, inversion
 from fedre_privacy.attacks.parts.gradient.match import Match, gradient
 from fedre_privacy.attacks.parts.gradient.objectives import cosine
 from fedre_privacy.attacks.parts.gradient.search import Found, signed_adam
@@ -213,6 +214,40 @@ def test_one_note_for_all_tiles(observe, rotation, originals, monkeypatch):
     context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
     DeepImagePrior(steps=2, channels=(4,), skip=2, depth=2)(problem, context)  # two tiles
     assert len(notes) == 1 and "not permitted" in notes[0]["text"]
+
+
+# --- a decoder's training ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def problem_with_aux(observe, rotation, originals, digits):
+    nets = {(0, 1): rotation(0), (3, 1): rotation(1)}
+    reps = [net(part) for net, part in zip(nets.values(), originals.split(5), strict=True)]
+    seen = observe(reps, nets, threat="strong")
+    return replace(seen, aux=digits.images[10:].float() / 255, aux_labels=digits.labels[10:])
+
+
+@pytest.mark.parametrize("recorder", ["tape", "refuses"])
+def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch, recorder):
+    """Step size and pairs come from buffers that the replay reads."""
+    attack = AmortisedDecoder(updates=10, width=4, views=1, stages=1, patience=99)
+    plain, given, notes = attack(problem_with_aux), {"tape": Tape(), "refuses": Refuses()}, []
+    monkeypatch.setattr(amortised, "recorder_for", lambda device: given[recorder])
+    context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
+    found = attack(problem_with_aux, context)
+    assert torch.allclose(found.images, plain.images, atol=1e-3)
+    assert not torch.allclose(found.images, found.prior, atol=0.1)
+    if recorder == "tape":
+        assert notes == [] and given["tape"].replays == 2 + 10 - 1
+    else:
+        assert len(notes) == 1 and "not permitted" in notes[0]["text"]
+
+
+def test_a_sharp_training_is_not_captured(problem_with_aux, monkeypatch):
+    tape = Tape()
+    monkeypatch.setattr(amortised, "recorder_for", lambda device: tape)
+    AmortisedDecoder(updates=3, width=4, views=1, stages=1, loss="sharp")(problem_with_aux)
+    assert tape.captures == 0
 
 
 # --- gradient matching ---------------------------------------------------------------------------

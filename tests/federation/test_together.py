@@ -165,6 +165,19 @@ def test_a_model_that_draws_random_numbers_is_left_alone(federation, groups):
     assert groups == []
 
 
+def test_what_fails_at_the_end_has_changed_no_model(federation, monkeypatch):
+    """A device reports late: the losses are the first thing read from it."""
+    fed = federation(protocols.get("local")(), together="always", **OPTIONS)
+    before = fed.state()
+
+    def lost(tensor):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(torch.Tensor, "tolist", lost)
+    assert together.train_together(fed.protocol, fed.clients, range(4), fed.setting, 1) == {}
+    assert all(torch.equal(value, before[key]) for key, value in fed.state().items())
+
+
 def test_clients_of_other_architectures_are_left_alone(federation, groups):
     fed = federation(protocols.get("local")(), together="always", **OPTIONS)
     for names, expected in (("abcd", []), ("abca", [0, 3])):

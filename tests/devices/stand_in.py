@@ -1,0 +1,148 @@
+"""A device that stands in for a GPU: what is on it mixes with nothing else; reads are counted.
+
+Values stay on the CPU, hidden behind tensors whose device is ``standin:0``. As on a GPU, an
+operation on tensors of two devices is refused, the exceptions being those that a GPU makes too: a
+copy between devices, single numbers, and indices that are on the host. Whatever makes the host wait
+for the device (a value read, a size that depends on values, a copy to the host) is counted.
+
+The device must be installed before the first backward pass of the process, and stays: use a process
+of its own. Launches, streams, graphs, memory and generators of a device are not imitated.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "standin"
+MAY_MIX = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
+"""Operations after which the host knows values."""
+
+reads: Counter[str] = Counter()
+"""How often the host waited, by the package's own line that made it."""
+_registered = torch.library.Library("_", "IMPL")
+
+
+class OnDevice(Tensor):
+    """A tensor that says it is on the device."""
+
+    values: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> OnDevice:
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            values.size(),
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.values = values
+        return made
+
+    def tolist(self) -> Any:  # torch refuses it for subclasses
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return call(func, args, kwargs or {})
+
+
+class Module:
+    """What torch asks of a device's module."""
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def is_autocast_enabled(self) -> bool:
+        return False
+
+    _is_in_bad_fork = is_autocast_enabled
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass  # draws come from the host's generator
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+def install() -> torch.device:
+    """Make the device known to torch, once in a process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+    _registered.fallback(lambda op, *args, **kwargs: call(op, args, kwargs), "PrivateUse1")
+    torch.tensor = _moved_when_made(torch.tensor)
+    return torch.device(NAME, 0)
+
+
+def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Do on the hidden values what was asked of tensors on the device."""
+    name = func._schema.name.split("::")[1]
+    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    here = [t for t in given if isinstance(t, OnDevice)]
+    strange = [t for t in given if not isinstance(t, OnDevice) and t.ndim > 0 and t.numel()]
+    if here and strange and name not in MAY_MIX:
+        raise RuntimeError(f"{name}: expected all tensors on the same device, found {NAME} and cpu")
+    to_host = torch.device(kwargs.get("device") or NAME).type == "cpu"
+    if name in WAITS or (here and to_host) or (name == "copy_" and args[0] not in _Same(here)):
+        reads[_line()] += 1
+    if torch.Tag.inplace_view in func.tags:  # what the wrapper says of itself changes too
+        func(args[0].values, *args[1:], **kwargs)
+        with no_dispatch():
+            func(*args, **kwargs)
+        return args[0]
+    plain = kwargs | ({"device": torch.device("cpu")} if kwargs.get("device") else {})
+    hidden, options = tree_map_only(OnDevice, lambda t: t.values, (tuple(args), plain))
+    out = func(*hidden, **options)
+    known = {id(t.values): t for t in here} | {id(t): t for t in strange}
+    if to_host:
+        return tree_map_only(Tensor, lambda t: t.clone() if id(t) in known else t, out)
+    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else OnDevice(t), out)
+
+
+class _Same:
+    """Membership by identity: tensors compare value by value."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.ids = {id(t) for t in tensors}
+
+    def __contains__(self, one: object) -> bool:
+        return id(one) in self.ids
+
+
+def _line() -> str:
+    """The innermost line of the package on the stack."""
+    ours = [f for f in traceback.extract_stack() if "site-packages" not in f.filename]
+    ours = [f for f in ours if Path(f.filename).parent != Path(__file__).parent]
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "elsewhere"
+
+
+def _moved_when_made(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.tensor cannot make what a Python device holds: make it on the host and move it."""
+
+    def made(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+        out = make(data, **options)
+        return out if device is None else out.to(device)
+
+    return made
