@@ -130,10 +130,14 @@ def mismatch(
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
-        fitting = ", ".join(readers(kinds)) or "none"
+        fitting = ", ".join(readers(kinds)) or "; ".join(
+            f"{', '.join(able)} for {kind.__name__}"
+            for kind in sorted(kinds, key=lambda one: one.__name__)
+            if (able := readers([kind]))
+        )
         problems.append(
             f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
-            f"Attacks for them: {fitting}."
+            f"Attacks for them: {fitting or 'none'}."
         )
     for missing in sorted(needed - threat.grants):
         problems.append(

@@ -143,7 +143,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     simulated = settings.attack.answers == "images" and any(kind.updates for kind in kinds)
     if protocol.unseen and simulated:
         raise IncompatibleError(
-            f"Attack '{settings.attack.name}' repeats the training of clients on images it tries; "
+            "Attacks on parameters repeat the training of clients on images they try; "
             f"'{protocol.name}' {protocol.unseen}.",
             next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
             "labels.",
@@ -174,6 +174,8 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
         ][:1]
         options += [f"--attack {n}" for n in fitting if attacks.get(n).needs <= threat.grants]
         step = f"Use {', or '.join(options)}." if options else step
+    elif fitting and settings.target == "uploaded" and all(kind.updates for kind in kinds):
+        step = f"Use --target update, or --attack {' or '.join(fitting)}."
     elif not fitting:
         step = (
             "Ask what it would leak if it uploaded them: --target representations, prototypes or "

@@ -180,6 +180,33 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
     assert "heads-only" in listed.out
 
 
+@pytest.mark.parametrize(
+    ("protocol", "said", "step"),
+    [
+        (
+            "fedavg",
+            "are ModelState. Attacks for them: analytic, head, ",
+            "Use --target update, or ",
+        ),
+        (
+            "fedsgd",
+            "are GradientState. Attacks for them: analytic, dlg, ",
+            "Use --target update, or ",
+        ),
+        ("fedral", "Attacks for them: labels for Counts; matrix for MatrixBlocks.", "Ask what it "),
+    ],
+)
+def test_what_is_beside_the_counts_is_what_is_attacked(
+    cli: Any, nowhere: Path, protocol: str, said: str, step: str
+) -> None:
+    done = cli.attack("--protocol", protocol)
+    assert done.code == 3 and list(nowhere.iterdir()) == []
+    assert said in done.err and f"\n{step}" in done.err
+    if protocol != "fedral":
+        asked = ["--protocol", protocol, "--rounds", "1", "--attack", "inverting-gradients"]
+        assert cli.attack(*asked, "--dry-run").code == 0
+
+
 @pytest.mark.parametrize("target", ["update", "uploaded"])
 def test_training_that_nobody_can_repeat(cli: Any, nowhere: Path, target: str) -> None:
     options = ["--protocol", "fedmrl", "--target", target, "--attack", "update-inversion"]

@@ -26,7 +26,7 @@ from fedre_privacy.protocols.base import Protocol
 from ..observe import held_out, observe
 from ..runs import Run
 from ..settings import RECOVERED, AttackSettings
-from ..targets import TargetGroup, TargetSource, resolve_kind
+from ..targets import KINDS, TargetGroup, TargetSource, resolve_kind
 from ..train import write_csv
 from .base import Card, Game, Measure, Question, kinds_of
 from .recover import recover
@@ -68,7 +68,12 @@ class Images(Question):
     """Recover the images behind representations, prototypes, entangled vectors or updates."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        return kinds_of(protocol, settings.target)
+        """What is attacked of an upload: representations, or else parameters and gradients."""
+        kinds = kinds_of(protocol, settings.target)
+        if settings.target != "uploaded":
+            return kinds
+        rows = {kind for kind in kinds if kind in KINDS.values()}
+        return rows or {kind for kind in kinds if kind.updates} or kinds
 
     def outcome(self) -> type[Reconstruction]:
         return Reconstruction
