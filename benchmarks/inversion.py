@@ -9,6 +9,8 @@ memory   the peak of whole attacks over the number of targets, each in a process
 profile  where the time of a step goes
 stacking the two ways to compute many networks as one
 whole    one attack from beginning to end
+decoder  updates of a decoder's network on the pairs of many extractors: a loop over the extractors
+         of each batch, with all threads, and the pairs of all in one pool; same pairs, same start
 
 Operations are counted by torch's flop counter on the step whose convolutions are written as matrix
 products (it counts grouped convolutions several times over). Bytes are the sizes of all operands
@@ -37,6 +39,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -44,14 +47,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import dip_net, inversion
+from fedre_privacy.attacks.parts import decoder_net, dip_net, inversion
+from fedre_privacy.attacks.parts.decoder_net import (
+    Lessons,
+    Pool,
+    Refiner,
+    Schooling,
+    train_refiner,
+)
 from fedre_privacy.attacks.parts.graphs import recorder_for
 from fedre_privacy.attacks.parts.objectives import OBJECTIVES
 from fedre_privacy.attacks.parts.optimise import Search, fit_tile
 from fedre_privacy.attacks.parts.tiles import CPU_TILE, single_threaded
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
     THREAT_MODELS,
     Observation,
@@ -62,7 +72,9 @@ from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.photos import Photos
 from fedre_privacy.models.families import ModelSettings, build_model
 
-PARTS = ("ratio", "limits", "memory", "profile", "stacking", "whole")
+PARTS = ("ratio", "limits", "memory", "profile", "stacking", "whole", "decoder")
+EXTRACTORS, PAIRS = 10, 200
+"""Of the decoder part, and the pairs of each."""
 GROUPS = {
     "convolutions": ("conv",),
     "normalisation": ("norm",),
@@ -366,6 +378,82 @@ def whole(chosen: argparse.Namespace, device: torch.device) -> None:
             print(f"{what}: {taken:.1f} s", flush=True)
 
 
+def decoder_lessons(size: int, device: torch.device) -> list[Lessons]:
+    """Blurred photographs to be sharpened, as pairs of several extractors."""
+    data = Photos(size=size, per_photo=max(2, EXTRACTORS * PAIRS // 4)).load()
+    images = data.floats(torch.arange(EXTRACTORS * PAIRS) % len(data)).to(device)
+    blurred = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    held = torch.arange(PAIRS, device=device) % 5 == 0
+    return [
+        Lessons(soft, sharp - soft, sharp, soft.flatten(1), held, lambda x: x.flatten(1))
+        for soft, sharp in zip(blurred.split(PAIRS), images.split(PAIRS), strict=True)
+    ]
+
+
+def decoder_loop(lessons: list[Lessons], how: Schooling) -> Refiner:
+    """Train as `train_refiner` does, one extractor of a batch after another."""
+    device, draws = lessons[0].picture.device, stream(0, "refiner batches benchmark", index=0)
+    with seeded(0, "refiner benchmark", index=0):
+        net = Refiner(lessons[0].picture.shape[1], how.width).to(device)
+    net.scale.copy_(torch.stack([one.correction.square().mean() for one in lessons]).mean().sqrt())
+    optimiser = torch.optim.AdamW(net.parameters(), lr=how.lr)
+    kept = [(~one.held).nonzero().squeeze(1) for one in lessons]
+    owners = torch.arange(len(lessons)).repeat_interleave(torch.tensor([len(k) for k in kept]))
+    rows = torch.cat(kept)
+    for update in range(how.updates):
+        rate = 0.02 + 0.49 * (1 + math.cos(math.pi * update / how.updates))
+        optimiser.param_groups[0]["lr"] = how.lr * rate * min(1.0, (update + 1) / 20)
+        drawn = torch.randint(len(rows), (how.batch,), generator=draws)
+        optimiser.zero_grad()
+        for i, one in enumerate(lessons):
+            at = rows[drawn[owners[drawn] == i].to(rows.device)]
+            if len(at):
+                made = net(one.picture[at], one.correction[at])
+                loss = (made - one.wanted[at]).square().flatten(1).mean(1).sum() / how.batch
+                loss.backward()
+        optimiser.step()
+    return net
+
+
+def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
+    """Print updates per second of both, and the held-out losses that they reach."""
+    how = Schooling(updates=60 if device.type == "cpu" else 300, patience=99)
+    for size in map(int, chosen.sizes.split(",")):
+        lessons = decoder_lessons(size, device)
+        pool, nets = Pool(lessons, how), []
+        loops, pools = [], []
+        for _ in range(chosen.repeats + 1):
+            started = time.perf_counter()
+            alone = decoder_loop(lessons, how)
+            wait(device)
+            middle = time.perf_counter()
+            with single_threaded(device) as cores:
+                together = train_refiner(
+                    lessons,
+                    how,
+                    seed=0,
+                    stage=0,
+                    purpose="benchmark",
+                    cores=cores,
+                    tick=lambda update, loss: None,
+                    recorder=recorder_for(device),
+                    note=print,
+                )
+            wait(device)
+            loops.append((middle - started) / how.updates)
+            pools.append((time.perf_counter() - middle) / how.updates)
+            nets = [alone.eval(), together]
+        ratios = statistics.median(a / b for a, b in zip(loops[1:], pools[1:], strict=True))
+        with torch.no_grad():
+            losses = [float(pool.losses(net, pool.checked.to(device)).mean()) for net in nets]
+        print(
+            f"{size} px, {EXTRACTORS} extractors: updates per second {1 / min(loops[1:]):.1f} in a "
+            f"loop, {1 / min(pools[1:]):.1f} pooled, ratio {ratios:.2f}; held-out loss "
+            f"{losses[0]:.6f} and {losses[1]:.6f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Run the parts asked for."""
     options = argparse.ArgumentParser(
@@ -394,6 +482,7 @@ def main() -> None:
     chosen.repeats = 1 if chosen.quick else chosen.repeats
     chosen.rows = chosen.rows or (str(CPU_TILE) if on_cpu else "64,256")
     inversion.STUCK = math.inf  # no search is begun anew: both ways do the same work
+    decoder_net.CHECKS = 1  # nor is a training looked at on its way
     if chosen.eager:
         inversion.recorder_for = lambda device: None
         globals()["recorder_for"] = lambda device: None
@@ -405,7 +494,8 @@ def main() -> None:
     print(
         f"torch {torch.__version__} on {name or device} ({torch.get_num_threads()} threads{load})"
     )
-    run = dict(zip(PARTS, (ratio, limits, memory, where_time_goes, stacking, whole), strict=True))
+    works = (ratio, limits, memory, where_time_goes, stacking, whole, decoder)
+    run = dict(zip(PARTS, works, strict=True))
     for part in chosen.parts or ["ratio"]:
         one_core = part in ("limits", "profile", "stacking")
         with single_threaded(device) if one_core else nullcontext():

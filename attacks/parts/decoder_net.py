@@ -201,9 +201,9 @@ def train_refiner(
         loss = pool.losses(net, part).sum() / schooling.batch
         return [loss.detach(), *torch.autograd.grad(loss, parameters)]
 
-    def check() -> Tensor:
+    def part_losses(part: Tensor) -> Tensor:
         with torch.no_grad():
-            return pool.losses(net, checked).mean().reshape(1)
+            return pool.losses(net, part)
 
     crew = ThreadPoolExecutor(
         min(cores, math.ceil(schooling.batch / PART)),
@@ -212,6 +212,10 @@ def train_refiner(
     )
     cut = device.type == "cpu" and recorder is None  # a capture sees its own thread only
     over, size = (crew.map, PART) if cut else (map, schooling.batch)
+
+    def check() -> Tensor:
+        pieces = checked.split(PART if cut else len(checked))
+        return torch.cat(list(over(part_losses, pieces))).mean().reshape(1)
 
     def step() -> None:
         loss, *slopes = zip(*over(part_gradient, numbers.split(size)), strict=True)
