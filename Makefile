@@ -18,10 +18,16 @@ test-slow: $(STAMP)
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/together.py --architectures cnn4,resnet8
-	$(BIN)/python benchmarks/inversion.py ratio limits profile memory --targets 1,8,16,64
-	$(BIN)/python benchmarks/inversion.py ratio limits profile --targets 8 --sizes 32,64 --architectures resnet18,vit-b-16
-	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4 --data $(DATA))
+	$(BIN)/python benchmarks/rounds.py --clients 100 --repeats 2 --protocols fedre,fedavg
+	$(BIN)/python benchmarks/together.py --architectures cnn4,resnet8,resnet18
+	$(BIN)/python benchmarks/inversion.py ratio --targets 1,8,16,64,256
+	$(BIN)/python benchmarks/inversion.py ratio --targets 8,64 --sizes 64
+	$(BIN)/python benchmarks/inversion.py ratio --targets 8,64 --sizes 32,64 --architectures resnet18
+	$(BIN)/python benchmarks/inversion.py ratio --targets 8 --sizes 32,64 --architectures vit-b-16
+	$(BIN)/python benchmarks/inversion.py limits profile --sizes 32,64 --architectures cnn4,resnet18,vit-b-16
+	$(BIN)/python benchmarks/inversion.py stacking memory
+	$(BIN)/python benchmarks/inversion.py decoder --sizes 32,64
+	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4,resnet18 --data $(DATA))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -146,7 +146,7 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
 
 def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
     """Write names beside the points, moved to where they cover neither points nor each other."""
-    axes.margins(x=0.1, y=0.08)
+    axes.margins(x=0.18, y=0.12)
     axes.autoscale_view()
     if not points:
         axes.text(
