@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import stand_in
 import torch
@@ -142,8 +143,14 @@ def trainings(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
                 return f"{path.name}: {why}"
         return None
 
+    def away() -> str | None:
+        """A GPU too small for all models: each travels there and back."""
+        with mock.patch("fedre_privacy.pipeline.train.free_bytes", lambda device: 0):
+            return case({"protocol": {"name": "fedproto"}, "train": {"rounds": 2}})
+
     for name, sections in TRAININGS.items():
         yield name, lambda sections=sections: case(sections)
+    yield "models kept on the host", away
 
 
 def attacked(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:

@@ -105,7 +105,8 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if here and strange and name not in MAY_MIX:
         raise RuntimeError(f"{name}: expected all tensors on the same device, found {NAME} and cpu")
     to_host = torch.device(kwargs.get("device") or NAME).type == "cpu"
-    if name in WAITS or (here and to_host) or (name == "copy_" and args[0] not in _Same(here)):
+    copied_back = name == "copy_" and not isinstance(args[0], OnDevice)
+    if name in WAITS or (here and to_host) or copied_back:
         reads[_line()] += 1
     if torch.Tag.inplace_view in func.tags:  # what the wrapper says of itself changes too
         func(args[0].values, *args[1:], **kwargs)
@@ -119,16 +120,6 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if to_host:
         return tree_map_only(Tensor, lambda t: t.clone() if id(t) in known else t, out)
     return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else OnDevice(t), out)
-
-
-class _Same:
-    """Membership by identity: tensors compare value by value."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.ids = {id(t) for t in tensors}
-
-    def __contains__(self, one: object) -> bool:
-        return id(one) in self.ids
 
 
 def _line() -> str:
