@@ -22,7 +22,9 @@ from fedre_privacy.core.types import (
 
 from .base import Attack, Context, Shelf, attacks
 from .dip import DeepImagePrior
+from .parts.adaptive import Channel, bound_of, sent_in_part
 from .parts.disentangling.sightings import Sightings, sightings
+from .parts.mixing import Kind, mixings
 
 
 @attacks.register("joint-disentangle")
@@ -41,7 +43,9 @@ class JointDisentangle(Attack):
     over these rounds s, D the squared distance relative to the client's prototypes of the round.
     Prototypes that a protocol uploads itself are matched in the same way without being solved.
     Targets that were seen in one round only (mixtures, single representations, true prototypes as
-    a counterfactual) are inverted as `dip` inverts them.
+    a counterfactual) are inverted as `dip` inverts them. Where defences are declared, an image is
+    sent through those of each round before it is matched; mixtures that were shortened, and
+    vectors of which a part was not sent, are matched in their own round only, as by `dip`.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, ALL_EXTRACTORS, AUX_DATA          Recovers: inputs
@@ -98,13 +102,7 @@ class JointDisentangle(Attack):
         self, observation: Observation, context: Context
     ) -> dict[int, tuple[list[int], Observation]]:
         """What is fitted together: number of views to target rows and what is observed of them."""
-        seen = sightings(
-            _real(observation),
-            context,
-            rounds=self.views,
-            aux_limit=self.aux_limit,
-            align_penalty=self.align_penalty,
-        )
+        seen = self._seen(_real(observation), context)
         rows: dict[int, list[int]] = {}
         targets: dict[int, list[Upload]] = {}
         nets: dict[int, dict[tuple[int, int], nn.Module]] = {}
@@ -127,6 +125,7 @@ class JointDisentangle(Attack):
                     nets.setdefault(views, {})[owner] = _Views(
                         [observation.extractors[upload.client, r] for r in many.rounds],
                         many.scales,
+                        Channel(observation.defenses, artifact.means),
                     )
                 if len(plain):
                     rows.setdefault(1, []).extend((first + plain).tolist())
@@ -141,6 +140,23 @@ class JointDisentangle(Attack):
             )
             for views in rows
         }
+
+    def _seen(self, observation: Observation, context: Context) -> dict[int, Sightings]:
+        """Prototypes of several rounds, by client: what defences leave of them."""
+        if sent_in_part(observation) is not None:
+            return {}
+        seen = sightings(
+            observation,
+            context,
+            rounds=self.views,
+            aux_limit=self.aux_limit,
+            align_penalty=self.align_penalty,
+        )
+        if bound_of(observation) is not None:
+            for mixing in mixings(observation):
+                if mixing.kind is Kind.MIXED:
+                    seen.pop(mixing.client, None)
+        return seen
 
 
 def _real(observation: Observation) -> Observation:
@@ -181,16 +197,21 @@ def _several(upload: Upload, artifact: object, seen: Sightings | None) -> _Sever
 
 
 class _Views(nn.Module):
-    """Images through several extractors, their representations scaled and side by side."""
+    """Images through several extractors as they would be sent, scaled and side by side."""
 
-    def __init__(self, extractors: Sequence[nn.Module], scales: Sequence[float]) -> None:
+    def __init__(
+        self, extractors: Sequence[nn.Module], scales: Sequence[float], channel: Channel
+    ) -> None:
         super().__init__()
         self.extractors = nn.ModuleList(extractors)
-        self.scales = list(scales)
+        self.scales, self.channel = list(scales), channel
 
     def forward(self, images: Tensor) -> Tensor:
-        pairs = zip(self.extractors, self.scales, strict=True)
-        return torch.cat([extractor(images) * scale for extractor, scale in pairs], 1)
+        views = []
+        for extractor, scale in zip(self.extractors, self.scales, strict=True):
+            reps = extractor(images)
+            views.append(self.channel.matched(reps, torch.ones_like(reps)) * scale)
+        return torch.cat(views, 1)
 
 
 class _Corner:

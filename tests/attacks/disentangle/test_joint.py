@@ -14,7 +14,7 @@ from fedre_privacy.attacks.joint_disentangle import JointDisentangle
 from fedre_privacy.attacks.parts.disentangling.sightings import sightings, spread
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import THREAT_MODELS, Prototypes, Upload
+from fedre_privacy.core.types import THREAT_MODELS, KnownDefense, Prototypes, Upload
 
 ROUNDS, CLASSES, SIDE = 12, 3, 8
 BRIEF = {"steps": 5, "channels": (4,)}
@@ -132,6 +132,36 @@ def test_uploaded_prototypes_are_matched_in_every_round(trained):
     found = sightings(own, Context(), rounds=3, aux_limit=500)[0]
     assert torch.allclose(found.vectors, reps[[6, 8, 11]].float().double())
     assert found.rounds == [7, 9, 12]
+
+
+def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
+    seen, private, reps = trained
+    labels, norm = torch.tensor([1, 3, 5]), 0.5 * float(reps.norm(dim=2).min())
+    short = reps * norm / reps.norm(dim=2, keepdim=True)
+    uploads = tuple(
+        Upload(0, t + 1, (Prototypes(rows.float(), labels),)) for t, rows in enumerate(short)
+    )
+    clip = KnownDefense("clip", {"norm": norm, "where": "upload"})
+    naive = replace(seen, uploads=uploads, targets=(uploads[-1],))
+    attack = JointDisentangle(views=6, steps=120, tv=0.3, channels=(8,))
+    told = attack(replace(naive, defenses=(clip,)))
+    assert error(told.images, private) < 0.5 * error(attack(naive).images, private)
+    assert float(told.fit.max()) < 0.05
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        KnownDefense("clip", {"norm": 1.0, "where": "upload"}),
+        KnownDefense("mask", {"keep": 0.5, "rescale": False}),
+    ],
+)
+def test_where_views_cannot_be_undone_one_round_is_matched(trained, defense):
+    seen, _, _ = trained
+    defended = replace(seen, defenses=(defense,))
+    found = JointDisentangle(views=4, **BRIEF)(defended)
+    assert torch.equal(found.images, DeepImagePrior(**BRIEF)(defended).images)
+    assert not torch.equal(found.images, JointDisentangle(views=4, **BRIEF)(seen).images)
 
 
 def test_a_client_of_one_class_is_matched_in_every_round(trained, watch):
