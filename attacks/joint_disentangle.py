@@ -125,7 +125,7 @@ class JointDisentangle(Attack):
                     nets.setdefault(views, {})[owner] = _Views(
                         [observation.extractors[upload.client, r] for r in many.rounds],
                         many.scales,
-                        Channel(observation.defenses, artifact.means),
+                        Channel(observation.defenses, vectors),
                     )
                 if len(plain):
                     rows.setdefault(1, []).extend((first + plain).tolist())
