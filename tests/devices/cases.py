@@ -55,16 +55,21 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 """Every protocol, one registered tomorrow too, and ways of training with code of their own."""
 ATTACKS: dict[str, dict[str, Any]] = {
-    "average": {"protocol": "fedgh", "rounds": 2, "threat": "eavesdropper"},
+    "average": {"protocol": "fedgh", "rounds": 2, "threat": "strong"},
     "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
     "dip": {"attack": {"steps": 6, "restarts": 2, "patience": 2}},
-    "disentangle": {"rounds": 2, "threat": "eavesdropper"},
+    "disentangle": {"rounds": 6, "threat": "strong"},
     "dlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
     "head": {"protocol": "lg-fedavg", "attack": {"steps": 10}, "target": "update"},
     "idlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
     "inverting-gradients": {"protocol": "fedsgd", "attack": {"steps": 6}, "target": "update"},
-    "joint-disentangle": {"attack": {"steps": 4}, "threat": "strong"},
-    "labels": {"protocol": "fedavg", "target": "labels"},
+    "joint-disentangle": {
+        "protocol": "fedgh",
+        "rounds": 2,
+        "attack": {"steps": 4},
+        "threat": "strong",
+    },
+    "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
     "linear": {"threat": "strong"},
     "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
     "membership": {"target": "membership"},
