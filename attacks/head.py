@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,12 +23,18 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
+from .parts.adaptive import bound_of
 from .parts.disentangling.through import aux_reps, class_means
 from .parts.gradient.heads import ratio, shares, simulate_and_match
 from .parts.gradient.victims import head_names, local_steps
 
 METHODS = ("simulate", "ratio")
 CENTRES = ("found", "public")
+STRETCHES = tuple(2 ** (half / 2) for half in range(13))
+"""By what a change that was perhaps shortened before it was sent is tried to be lengthened."""
+EXPLAINED = 1e-2
+"""A match that counts as explained. The less of a change is left, the more classes explain it: of
+those that explain it the longest is taken, which holds the fewest classes."""
 
 
 @attacks.register("head")
@@ -39,7 +46,8 @@ class HeadUpdate(Attack):
     from those it mistakes for c. `simulate` seeks the class representations under which the known
     number of steps would have moved the known head to the uploaded one; `ratio` divides the change
     of each weight row by that of its bias. Inverting what is found is a second attack, as for
-    uploaded prototypes.
+    uploaded prototypes. Where clients declare that they shorten what they send, `simulate` tries
+    changes up to 64 times as long and keeps the longest that local training explains.
 
     Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
     Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from
@@ -82,14 +90,13 @@ class HeadUpdate(Attack):
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         cases, notes = _cases(observation)
+        stretches = (1.0,) if bound_of(observation) is None else STRETCHES
         rows: list[tuple[_Case, Tensor, Tensor]] = []
         for case in cases:
-            share = self._share(case)
             if self.method == "ratio":
                 means, classes = ratio(case.change_weight, case.change_bias)
             else:
-                classes = (share > 0).nonzero().flatten()
-                means = self._simulate(case, share, context, notes)[classes]
+                means, classes = self._simulate(case, stretches, context, notes)
             if self.centre == "public" and len(classes):
                 means = self._centred(means, classes, case, observation, context)
             rows.append((case, means, classes))
@@ -138,32 +145,42 @@ class HeadUpdate(Attack):
             most=self.replay,
         )
 
-    def _simulate(self, case: _Case, share: Tensor, context: Context, notes: list[str]) -> Tensor:
+    def _simulate(
+        self, case: _Case, stretches: Sequence[float], context: Context, notes: list[str]
+    ) -> tuple[Tensor, Tensor]:
+        """Class means (n, d) and their classes (n,), under the longest change explained."""
         replayed = min(case.steps, self.replay)
         noise = torch.randn(
             case.weight.shape,
             generator=stream(context.seed, "head", client=case.client, round=case.round),
         )
-        device = context.device
+        device, count = context.device, len(stretches)
+        tried = [case.stretched(factor) for factor in stretches]
+        share = torch.stack([self._share(one) for one in tried])
         means, _, match = simulate_and_match(
-            case.change_weight[None].to(device),
-            case.change_bias[None].to(device),
-            share[None].to(device),
-            case.weight[None].to(device),
-            case.bias[None].to(device),
-            torch.tensor([case.lr * case.steps / replayed], device=device),
+            torch.stack([one.change_weight for one in tried]).to(device),
+            torch.stack([one.change_bias for one in tried]).to(device),
+            share.to(device),
+            case.weight.expand(count, -1, -1).to(device),
+            case.bias.expand(count, -1).to(device),
+            torch.full((count,), case.lr * case.steps / replayed, device=device),
             replayed=replayed,
             steps=self.steps,
             lr=self.lr,
             nonnegative=self.nonnegative,
             free_share=self.free_share,
-            noise=noise[None].to(device),
+            noise=noise.expand(count, -1, -1).to(device),
         )
+        match = match.nan_to_num(nan=math.inf)
+        explained = match <= torch.clamp(1.1 * match.min(), min=EXPLAINED)
+        best = int(explained.nonzero()[-1]) if bool(explained.any()) else 0
+        longer = f" lengthened {stretches[best]:.3g} times" if count > 1 else ""
         notes.append(
             f"client {case.client}, round {case.round}: {case.steps} local steps replayed as "
-            f"{replayed}, match {float(match):.1e}"
+            f"{replayed}{longer}, match {float(match[best]):.1e}"
         )
-        return means[0].cpu()
+        classes = (share[best] > 0).nonzero().flatten()
+        return means[best].cpu()[classes], classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +194,14 @@ class _Case:
     lr: float
     steps: int
     size: int
+
+    def stretched(self, factor: float) -> _Case:
+        """The same with a longer change."""
+        return replace(
+            self,
+            change_weight=factor * self.change_weight,
+            change_bias=factor * self.change_bias,
+        )
 
 
 def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:

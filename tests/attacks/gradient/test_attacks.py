@@ -16,6 +16,7 @@ from fedre_privacy.core.types import (
     Broadcast,
     GradientState,
     HeadState,
+    KnownDefense,
     LocalTraining,
     ModelState,
     Representations,
@@ -306,6 +307,25 @@ def test_a_head_tells_class_means_and_a_random_one_does_not(watch):
         if sent is after:
             assert found.labels.tolist() == [0, 1, 2, 3]
     assert scores[0] > 0.9 and scores[1] < 0.5
+
+
+def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
+    rng = torch.Generator().manual_seed(1)
+    centres = torch.rand(10, 64, generator=rng) * (torch.rand(10, 64, generator=rng) < 0.4)
+    labels = torch.arange(4).repeat(15)
+    reps = (centres[labels] + 0.1 * torch.randn(60, 64, generator=rng)).clamp(min=0)
+    means = torch.stack([reps[labels == c].mean(0) for c in range(4)])
+    before, after = local_head(reps, labels, 0.1, 10)
+    short = {name: before[name] + (after[name] - before[name]) / 6 for name in before}
+    length = torch.cat([(short[name] - before[name]).flatten() for name in before]).norm()
+    clip = KnownDefense("clip", {"norm": float(length), "where": "upload"})
+    naive = observed_head(watch, before, short, 0.1, 10, 60)
+    told = attacks.get("head")()(replace(naive, defenses=(clip,)))
+    assert told.labels.tolist() == [0, 1, 2, 3]
+    assert "lengthened 5.66 times" in told.notes[0]
+    assert float((told.vectors - means).norm() / means.norm()) < 0.25
+    blind = attacks.get("head")()(naive)
+    assert len(blind.labels) > 4  # of a short change every class seems to be held
 
 
 def test_public_images_tell_what_all_classes_have_in_common(watch):
