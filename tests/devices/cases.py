@@ -60,12 +60,13 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "dip": {"attack": {"steps": 6, "restarts": 2, "patience": 2}},
     "disentangle": {"rounds": 6, "threat": "strong"},
     "dlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
-    "head": {"protocol": "lg-fedavg", "attack": {"steps": 10}, "target": "update"},
+    "head": {"protocol": "lg-fedavg", "defense": ["clip:norm=0.1"], "attack": {"steps": 10}},
     "idlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
     "inverting-gradients": {"protocol": "fedsgd", "attack": {"steps": 6}, "target": "update"},
     "joint-disentangle": {
         "protocol": "fedgh",
         "rounds": 2,
+        "defense": ["clip:norm=2"],
         "attack": {"steps": 4},
         "threat": "strong",
     },
@@ -110,7 +111,9 @@ def question(name: str, values: dict[str, Any]) -> Any:
 def run_of(values: dict[str, Any], folder: Path, device: torch.device) -> Run:
     """A training of an attack's row, trained once."""
     protocol, rounds = values.get("protocol", "fedre"), values.get("rounds", 1)
-    settings = training(protocol={"name": protocol}, train={"rounds": rounds})
+    settings = training(
+        protocol={"name": protocol}, train={"rounds": rounds}, defense=values.get("defense", [])
+    )
     return train(settings, runs=folder / device.type, device=device)
 
 
