@@ -224,10 +224,10 @@ def train_refiner(
             parameter.grad = torch.stack(parts).sum(0)
         optimiser.step()
 
-    best, best_loss, waited = copy.deepcopy(net.state_dict()), float(check()), 0
     every = max(1, schooling.updates // CHECKS)
     run: Step = step
     with crew:
+        best, best_loss, waited = copy.deepcopy(net.state_dict()), float(check()), 0
         for update in range(schooling.updates):
             done = update / schooling.updates
             rate = min(1.0, (update + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))

@@ -82,7 +82,7 @@ class Module:
     _is_in_bad_fork = is_autocast_enabled
 
     def manual_seed_all(self, seed: int) -> None:
-        pass  # draws come from the host's generator
+        """Draws come from the host's generator."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]

@@ -147,6 +147,16 @@ def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
     told = attack(replace(naive, defenses=(clip,)))
     assert error(told.images, private) < 0.5 * error(attack(naive).images, private)
     assert float(told.fit.max()) < 0.05
+    mean = seen.aux.mean(0).expand_as(private)
+    assert error(told.images, private) < 0.5 * error(mean, private)
+    noise = tuple(
+        Upload(
+            0, u.round, (Prototypes(torch.randn(3, 12, generator=stream(u.round, "n")), labels),)
+        )
+        for u in uploads
+    )
+    nothing = attack(replace(seen, uploads=noise, targets=(noise[-1],), defenses=(clip,)))
+    assert error(nothing.images, private) > 0.8 * error(mean, private)
 
 
 @pytest.mark.parametrize(
