@@ -105,16 +105,25 @@ class Attack:
             problems = ["There is nothing to attack: the targets hold no representation."]
         if problems:
             raise IncompatibleError(*problems)
-        result = self.run(observation, context or Context())
-        found = result.problems(observation)
-        if found:
-            raise IncompatibleError(*(f"Attack '{self.name}' {problem}" for problem in found))
-        if result.lost:
-            raise DivergedError(
-                f"Attack '{self.name}' diverged on all {observation.image_count()} targets.",
-                next_step="Lower its step size, for example --set attack.lr=0.005.",
-            )
-        return result
+        return accepted(self, observation, self.run(observation, context or Context()))
+
+
+def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:
+    """Return what an attack answered if it is what was promised.
+
+    Raises:
+        IncompatibleError: a shape or a range is not as promised.
+        DivergedError: no target came to a finite result.
+    """
+    found = outcome.problems(observation)
+    if found:
+        raise IncompatibleError(*(f"Attack '{attack.name}' {problem}" for problem in found))
+    if outcome.lost:
+        raise DivergedError(
+            f"Attack '{attack.name}' diverged on all {observation.image_count()} targets.",
+            next_step="Lower its step size, for example --set attack.lr=0.005.",
+        )
+    return outcome
 
 
 def mismatch(

@@ -41,7 +41,7 @@ class Scene:
         received: for parameters, the ones it received at the start of the round (same kind, names
             and shapes), so that what is sent minus these is the client's update; else None.
         mixture: which of its samples made each row, with which weight; None where not a mean.
-        seed: the run's; see `of_run`.
+        seed: the client's own, which nobody without its data can compute; see `of_run`.
     """
 
     protocol: str
@@ -211,7 +211,7 @@ class Defense:
 
         Args:
             artifact: on the CPU, of a kind in `acts_on`; it is not changed.
-            rng: a CPU stream of (seed, this place in the list, client, round).
+            rng: a CPU stream of (the client's secret, this place in the list, client, round).
         """
         return artifact
 

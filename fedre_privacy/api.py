@@ -39,6 +39,7 @@ from .pipeline.settings import (
     resolve_attack,
     resolve_training,
 )
+from .sealed.door import AUTO
 
 Settings = Mapping[str, Any]
 
@@ -187,6 +188,7 @@ def attack(
     resume: bool = False,
     restart: bool = False,
     report: Report = silent,
+    isolation: str = AUTO,
 ) -> AttackResult:
     """Attack a recorded run, score it beside its floors, and write figures and ``report.html``.
 
@@ -203,6 +205,8 @@ def attack(
         resume: go on with an unfinished attack of these settings.
         restart: remove an earlier attack of these settings first.
         report: called with an `Event` now and then.
+        isolation: how far the attack is kept from the run: strict, process or same-process; auto:
+            the strictest that works here.
 
     Raises:
         FedreError: whatever the command would refuse, with what is needed.
@@ -232,6 +236,7 @@ def attack(
         resume=resume,
         restart=restart,
         report=report,
+        isolation=isolation,
     )
     return AttackResult(**_fields(result))
 

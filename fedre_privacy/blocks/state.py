@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.rng import stream
+from fedre_privacy.core.rng import derive, secret, stream
 from fedre_privacy.core.types import Artifact
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
@@ -67,6 +68,15 @@ class Samples:
         """Return images in [0, 1] (b, C, H, W) float32 and labels (b,)."""
         return self.images[index].float().div_(255), self.labels[index]
 
+    def fingerprint(self) -> int:
+        """Hash of all pixels and labels, 63 bits."""
+        return secret(0, "samples", self.images, self.labels)
+
+
+def client_secret(fingerprint: int, seed: int, client: int) -> int:
+    """Seed of what protects a client's uploads: its seed and its own samples determine it."""
+    return derive(fingerprint, f"client of run {seed}", client=client)
+
 
 @dataclass
 class Client:
@@ -84,6 +94,11 @@ class Client:
     memory: dict[str, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     held: Tensor | None = None
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Hash of the client's own training samples, which nobody else has."""
+        return self.train.fingerprint()
 
     @property
     def fitted(self) -> Samples:
@@ -143,6 +158,14 @@ class Task:
         """Fresh stream of this (seed, client, round)."""
         seed = self.setting.training.seed
         return stream(seed, purpose, client=self.client, round=self.round)
+
+    def secret(self, client: Client) -> int:
+        """Seed of what protects a client's uploads, which its seed and data alone determine."""
+        return client_secret(client.fingerprint, self.setting.training.seed, client.id)
+
+    def secret_rng(self, client: Client, purpose: str) -> torch.Generator:
+        """Fresh stream of this client and round that nobody without its data can repeat."""
+        return stream(self.secret(client), purpose, client=client.id, round=self.round)
 
     def rng_of_run(self, purpose: str) -> torch.Generator:
         """The stream of this (seed, client), the same in every round."""

@@ -28,6 +28,7 @@ from fedre_privacy.pipeline.settings import (
     resolve_training,
 )
 from fedre_privacy.pipeline.train import prepare, train
+from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
 from .explain import explain, list_all, list_for
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
@@ -68,6 +69,13 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--targets", type=int, metavar="N", help="targets at most (default: 24)")
     group.add_argument("--round", type=int, metavar="R", help="round to attack (default: last)")
     group.add_argument("--metrics", metavar="M,N", help="metrics (default: psnr,ssim,mse255)")
+    group.add_argument(
+        "--isolation",
+        choices=ISOLATION,
+        default=AUTO,
+        help="how far the attack is kept from the run: strict (a process of its own that can open "
+        "nothing of the run), process, same-process (default: the strictest that works here)",
+    )
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
     add_foreign_options(made)
     add_training_options(made)
@@ -116,6 +124,8 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         explain(training, settings, output)
         return 0
     device = choose_device(options.device)
+    if chosen(options.isolation, device) != SAME:
+        warm()  # while the run is trained or read
 
     def fit(run: Run) -> AttackSettings:
         fitted = resolve_attack(values, where, problems, image_shape=run.image_shape)
@@ -136,6 +146,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         resume=options.resume,
         restart=options.restart,
         report=output,
+        isolation=options.isolation,
     )
     print_result(result, options, output)
     return 0

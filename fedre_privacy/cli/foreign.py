@@ -95,7 +95,7 @@ def run_foreign(
         return 0
     result = attack_foreign(
         recorded, settings, runs=options.runs_dir, device=device, resume=options.resume,
-        restart=options.restart, report=output,
+        restart=options.restart, report=output, isolation=options.isolation,
     )  # fmt: skip
     output.text()
     output.table(result.table())

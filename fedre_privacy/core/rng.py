@@ -34,6 +34,25 @@ def stream(
     return generator
 
 
+def secret(seed: int, purpose: str, *data: torch.Tensor) -> int:
+    """Hash a seed and private data into a 63-bit seed that only a holder of the data can compute.
+
+    A run's seed is a small number that anybody can guess. What protects an upload (weights of a
+    mix, noise, masks), and what the evaluator keeps to itself, is therefore drawn from streams
+    that also depend on data which the attacker does not have.
+
+    Args:
+        seed: the run's seed.
+        purpose: whose secret it is, e.g. ``"client"``.
+        data: tensors that the attacker does not have, in a fixed order; values on any device.
+    """
+    digest = hashlib.sha256(f"{seed}|{purpose}".encode())
+    for tensor in data:
+        digest.update(f"|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return int.from_bytes(digest.digest()[:8], "little") >> 1
+
+
 @contextmanager
 def seeded(
     seed: int, purpose: str, *, client: int = -1, round: int = -1, index: int = -1

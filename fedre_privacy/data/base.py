@@ -131,6 +131,11 @@ class Dataset(ABC):
             IncompatibleError: the content is not what this data set expects.
         """
 
+    def sources(self) -> tuple[Path, ...]:
+        """Files and folders that the images are read from; no attack may open them."""
+        given = getattr(self, "path", None)
+        return (Path(str(given)).expanduser().resolve(),) if given else ()
+
 
 datasets: Registry[Dataset] = Registry("data set", "fedre_privacy.data", see="fedre-train --help")
 

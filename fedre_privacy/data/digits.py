@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ class Digits(Dataset):
     """
 
     size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4)
+
+    def sources(self) -> tuple[Path, ...]:
+        return (Path(str(resources.files("sklearn").joinpath("datasets", "data"))),)
 
     def load(self) -> ImageData:
         from sklearn.datasets import load_digits  # slow to import

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +51,9 @@ class Photos(Dataset):
     size: int = knob(32, help="side of the images", unit="pixels", ge=8)
     per_photo: int = knob(200, help="squares cut from each photograph", unit="images", ge=1)
     seed: int = knob(0, help="seed of the sides and places of the squares", ge=0, le=2**32 - 9)
+
+    def sources(self) -> tuple[Path, ...]:
+        return (Path(str(resources.files("skimage").joinpath("data"))),)
 
     def load(self) -> ImageData:
         count = min(self.per_photo, self.per_class or self.per_photo)

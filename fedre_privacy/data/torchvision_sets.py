@@ -43,8 +43,14 @@ class TorchvisionDataset(Dataset):
     )
     download: bool = knob(True, help="fetch the files when they are not there")
 
+    def sources(self) -> tuple[Path, ...]:
+        return (self._root().resolve(),)
+
+    def _root(self) -> Path:
+        return Path(self.path or os.environ.get("FEDRE_DATA") or "data").expanduser()
+
     def load(self) -> ImageData:
-        root = Path(self.path or os.environ.get("FEDRE_DATA") or "data").expanduser()
+        root = self._root()
         try:
             parts = self._parts(root, download=False)
         except FAILURES as error:

@@ -33,7 +33,8 @@ class Draw:
         labels: (n,) int64 on the CPU, values below num_classes.
         num_classes: length of a label encoding.
         dim: length of a representation.
-        seed: the run's.
+        seed: the run's, of streams that all clients share.
+        secret: the client's own, which nobody without its data can compute (`Task.secret`).
         client: its number.
         round: the round, or -1 where weights are drawn once and kept for the whole run.
     """
@@ -42,12 +43,13 @@ class Draw:
     num_classes: int
     dim: int
     seed: int
+    secret: int
     client: int
     round: int = -1
 
     def rng(self, purpose: str = "") -> torch.Generator:
         """Return a fresh stream of this client and round; other purposes, other numbers."""
-        return stream(self.seed, _purpose(purpose), client=self.client, round=self.round)
+        return stream(self.secret, _purpose(purpose), client=self.client, round=self.round)
 
     def shared_rng(self, purpose: str) -> torch.Generator:
         """Return a fresh stream that is the same at every client and in every round."""

@@ -55,16 +55,19 @@ def weight_matrix_diagnostics(
     *,
     client: int = 0,
     resample: bool = True,
+    secret: int | None = None,
 ) -> WeightMatrix:
     """Predict how well a client's prototypes can be worked out from its uploads.
 
-    Needs no model: weights depend on labels and seeds only, and are those that a run of `fedre`
-    with the same seed uses.
+    Needs no model: weights depend on labels and seeds only. Those of a client in a run of `fedre`
+    follow from the run's seed and the client's secret; without a secret typical ones are drawn.
 
     Args:
         labels: (n,) int64, the client's training labels.
         rounds: rounds in which it takes part, 1 to `rounds`.
+        seed: the run's.
         client: its number. resample: as `protocol.resample`.
+        secret: the client's (`Task.secret`); None: the seed takes its place.
     """
     said, used, mixed = [], [], []
     for round in range(1, rounds + 1):
@@ -73,6 +76,7 @@ def weight_matrix_diagnostics(
             num_classes=num_classes,
             dim=1,
             seed=seed,
+            secret=seed if secret is None else secret,
             client=client,
             round=round if resample else -1,
         )

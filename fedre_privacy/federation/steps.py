@@ -60,6 +60,8 @@ def client_step(
             "steps": protocol.local_steps,
         }
         modules, samples = protocol.modules(client), client.fitted
+        if trainer is not None:
+            common["rng"] = task.secret_rng(client, "batches")
         if trained is not None:
             mean_loss = trained
         elif trainer is None:
@@ -67,7 +69,7 @@ def client_step(
             mean_loss = fit(modules, loss, samples, **common)
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
-            noise = task.rng("defense training")
+            noise = task.secret_rng(client, "defense training")
             mean_loss = trainer.fit(modules, loss, samples, who=who, noise_rng=noise, **common)
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -81,17 +83,18 @@ def client_step(
             module.zero_grad(set_to_none=True)
     origin = _took_part(protocol, client, task, defenses)
     sent = _sent(protocol, [_with_origin(e, origin) for e in emissions], task)
-    return _defended(protocol, sent, task, message, defenses, seen), mean_loss
+    return _defended(protocol, client, sent, task, message, defenses, seen), mean_loss
 
 
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
     training, index = task.setting.training, client.fitted_index.cpu()
-    trainer, rng = trainer_of(defenses), task.rng("batches")
-    size, epochs = training.batch_size, training.epochs
+    trainer, size, epochs = trainer_of(defenses), training.batch_size, training.epochs
     if trainer is None:
+        rng = task.rng("batches")
         chosen = batches(len(index), size, epochs, rng, shuffle=not training.reference_loader)
     else:
+        rng = task.secret_rng(client, "batches")
         chosen = trainer.batches(len(index), size, epochs, rng)
     used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
@@ -100,6 +103,7 @@ def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defense
 
 def _defended(
     protocol: Protocol,
+    client: Client,
     sent: tuple[Emission, ...],
     task: Task,
     message: Message,
@@ -123,7 +127,7 @@ def _defended(
                 class_counts=task.setting.class_counts[task.client],
                 received=received(type(emission.artifact), emission.artifact, message),
                 mixture=emission.mixture,
-                seed=training.seed,
+                seed=task.secret(client),
             ),
             number=number,
             passes=seen.passes,
@@ -212,7 +216,7 @@ def setup(
             with collecting(client.model.extractor, defenses) as seen:
                 made = protocol.setup_upload(client, task)
             sent = _sent(protocol, made, task)
-            sent = _defended(protocol, sent, task, (), defenses, seen)
+            sent = _defended(protocol, client, sent, task, (), defenses, seen)
         uploads.append(Upload(client.id, 0, tuple(e.artifact for e in sent)))
     if not any(upload.artifacts for upload in uploads):
         return [], ()

@@ -30,6 +30,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.sealed.door import AUTO, chosen, play
 
 from .observe import effective, stale
 from .questions import QUESTIONS, Card, Game, Question
@@ -277,19 +278,24 @@ def attack(
     restart: bool = False,
     report: Report = silent,
     game: Game | None = None,
+    isolation: str = AUTO,
 ) -> AttackResult:
     """Attack a recorded run, score the result, and write the attack's folder.
 
     All groups of targets go through the attack in one call. An identical finished attack is read
     back, not repeated.
 
+    Args:
+        isolation: how far the attack is kept from the run, see `sealed.door.ISOLATION`.
+
     Raises:
         FedreError: anything that `prepare_attack` refuses, or an unfinished identical attack.
     """
+    chosen(isolation, device)
     folder = run.folder / "attacks" / settings.folder_name
     finished = begin(folder, resume=resume, restart=restart, what="Attack")
     with logging_to(folder):
-        return _attack(run, settings, folder, finished, device, report, game)
+        return _attack(run, settings, folder, finished, device, report, game, isolation)
 
 
 def _attack(
@@ -300,6 +306,7 @@ def _attack(
     device: torch.device,
     report: Report,
     game: Game | None,
+    isolation: str,
 ) -> AttackResult:
     game = game or prepare_attack(run, settings)
     report(Event("attack.game", {"lines": game.lines()}))
@@ -326,14 +333,23 @@ def _attack(
         config = {**run.settings.plain(), **settings.plain()}
         files.write_yaml(folder / "config.yaml", config)
         files.write_json(folder / "record.json", record)
-        context = Context(settings.evaluation.seed, device, report, shelf)
+        context = Context(game.attack_seed, device, report, shelf)
         try:
-            outcome = settings.attack(game.observation, context)
+            played = play(
+                settings.attack,
+                game.observation,
+                context,
+                outcome=question_of(settings).outcome(),
+                isolation=isolation,
+                hidden=game.hidden(),
+            )
         except BaseException as error:
             record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
             record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
             files.write_json(folder / "record.json", record)
             raise
+        outcome = played.outcome
+        record |= {"isolation": played.how}
         tensors, texts = outcome.save()
         files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
@@ -345,7 +361,7 @@ def _attack(
             "status": COMPLETE,
             "attack_s": attack_s,
             "wall_s": time.monotonic() - started,
-            "peak_memory": peak_memory(device),
+            "peak_memory": peak_memory(device, played.peak_bytes),
             **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
             **card.record(),
             "measures": [asdict(measure) for measure in card.measures()],
@@ -376,9 +392,9 @@ def _write(result: AttackResult) -> None:
     write_attack_report(result)
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Peak memory of this process, and of the GPU where one is used (bytes)."""
-    out = {"process_bytes": peak_bytes()}
+def peak_memory(device: torch.device, attack_bytes: int = 0) -> dict[str, int]:
+    """Peak memory of the larger process, and of the GPU where one is used (bytes)."""
+    out = {"process_bytes": max(peak_bytes(), attack_bytes)}
     if device.type == "cuda":
         out["device_bytes"] = peak_bytes(device)
     return out

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.registry import import_own
+from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
     EntangledRep,
@@ -45,6 +47,8 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages, Scores, evaluate
 from fedre_privacy.federation.recorder import read_messages, rounds_recorded
+from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
 from .runs import COMPLETE, FAILED, PARTIAL, begin, device_name, logging_to, versions
 from .settings import AttackSettings
@@ -264,7 +268,7 @@ def prepare_foreign(recorded: Recorded, settings: AttackSettings) -> ForeignGame
     for metric in settings.metrics.values() if truth is not None else ():
         metric.check(recorded.image_shape)
     keys = sorted({(u.client, u.round) for u in targets})
-    extractors = load_extractors(recorded, [client for client, _ in keys])
+    extractors = load_extractors(recorded, keys)
     if answers == "images":
         _check_widths(recorded, extractors, targets)
     observation = Observation(
@@ -272,7 +276,7 @@ def prepare_foreign(recorded: Recorded, settings: AttackSettings) -> ForeignGame
         targets=targets,
         uploads=tuple(uploads),
         broadcasts=tuple(broadcasts),
-        extractors={key: extractors[key[0]] for key in keys},
+        extractors=extractors,
         image_shape=recorded.image_shape,
         num_classes=_classes(recorded, uploads),
         aux=None if public is None else public.images,
@@ -328,8 +332,8 @@ def _first(uploads: tuple[Upload, ...], count: int) -> tuple[Upload, ...]:
     return tuple(out)
 
 
-def load_extractors(recorded: Recorded, clients: list[int]) -> dict[int, nn.Module]:
-    """Build each client's extractor and give it its weights.
+def load_extractors(recorded: Recorded, keys: Sequence[Key]) -> Modules:
+    """Each client's extractor by (client, round), built once to see that its weights fit.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
@@ -338,10 +342,10 @@ def load_extractors(recorded: Recorded, clients: list[int]) -> dict[int, nn.Modu
     make = _imported(recorded.extractor)
     state = files.read_tensors(recorded.weights)
     own = any(name.startswith("client") and "/" in name for name in state)
-    made: dict[int, nn.Module] = {}
-    for client in dict.fromkeys(clients):
-        if not own and made:
-            made[client] = next(iter(made.values()))
+    states: dict[int, dict[str, Tensor]] = {}
+    for client in dict.fromkeys(client for client, _ in keys):
+        if not own and states:
+            states[client] = next(iter(states.values()))
             continue
         prefix = f"client{client}/" if own else ""
         found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -363,8 +367,9 @@ def load_extractors(recorded: Recorded, clients: list[int]) -> dict[int, nn.Modu
                 next_step="Give the weights of this very module, as safetensors of its "
                 "state_dict().",
             ) from None
-        made[client] = module.eval().requires_grad_(False)
-    return made
+        states[client] = found
+    recipe = Recipe(factory=recorded.extractor)
+    return Modules({key: Held(recipe, partial(states.__getitem__, key[0])) for key in keys})
 
 
 def _imported(path: str) -> Any:
@@ -382,12 +387,12 @@ def _imported(path: str) -> Any:
 
 @torch.no_grad()
 def _check_widths(
-    recorded: Recorded, extractors: Mapping[int, nn.Module], targets: tuple[Upload, ...]
+    recorded: Recorded, extractors: Mapping[Key, nn.Module], targets: tuple[Upload, ...]
 ) -> None:
     shape = "x".join(map(str, recorded.image_shape))
     for upload in targets:
         try:
-            out = extractors[upload.client](torch.zeros(2, *recorded.image_shape))
+            out = extractors[upload.client, upload.round](torch.zeros(2, *recorded.image_shape))
         except Exception as error:
             raise IncompatibleError(
                 f"The extractor fails on images {shape}: {' '.join(str(error).split())}",
@@ -514,6 +519,7 @@ def attack_foreign(
     resume: bool = False,
     restart: bool = False,
     report: Report = silent,
+    isolation: str = AUTO,
 ) -> ForeignResult:
     """Attack recorded uploads of another system and write a folder with figure and report.
 
@@ -522,6 +528,7 @@ def attack_foreign(
     """
     from .foreign_report import write_foreign
 
+    chosen(isolation, device)
     game = prepare_foreign(recorded, settings)
     plain = {**recorded.plain(), **settings.plain()}
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
@@ -557,9 +564,17 @@ def attack_foreign(
             files.write_yaml(folder / "config.yaml", plain)
             files.write_json(folder / "record.json", record)
             try:
-                outcome = settings.attack(
-                    game.observation, Context(settings.evaluation.seed, device, report)
+                context = Context(derive(settings.evaluation.seed, "attack"), device, report)
+                played = play(
+                    settings.attack,
+                    game.observation,
+                    context,
+                    outcome=kind,
+                    isolation=isolation,
+                    hidden=[one.resolve() for one in (folder.parent, recorded.uploads, *images)],
                 )
+                outcome = played.outcome
+                record |= {"isolation": played.how}
             except BaseException as error:
                 record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
                 files.write_json(folder / "record.json", record)

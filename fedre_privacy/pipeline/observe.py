@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from fedre_privacy.blocks.averaging import load_state
-from fedre_privacy.core.config import plain_plugin
+from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
@@ -30,16 +30,14 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.models.families import build_model
+from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
 
 from .runs import Run
 from .settings import ADAPTIVE
-from .small_models import small_models_before
+from .small_models import small_states_before
 from .targets import TargetSource
-
-HELD_AT_ONCE = 32
-"""Extractors kept in memory; others are read from the run again when asked for."""
 
 
 def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> ThreatModel:
@@ -52,37 +50,40 @@ def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> Threa
     return dataclasses.replace(threat, grants=threat.grants | given)
 
 
-class KeptExtractors(Mapping[tuple[int, int], nn.Module]):
+def kept_extractors(run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> Modules:
     """Extractors of a run by (client, round), read from disk when they are asked for.
 
     Args:
         rounds: round asked for, and the round whose extractor is given for it.
     """
+    return Modules(
+        {
+            (client, asked): Held(
+                recipe_of(run, client, EXTRACTOR), partial(_extractor_state, run, client, given)
+            )
+            for asked, given in rounds.items()
+            for client in clients
+        }
+    )
 
-    def __init__(self, run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> None:
-        self._rounds = dict(rounds)
-        self._keys = dict.fromkeys((client, round) for round in rounds for client in clients)
 
-        @lru_cache(maxsize=HELD_AT_ONCE)
-        def load(client: int, round: int) -> nn.Module:
-            return run.model(client, round).extractor
+def _extractor_state(run: Run, client: int, round: int) -> dict[str, Tensor]:
+    prefix = "extractor."
+    state = run.state(client, round)
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
-        self._load = load
 
-    def __getitem__(self, key: tuple[int, int]) -> nn.Module:
-        if key not in self._keys:
-            raise KeyError(key)
-        client, round = key
-        return self._load(client, self._rounds[round])
-
-    def __contains__(self, key: object) -> bool:  # the inherited one would read the model
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
+def recipe_of(
+    run: Run, client: int, part: str = MODEL, settings: ModelSettings | None = None
+) -> Recipe:
+    """How the model of a client of a run is built, or another one for its images and classes."""
+    return Recipe(
+        settings=plain(settings or run.settings.model),
+        client=max(client, 0),
+        image_shape=run.image_shape,
+        num_classes=len(run.record["classes"]),
+        part=part,
+    )
 
 
 def observe(
@@ -120,14 +121,14 @@ def observe(
     broadcasts = [b for b in broadcasts if b.round <= round]
     senders = sorted({upload.client for upload in targets})
     clients = [client for client in senders if client != AGGREGATE]
-    extractors: Mapping[tuple[int, int], nn.Module] = {}
+    extractors = Modules({})
     if Knowledge.EXTRACTOR in threat.grants and clients:
         newest = round - staleness
         if not staleness:
-            run.model(clients[0], round)  # refuses a round that was not kept, naming the nearest
+            run.state(clients[0], round)  # refuses a round that was not kept, naming the nearest
         past = Knowledge.ALL_EXTRACTORS in threat.grants
         held = {r: r for r in run.kept_rounds() if past and r <= newest}
-        extractors = KeptExtractors(run, clients, {**held, round: newest})
+        extractors = kept_extractors(run, clients, {**held, round: newest})
     aux_granted = Knowledge.AUX_DATA in threat.grants
     return Observation(
         threat=threat,
@@ -141,7 +142,9 @@ def observe(
         aux_labels=aux.labels if aux_granted else None,
         training=_training(run) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
-        models=_models(run, senders, round, broadcasts) if Knowledge.HEAD in threat.grants else {},
+        models=_models(run, senders, round, broadcasts)
+        if Knowledge.HEAD in threat.grants
+        else Modules({}),
         images_per_target=images_per_target,
         defenses=known_defenses(run) if attacker == ADAPTIVE else (),
     )
@@ -213,25 +216,37 @@ def _training(run: Run) -> LocalTraining:
 
 def _models(
     run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
-) -> dict[tuple[int, int], nn.Module]:
+) -> Modules:
     """Whole models as clients started the round, where broadcasts hold all parameters."""
     small = getattr(run.settings.protocol, "small", None)
     if small is not None:
-        return small_models_before(run, small, clients, round)
-    found: dict[tuple[int, int], nn.Module] = {}
+        states = small_states_before(run, small, clients, round)
+        recipe = recipe_of(run, 0, settings=small)
+        return Modules(
+            {
+                (client, round): Held(recipe, partial(_with_buffers, recipe, state))
+                for client, state in states.items()
+            }
+        )
+    found: dict[tuple[int, int], Held] = {}
     for broadcast in broadcasts:
-        states = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
-        if broadcast.round != round or not states:
+        sent = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
+        if broadcast.round != round or not sent:
             continue
         for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
-            num_classes = len(run.record["classes"])
-            model = build_model(run.settings.model, max(client, 0), run.image_shape, num_classes)
-            load_state(model, states[0].params)
-            found[client, round] = model.eval().requires_grad_(False)
-    return found
+            recipe = recipe_of(run, client)
+            found[client, round] = Held(recipe, partial(_with_buffers, recipe, sent[0].params))
+    return Modules(found)
 
 
-def held_out(source: TargetSource, limit: int, seed: int) -> tuple[PublicImages, PublicImages]:
+def _with_buffers(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of a model whose parameters these are; buffers as they begin unless given."""
+    model = recipe.build()
+    load_state(model, params)
+    return model.state_dict()
+
+
+def held_out(source: TargetSource, limit: int) -> tuple[PublicImages, PublicImages]:
     """Images that no client trained on, in two halves: for floors, and for the attacker.
 
     Raises:
@@ -243,7 +258,7 @@ def held_out(source: TargetSource, limit: int, seed: int) -> tuple[PublicImages,
             "No held-out images are left for the floors: the clients' test parts are empty.",
             next_step="Lower train.train_ratio, or use more images.",
         )
-    order = pool[torch.randperm(len(pool), generator=stream(seed, "held out"))]
+    order = pool[torch.randperm(len(pool), generator=stream(source.seed, "held out"))]
     half = len(order) // 2
     parts = (order[:half][:limit], order[half:][:limit])
     made = [PublicImages(source.data.floats(p), source.data.labels[p]) for p in parts]

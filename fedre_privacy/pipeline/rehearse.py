@@ -15,8 +15,9 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
+from fedre_privacy.sealed.door import play
 
-from .attack import check_ahead, peak_memory, prepare_attack
+from .attack import check_ahead, peak_memory, prepare_attack, question_of
 from .runs import Run
 from .settings import AttackSettings, TrainSettings
 from .train import Prepared, prepare, summary, train
@@ -73,7 +74,13 @@ def rehearse(
             targets = _targets(game.observation)
             for _ in range(2):  # the first pass warms up
                 started = time.monotonic()
-                trial(game.observation, Context(settings.evaluation.seed, device))
+                play(
+                    trial,
+                    game.observation,
+                    Context(game.attack_seed, device),
+                    outcome=question_of(settings).outcome(),
+                    hidden=game.hidden(),
+                )
                 attack_s = time.monotonic() - started
             attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)
             lines["Attack"] = (

@@ -164,6 +164,11 @@ class Run:
         channels, height, width = self.record["image_shape"]
         return channels, height, width
 
+    def secrets(self) -> list[Path]:
+        """What no attack may open: this run, those beside it, and the files of its data set."""
+        folder = self.folder.resolve()
+        return [folder.parent, *self.settings.data.sources()]
+
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
         return sorted(int(p.stem[1:]) for p in (self.folder / "models").glob("r*.safetensors"))
@@ -174,18 +179,25 @@ class Run:
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
-        prefix = f"client{client}/"
-        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
         settings = self.settings
         num_classes = len(self.record["classes"])
         model = build_model(settings.model, client, self.image_shape, num_classes)
         try:
-            model.load_state_dict(state)
+            model.load_state_dict(self.state(client, round))
         except RuntimeError as error:
             raise DamagedInputError(
                 f"The models of {self.folder} do not fit its config.yaml: {error}"
             ) from None
         return model.eval().requires_grad_(False)
+
+    def state(self, client: int, round: int) -> dict[str, Tensor]:
+        """The tensors of `model` by name.
+
+        Raises:
+            MissingInputError: the round's models were not kept (the nearest one is named).
+        """
+        prefix = f"client{client}/"
+        return {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
 
     def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
         kept = self.kept_rounds()

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.compression import unpack
 from fedre_privacy.core.types import AGGREGATE, Broadcast, LowRankUpdate, SmallModelState
 from fedre_privacy.federation.recorder import read_messages
@@ -16,22 +15,21 @@ from fedre_privacy.models.split import parameters_of
 from .runs import Run
 
 
-def small_models_before(
+def small_states_before(
     run: Run, settings: ModelSettings, clients: Collection[int], round: int
-) -> dict[tuple[int, int], nn.Module]:
-    """Small models by (client, round), with the parameters that clients started the round from.
+) -> dict[int, dict[str, Tensor]]:
+    """Parameters of the small model that each client started the round from.
 
     A server that sends updates knows what it sent before: all its broadcasts are replayed.
     """
     _, broadcasts = read_messages(run.folder / "uploads")
     earlier = sorted((b for b in broadcasts if b.round <= round), key=lambda b: b.round)
-    found: dict[tuple[int, int], nn.Module] = {}
+    found: dict[int, dict[str, Tensor]] = {}
     for client in clients:
         model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
         received = [b for b in earlier if client in b.recipients or client == AGGREGATE]
         if received and received[-1].round == round:
-            load_state(model, _replayed(run, received, model))
-            found[client, round] = model.eval().requires_grad_(False)
+            found[client] = _replayed(run, received, model)
     return found
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
-from fedre_privacy.blocks.state import Samples
+from fedre_privacy.blocks.state import Samples, client_secret
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
-from fedre_privacy.core.rng import stream
+from fedre_privacy.core.rng import derive, secret, stream
 from fedre_privacy.core.types import (
     Artifact,
     Emission,
@@ -59,11 +59,30 @@ class TargetGroup:
         return self.truth.mixture.num_rows
 
 
+def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
+    """Seed of what the evaluator draws: which targets, candidates and public images.
+
+    It follows from the split, which no attack has, so that no attack can repeat these draws.
+    """
+    train, test = run.split_indices()
+    return secret(seed, f"evaluator of {data.sha256}", *train, *test)
+
+
+def attack_seed(run: Run, data: ImageData, seed: int) -> int:
+    """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
+    return derive(evaluator_secret(run, data, seed), "attack")
+
+
 class TargetSource:
-    """Makes target groups from a recorded run and the data it was trained on."""
+    """Makes target groups from a recorded run and the data it was trained on.
+
+    Args:
+        seed: ``eval.seed``; the draws follow from it and from the split (`evaluator_secret`).
+    """
 
     def __init__(self, run: Run, data: ImageData, *, round: int | None, seed: int) -> None:
-        self.run, self.data, self.seed = run, data, seed
+        self.run, self.data = run, data
+        self.seed = evaluator_secret(run, data, seed)
         uploaded = rounds_recorded(run.folder / "uploads")
         if not uploaded:
             raise MissingInputError(f"{run.folder} recorded no upload of any client.")
@@ -241,18 +260,23 @@ class TargetSource:
         scheme = getattr(self.run.settings.protocol, "entanglement", None)
         if not isinstance(scheme, Entanglement):
             scheme = schemes.get("rap")()
+        seed = self.run.settings.train.seed
         draw = Draw(
             labels=labels,
             num_classes=self.data.num_classes,
             dim=reps.shape[1],
-            seed=self.run.settings.train.seed,
+            seed=seed,
+            secret=client_secret(self._samples(own).fingerprint(), seed, client),
             client=client,
             round=self.round,
         )
         return scheme(reps, draw)
 
+    def _samples(self, index: Tensor) -> Samples:
+        return Samples(self.data.images[index], self.data.labels[index])
+
     def _represent(self, client: int, index: Tensor) -> tuple[Tensor, Tensor]:
-        samples = Samples(self.data.images[index], self.data.labels[index])
+        samples = self._samples(index)
         return represent(self.run.model(client, self.round).extractor, samples), samples.labels
 
     def _choose(

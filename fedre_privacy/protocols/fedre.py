@@ -63,6 +63,7 @@ class FedRE(Protocol):
             num_classes=task.setting.num_classes,
             dim=reps.shape[1],
             seed=task.setting.training.seed,
+            secret=task.secret(client),
             client=client.id,
             round=task.round if self.resample else -1,
         )

@@ -77,7 +77,9 @@ def entangled(
     reps = torch.zeros(len(labels), dim)
     sent = []
     for t in range(1, rounds + 1):
-        draw = Draw(labels=labels, num_classes=CLASSES, dim=dim, seed=seed, client=0, round=t)
+        draw = Draw(
+            labels=labels, num_classes=CLASSES, dim=dim, seed=seed, secret=seed, client=0, round=t
+        )
         emission = scheme(reps, draw)
         if emission is not None:
             sent.append(Upload(0, t, (emission.artifact,)))

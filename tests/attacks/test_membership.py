@@ -139,7 +139,13 @@ def test_single_representations_are_found_exactly(score):
 
 def entangle(world: World, name: str, round: int, reps: Tensor) -> Upload:
     draw = Draw(
-        labels=world.labels, num_classes=CLASSES, dim=reps.shape[1], seed=0, client=0, round=round
+        labels=world.labels,
+        num_classes=CLASSES,
+        dim=reps.shape[1],
+        seed=0,
+        secret=0,
+        client=0,
+        round=round,
     )
     emission = schemes.get(name)()(reps, draw)
     return Upload(0, round, (emission.artifact,))

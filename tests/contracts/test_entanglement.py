@@ -88,7 +88,15 @@ def some_reps(labels: Tensor, seed: int = 0) -> Tensor:
 
 
 def draw_of(labels: Tensor, seed: int = 0, client: int = 2, round: int = 5) -> Draw:
-    return Draw(labels=labels, num_classes=CLASSES, dim=DIM, seed=seed, client=client, round=round)
+    return Draw(
+        labels=labels,
+        num_classes=CLASSES,
+        dim=DIM,
+        seed=seed,
+        secret=seed,
+        client=client,
+        round=round,
+    )
 
 
 def same(one: Emission | None, other: Emission | None) -> bool:

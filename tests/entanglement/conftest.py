@@ -19,7 +19,15 @@ def draw() -> Callable[..., Draw]:
     """Make a draw for labels; ten classes unless said otherwise."""
 
     def make(labels: Tensor | list[int], **given: int) -> Draw:
-        values = {"num_classes": 10, "dim": 8, "seed": 0, "client": 0, "round": 1, **given}
+        values = {
+            "num_classes": 10,
+            "dim": 8,
+            "seed": 0,
+            "secret": 0,
+            "client": 0,
+            "round": 1,
+            **given,
+        }
         return Draw(labels=torch.as_tensor(labels), **values)
 
     return make

@@ -16,7 +16,7 @@ from fedre_privacy.core.types import Artifact, Observation
 ROOT = "fedre_privacy"
 BELOW_PIPELINE = {
     "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
-    "blocks", "protocols", "federation",
+    "blocks", "protocols", "federation", "sealed",
 }  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -32,13 +32,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation": {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
     },
+    "sealed": {"core", "models", "attacks.base"},
     "pipeline": BELOW_PIPELINE,
     "cli": {
         "pipeline", "core", "attacks.base", "data.base", "entanglement.base", "eval.metrics.base",
-        "models.zoo", "partition.base", "protocols.base", "defenses.base", "presets",
+        "models.zoo", "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door",
     },
     "presets": {"core"},
-    "api": {"pipeline", "core", "cli", "eval.report"},
+    "api": {"pipeline", "core", "cli", "eval.report", "sealed.door"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
 

@@ -29,7 +29,7 @@ from fedre_privacy.protocols.base import Protocol
 
 from ..runs import Run
 from ..settings import NAIVE, AttackSettings
-from ..targets import KINDS
+from ..targets import KINDS, attack_seed
 
 NAMES = {
     "entangled": "entangled representations",
@@ -56,6 +56,15 @@ class Game:
     kind: str
     counterfactual: bool
     round: int
+
+    @property
+    def attack_seed(self) -> int:
+        """The seed that the attack is given."""
+        return attack_seed(self.run, self.data, self.settings.evaluation.seed)
+
+    def hidden(self) -> list[Path]:
+        """What the attack must not be able to open: all runs beside this one, and the data."""
+        return self.run.secrets()
 
     def lines(self) -> dict[str, str]:
         """The game in words: what was uploaded, who attacks, what is sought."""

@@ -86,7 +86,7 @@ class Images(Question):
         """
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
-        public, aux = held_out(source, evaluation.public, evaluation.seed)
+        public, aux = held_out(source, evaluation.public)
         for metric in settings.metrics.values():
             metric.check(run.image_shape)
         recovered = None

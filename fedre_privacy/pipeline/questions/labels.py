@@ -60,7 +60,7 @@ class Labels(Question):
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> LabelGame:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
-        _, aux = held_out(source, evaluation.public, evaluation.seed)
+        _, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         if not targets:
             held = {type(a) for upload in source.uploads.values() for a in upload.artifacts}

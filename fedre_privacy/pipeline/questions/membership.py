@@ -68,7 +68,7 @@ class Membership(Question):
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> MembershipGame:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
-        public, aux = held_out(source, ALL, evaluation.seed)
+        public, aux = held_out(source, ALL)
         recovered = None
         if settings.target == RECOVERED:
             recovered = recover(run, settings, source, aux)

@@ -78,7 +78,7 @@ class PrototypesQuestion(Question):
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PrototypeGame:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
-        public, aux = held_out(source, evaluation.public, evaluation.seed)
+        public, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         observation = observe(
             run,

@@ -8,11 +8,12 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import RecoveredPrototypes
 from fedre_privacy.eval import PublicImages
+from fedre_privacy.sealed.door import play
 
 from ..observe import observe
 from ..runs import Run
 from ..settings import AttackSettings
-from ..targets import TargetSource
+from ..targets import TargetSource, attack_seed
 from .base import only_kinds
 
 _FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], RecoveredPrototypes]] = WeakKeyDictionary()
@@ -65,7 +66,9 @@ def recover(
         staleness=evaluation.staleness,
         attacker=evaluation.attacker,
     )
-    found = via(observation, Context(evaluation.seed))
+    context = Context(attack_seed(run, source.data, evaluation.seed))
+    played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
+    found = played.outcome
     if not isinstance(found, RecoveredPrototypes):
         raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
     if not bool(found.vectors.isfinite().all(1).any()):

@@ -1,0 +1,102 @@
+"""Modules that an attacker holds, as recipes and states: nothing in them leads back to a run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedre_privacy.core.errors import DamagedInputError
+from fedre_privacy.models.families import ModelSettings, build_model
+
+HELD_AT_ONCE = 32
+"""Modules kept in memory; others are built again when they are asked for."""
+
+EXTRACTOR, MODEL = "extractor", "model"
+
+Key = tuple[int, int]
+"""(client, round)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a module is built before its state is loaded, in plain values.
+
+    Args:
+        settings: those of `ModelSettings`; empty for a module of a factory.
+        client: number of the client, which picks the architecture.
+        image_shape: (C, H, W). num_classes: length of the head's output.
+        part: the whole model or its extractor.
+        factory: ``package:function`` that returns the module, in place of all of these.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    client: int = 0
+    image_shape: tuple[int, ...] = ()
+    num_classes: int = 0
+    part: str = MODEL
+    factory: str = ""
+
+    def build(self) -> nn.Module:
+        """Make the module; its parameters are yet to be loaded."""
+        if self.factory:
+            module, _, name = self.factory.partition(":")
+            made: nn.Module = getattr(importlib.import_module(module), name)()
+            return made
+        channels, height, width = self.image_shape
+        model = build_model(
+            ModelSettings(**self.settings), self.client, (channels, height, width), self.num_classes
+        )
+        return model.extractor if self.part == EXTRACTOR else model
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """One module of an observation.
+
+    Args:
+        state: reads its tensors by name; asked each time the module is built.
+    """
+
+    recipe: Recipe
+    state: Callable[[], Mapping[str, Tensor]]
+
+
+class Modules(Mapping[Key, nn.Module]):
+    """Frozen modules in evaluation mode by (client, round), built when they are asked for."""
+
+    def __init__(self, held: Mapping[Key, Held]) -> None:
+        self.held = dict(held)
+
+        @lru_cache(maxsize=HELD_AT_ONCE)
+        def load(key: Key) -> nn.Module:
+            one = self.held[key]
+            module = one.recipe.build()
+            try:
+                module.load_state_dict(dict(one.state()))
+            except RuntimeError as error:
+                raise DamagedInputError(
+                    f"The parameters of client {key[0]} in round {key[1]} do not fit its model: "
+                    f"{error}"
+                ) from None
+            return module.eval().requires_grad_(False)
+
+        self._load = load
+
+    def __getitem__(self, key: Key) -> nn.Module:
+        if key not in self.held:
+            raise KeyError(key)
+        return self._load(key)
+
+    def __contains__(self, key: object) -> bool:  # the inherited one would build the module
+        return key in self.held
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
