@@ -134,8 +134,8 @@ FORMS = (
     Form(
         "defences",
         "",
-        "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none --out out "
-        "--runs-dir runs --steps 2",
+        "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none "
+        "--steps 2 --out out --runs-dir runs",
         r"^ *fedre, none +1 +0\.\d+",
     ),
 )
