@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import tools
 import torch
 
 from fedre_privacy.core import files
@@ -189,9 +190,18 @@ PLANS = {
 
 
 def sweep_of(
-    name: str, base: Mapping[str, Any], seeds: Sequence[int], targets: int, budgets: Budgets
+    name: str,
+    base: Mapping[str, Any],
+    seeds: Sequence[int],
+    targets: int,
+    budgets: Budgets,
+    steps: int | None = None,
 ) -> Benchmark:
-    """The benchmark of one protocol: its defences as variants."""
+    """The benchmark of one protocol: its defences as variants.
+
+    Args:
+        steps: of dip; None: its own default.
+    """
     plan = PLANS[name]
     if plan.every:
         base = merge(base, {"record": {"keep_every": 1}})
@@ -205,7 +215,10 @@ def sweep_of(
     if plan.fixed:
         vary[f"{name}, fixed weights"] = {"protocol": {"name": name, "resample": False}}
     attacks = [
-        {**entry, "eval": {"targets": targets, "ceiling": 0, "fewest_first": True}}
+        {
+            **merge(entry, {"attack": {"steps": steps}} if steps and _is_dip(entry) else {}),
+            "eval": {"targets": targets, "ceiling": 0, "fewest_first": True},
+        }
         if isinstance(entry, dict)
         else entry
         for entry in plan.attacks
@@ -215,6 +228,10 @@ def sweep_of(
         base,
         name=f"defences-{name}",
     )
+
+
+def _is_dip(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["attack"]["name"] == "dip")
 
 
 def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
@@ -291,33 +308,41 @@ def _number(value: Any) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is not done yet and write ``defences.csv`` and ``defences.png``."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = tools.options(__doc__)
     made.add_argument("--dataset", required=True, metavar="D[:PATH]", help="npz:FILE, or a name")
     made.add_argument("--seeds", default="0", help="seeds of the trainings")
     made.add_argument("--only", default=",".join(PLANS), help="protocols")
     made.add_argument("--defences", default="", help="labels of defences to run; none: all")
     made.add_argument("--targets", type=int, default=16, help="targets per attack")
     made.add_argument("--rounds", type=int, default=20)
+    made.add_argument("--clients", type=int, default=10)
+    made.add_argument("--steps", type=int, default=None, help="of dip; none: its default")
     made.add_argument("--jobs", type=int, default=1, help="jobs at once")
     made.add_argument("--out", type=Path, default=Path("runs/benchmarks/defences"))
     made.add_argument("--runs-dir", type=Path, default=Path("runs"))
     made.add_argument("--prune", action="store_true", help="remove models of finished runs")
-    options = made.parse_args(argv)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is not done yet and write ``defences.csv`` and ``defences.png``."""
+    options = parser().parse_args(arguments)
     name, _, path = options.dataset.partition(":")
     data: dict[str, Any] = {"name": name}
     if path:
         data["path"] = str(Path(path).expanduser().resolve())
-    base = {"data": data, "train": {"rounds": options.rounds}}
+    base = {"data": data, "train": {"rounds": options.rounds, "clients": options.clients}}
     seeds = [int(seed) for seed in options.seeds.split(",")]
     wanted = set(filter(None, (part.strip() for part in options.defences.split(","))))
-    budgets = {epsilon: budget_of(epsilon, base, seeds) for epsilon in EPSILONS}
+    needed = [e for e in EPSILONS if not wanted or f"dp-sgd eps {e}" in wanted]
+    budgets = {epsilon: budget_of(epsilon, base, seeds) for epsilon in needed}
     results = []
     for protocol in options.only.split(","):
         if protocol not in PLANS:
             raise ConfigError(f"--only takes {', '.join(PLANS)}; got '{protocol}'.")
-        sweep = sweep_of(protocol, base, seeds, options.targets, budgets)
+        sweep = sweep_of(protocol, base, seeds, options.targets, budgets, options.steps)
         if wanted:
             kept = tuple(v for v in sweep.variants if v.label.split(", ", 1)[1] in wanted)
             sweep = Benchmark(

@@ -11,17 +11,27 @@ images behind a prototype, with the drift of the true prototypes; means over pro
     python benchmarks/disentangle.py [--repeats 3]
     python benchmarks/disentangle.py RUN [RUN ...] --out rows.csv
     python benchmarks/disentangle.py --rows rows.csv [more.csv ...]
+
+Solvers and their settings were chosen on runs of seeds 0 and 1 (`CHOSEN_SEEDS`) on the first 200
+training images of each class and on test images. What is left of a file is written by
+
+    python benchmarks/disentangle.py --unseen FILE.npz NEW.npz
+
+and runs of NEW.npz with other seeds are report only: their tables are printed apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import tools
 import torch
 from torch import Tensor
 
@@ -34,8 +44,11 @@ from fedre_privacy.attacks.parts.mixing import Kind, Mixing, mixings
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means as true_means
 from fedre_privacy.blocks.state import Samples
+from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Prototypes
+from fedre_privacy.data.base import ImageData, keep_per_class
+from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift, score_vectors
 from fedre_privacy.pipeline.attack import prepare_attack
 from fedre_privacy.pipeline.questions.prototypes import PrototypeGame
@@ -118,6 +131,54 @@ def measure(row: Row, seed: int) -> tuple[float, float, float]:
     return one, two, three
 
 
+CHOSEN_SEEDS = (0, 1)
+"""Seeds of the runs on which solvers and their settings were chosen."""
+CHOSEN_IMAGES = 200
+"""First training images of each class that those runs held, beside test images."""
+LEFT_OUT = "left_out"
+"""Key of the digests of the images that `write_unseen` left out."""
+REPORT_ONLY = "report only: no setting was chosen on these images or seeds"
+NEW_SEEDS = "seeds on which no setting was chosen, on images of runs on which some were"
+CHOSEN_ON = "settings were chosen on these runs"
+
+
+def digests(images: Tensor) -> npt.NDArray[np.str_]:
+    """SHA-256 (hex) of each of the images (N, C, H, W), uint8."""
+    return np.array([tensor_sha256(image) for image in images])
+
+
+def write_unseen(source: Path, to: Path) -> ImageData:
+    """Write the images of an .npz file on which no setting was chosen, and digests of the rest."""
+    whole = Npz(path=str(source)).load()
+    chosen = keep_per_class(whole, CHOSEN_IMAGES)
+    left_out = np.concatenate(
+        [digests(chosen.images[: chosen.num_train]), digests(whole.images[whole.num_train :])]
+    )
+    train = digests(whole.images[: whole.num_train])
+    new = torch.from_numpy(~np.isin(train, left_out)).nonzero().squeeze(1)
+    if not len(new):
+        raise ValueError(f"{source} has no class of more than {CHOSEN_IMAGES} training images")
+    images = whole.images[new].permute(0, 2, 3, 1).numpy()
+    labels = whole.labels[new].numpy()
+    np.savez(
+        to, x_train=images, y_train=labels, classes=np.array(whole.classes), **{LEFT_OUT: left_out}
+    )
+    return Npz(path=str(to)).load()
+
+
+def kind_of(run: Run) -> str:
+    """Whether settings were chosen on this run, by its seed and its images."""
+    if run.settings.train.seed in CHOSEN_SEEDS:
+        return CHOSEN_ON
+    data = run.settings.data
+    if isinstance(data, Npz) and data.path is not None:
+        with np.load(data.path, allow_pickle=False) as found:
+            if LEFT_OUT in found.files:
+                seen = np.isin(digests(data.load().images), found[LEFT_OUT])
+                return NEW_SEEDS if seen.any() else REPORT_ONLY
+    return NEW_SEEDS
+
+
 MULTIPLES = (1, 2, 3)
 WHOLE = "all"
 KEPT = Disentangle()
@@ -150,7 +211,9 @@ def answers(game: PrototypeGame) -> Iterator[tuple[str, str, int, Tensor, Tensor
         asked = {f"{k} n": min(k * len(mixing.classes), len(rounds)) for k in MULTIPLES}
         for name, count in {**asked, WHOLE: len(rounds)}.items():
             latest = mixing.take(torch.arange(len(rounds) - count, len(rounds)))
-            carried = Alignment(whole.uploads[-count:], whole.errors[-count:, -count:])
+            carried = Alignment(
+                whole.uploads[-count:], whole.errors[-count:, -count:], whole.loud[-count:]
+            )
             if seen.aux_labels is None:
                 raise ValueError("the auxiliary images have no labels")
             means = class_means(reps[-1], seen.aux_labels[:500], latest.classes)
@@ -215,7 +278,7 @@ def scores_of(run: Run) -> pd.DataFrame:
     moved = drifts(run, game)
     table["drift"] = table["clients"].map({c: float(d.median()) for c, d in moved.items()})
     table["drift_max"] = table["clients"].map({c: float(d.max()) for c, d in moved.items()})
-    return table.assign(run=run.name, seed=run.settings.train.seed)
+    return table.assign(run=run.name, seed=run.settings.train.seed, kind=kind_of(run))
 
 
 def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
@@ -235,7 +298,14 @@ def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
 
 
 def report(rows: pd.DataFrame) -> None:
-    """Print the tables of recorded runs."""
+    """Print the tables of recorded runs, those on which settings were chosen apart."""
+    for kind, own in rows.groupby("kind"):
+        print(f"\n{kind}")
+        report_kind(own)
+
+
+def report_kind(rows: pd.DataFrame) -> None:
+    """Print the tables of runs of one kind."""
     seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     per_client = rows.drop_duplicates(["run", "clients"])
     print(
@@ -259,16 +329,26 @@ def report(rows: pd.DataFrame) -> None:
             print(f"{solver:22}" + "".join(f"{text:>22}" for text in shown))
 
 
-def main() -> None:
-    """Print the table of synthetic walks, or those of recorded runs."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
     options.add_argument("runs", nargs="*", type=Path, metavar="RUN")
     options.add_argument("--out", type=Path, help="where to write the scores of the runs")
     options.add_argument("--rows", nargs="+", type=Path, help="scores written before")
-    options.add_argument("--repeats", type=int, default=3)
-    given = options.parse_args()
+    options.add_argument("--repeats", type=int, default=3, help="of each synthetic setting")
+    options.add_argument("--first", type=int, default=None, help="synthetic settings; none: all")
+    options.add_argument(
+        "--unseen", nargs=2, type=Path, metavar=("FILE", "NEW"), help="write unseen images of FILE"
+    )
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table of synthetic walks, or those of recorded runs."""
+    given = parser().parse_args(arguments)
+    if given.unseen:
+        print(write_unseen(*given.unseen))
+        return
     if given.runs or given.rows:
         tables = [scores_of(Run(folder)) for folder in given.runs]
         tables += [pd.read_csv(path) for path in given.rows or ()]
@@ -277,16 +357,17 @@ def main() -> None:
             rows.to_csv(given.out, index=False, float_format="%.5g")
         report(rows)
         return
-    synthetic_table(given.repeats)
+    synthetic_table(given.repeats, ROWS[: given.first])
 
 
-def synthetic_table(repeats: int) -> None:
+def synthetic_table(repeats: int, settings: Sequence[Row]) -> None:
     """Print the table of synthetic walks."""
+    print(f"means of {repeats} draws; n classes, T rounds")
     print(
         f"{'n':>3}{'T':>5}{'drift':>7}{'common':>8}{'noise':>7}{'':>7}"
         f"{'LS':>8}{'expected':>9}{'walk':>8}{'expected':>9}{'likeliest':>10}{'s':>6}"
     )
-    for row in ROWS:
+    for row in settings:
         started = time.perf_counter()
         found = torch.tensor([measure(row, seed) for seed in range(repeats)]).mean(0).tolist()
         print(

@@ -5,18 +5,20 @@
         --set eval.ceiling=0 --targets 100                                  (for each run)
     python benchmarks/disentangle_figure.py --rows rows.csv --attacks RUN/attacks/dip-... [...]
 
-Writes docs/data/disentangling.csv (means over prototypes), docs/data/recovered_images.csv (one row
-per image and source) and docs/images/disentangling.png, and prints the table of images. Without
-options the figure is drawn again from the two CSV files.
+Writes data/disentangling.csv (means over prototypes), data/recovered_images.csv (one row per image
+and source) and images/disentangling.png under docs, or another folder (--out), and prints the table
+of images. Without options the figure is drawn again from the two CSV files.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import tools
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -36,8 +38,8 @@ from fedre_privacy.eval.report.style import (
 from fedre_privacy.pipeline.runs import Run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-MEANS, IMAGES = DOCS / "data" / "disentangling.csv", DOCS / "data" / "recovered_images.csv"
-FIGURE = DOCS / "images" / "disentangling.png"
+MEANS, IMAGES = Path("data/disentangling.csv"), Path("data/recovered_images.csv")
+FIGURE = Path("images/disentangling.png")
 
 ROUNDS = ("1 n", "2 n", "3 n", "all")
 BUCKETS = {"all": (1, 10**9), "1": (1, 1), "2-30": (2, 30), "> 30": (31, 10**9)}
@@ -59,7 +61,13 @@ SOURCES = {
 
 
 def means_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Means over prototypes by bucket, solver and rounds, with their number and the seeds."""
+    """Means over prototypes by bucket, solver and rounds, with their number and the seeds.
+
+    Raises:
+        ValueError: some of the runs are those on which settings were chosen, others are not.
+    """
+    if rows["kind"].nunique() > 1:
+        raise ValueError(f"rows of several kinds do not mix: {', '.join(rows['kind'].unique())}")
     parts = []
     for name, (low, high) in BUCKETS.items():
         part = rows[rows["counts"].between(low, high)]
@@ -71,7 +79,7 @@ def means_of(rows: pd.DataFrame) -> pd.DataFrame:
         )
         parts.append(table.reset_index().assign(images=name))
     seeds = " ".join(map(str, sorted(rows["seed"].unique())))
-    return pd.concat(parts).assign(seeds=seeds)
+    return pd.concat(parts).assign(seeds=seeds, kind=rows["kind"].iloc[0])
 
 
 def images_of(folders: list[Path]) -> pd.DataFrame:
@@ -157,7 +165,7 @@ def print_images(images: pd.DataFrame) -> None:
             print(f"{metric}: {one} less {other} {gap.mean():.3f} [{low:.3f}, {high:.3f}]")
 
 
-def draw(means: pd.DataFrame, images: pd.DataFrame) -> None:
+def draw(means: pd.DataFrame, images: pd.DataFrame, path: Path) -> None:
     """Draw the figure from the two tables."""
     figure = blank(7.2, 2.9)
     grid = figure.add_gridspec(
@@ -184,8 +192,8 @@ def draw(means: pd.DataFrame, images: pd.DataFrame) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", lw=0.3, color="0.85")
         axis.set_axisbelow(True)
-    FIGURE.parent.mkdir(exist_ok=True)
-    figure.savefig(FIGURE, dpi=200)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=200)
 
 
 def dots(axis: Axes, images: pd.DataFrame) -> None:
@@ -207,23 +215,28 @@ def dots(axis: Axes, images: pd.DataFrame) -> None:
     axis.set_title(f"PSNR (dB), {count} classes of one image", fontsize=8)
 
 
-def main() -> None:
-    """Write tables and figure."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
     options.add_argument("--rows", nargs="+", type=Path, help="scores of the solvers")
     options.add_argument("--attacks", nargs="+", type=Path, help="folders of image attacks")
-    given = options.parse_args()
-    MEANS.parent.mkdir(exist_ok=True)
+    options.add_argument("--out", type=Path, default=DOCS, help="folder of tables and figure")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write tables and figure."""
+    given = parser().parse_args(arguments)
+    means_at, images_at = given.out / MEANS, given.out / IMAGES
+    means_at.parent.mkdir(parents=True, exist_ok=True)
     if given.rows:
         means = means_of(pd.concat([pd.read_csv(path) for path in given.rows]))
-        means.to_csv(MEANS, index=False, float_format="%.4f")
+        means.to_csv(means_at, index=False, float_format="%.4f")
     if given.attacks:
-        images_of(given.attacks).to_csv(IMAGES, index=False, float_format="%.4f")
-    images = pd.read_csv(IMAGES)
+        images_of(given.attacks).to_csv(images_at, index=False, float_format="%.4f")
+    images = pd.read_csv(images_at)
     print_images(images)
-    draw(pd.read_csv(MEANS), images)
+    draw(pd.read_csv(means_at), images, given.out / FIGURE)
 
 
 if __name__ == "__main__":

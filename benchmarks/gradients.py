@@ -278,7 +278,8 @@ def dlg(data: Images, options: argparse.Namespace) -> None:
     observation = observe(models, sent, 1)
     for name in (options.attacks or "dlg,idlg").split(","):
         for restarts in [options.restarts] if options.restarts else [1, 4]:
-            found, seconds = timed(attacks.get(name)(restarts=restarts), observation)
+            how = {"steps": options.steps} if options.steps else {}
+            found, seconds = timed(attacks.get(name)(restarts=restarts, **how), observation)
             share = float((found.fit < 1e-6).float().mean())
             report(f"{name}, restarts={restarts}", found, pairs, data)
             old_psnr(found, pairs, data)
@@ -370,7 +371,8 @@ def labels(data: Images, options: argparse.Namespace) -> None:
             for rule, shares in right.items():
                 both, said, held = (sum(column) for column in zip(*support[rule], strict=True))
                 print(
-                    f"{name:<30} B={size:<3} {rule:<7} labels right {statistics.mean(shares):.3f}  "
+                    f"{name:<30} n {len(shares)} B={size:<3} {rule:<7} labels right "
+                    f"{statistics.mean(shares):.3f}  "
                     f"classes: precision {both / said:.3f}, recall {both / held:.3f}"
                 )
 
@@ -508,8 +510,8 @@ PARTS: Mapping[str, Callable[[Images, argparse.Namespace], None]] = {
 }
 
 
-def main() -> None:
-    """Run the parts asked for."""
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -521,7 +523,12 @@ def main() -> None:
     options.add_argument("--warm-up", type=int, default=60, help="steps that -trained models train")
     options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
     options.add_argument("--restarts", type=int, default=0, help="of dlg; 0: with 1, then with 4")
-    chosen = options.parse_args()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the parts asked for."""
+    chosen = parser().parse_args(arguments)
     data = load(chosen.data)
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {len(data.labels)} images"

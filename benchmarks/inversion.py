@@ -32,11 +32,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import tools
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -127,20 +128,14 @@ def one_by_one(attack: DeepImagePrior, obs: Observation, context: Context, count
     )
 
 
-def wait(device: torch.device) -> None:
-    """Wait for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def timed(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median seconds, after one run that does not count."""
     taken = []
     for _ in range(repeats + 1):
-        wait(device)
+        tools.wait(device)
         started = time.perf_counter()
         work()
-        wait(device)
+        tools.wait(device)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[1:])
 
@@ -331,7 +326,7 @@ def where_time_goes(chosen: argparse.Namespace, device: torch.device) -> None:
         with profile(activities=kinds) as found:
             for _ in range(chosen.repeats * 3):
                 search.step()
-            wait(device)
+            tools.wait(device)
         shares: Counter[str] = Counter()
         for one in found.key_averages():
             spent = one.self_device_time_total if on_gpu else one.self_cpu_time_total
@@ -417,7 +412,7 @@ def decoder_loop(lessons: list[Lessons], how: Schooling) -> Refiner:
 
 def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
     """Print updates per second of both, and the held-out losses that they reach."""
-    how = Schooling(updates=60 if device.type == "cpu" else 300, patience=99)
+    how = Schooling(updates=chosen.updates, patience=99)
     for size in map(int, chosen.sizes.split(",")):
         lessons = decoder_lessons(size, device)
         pool, nets = Pool(lessons, how), []
@@ -425,7 +420,7 @@ def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
         for _ in range(chosen.repeats + 1):
             started = time.perf_counter()
             alone = decoder_loop(lessons, how)
-            wait(device)
+            tools.wait(device)
             middle = time.perf_counter()
             with single_threaded(device) as cores:
                 together = train_refiner(
@@ -439,7 +434,7 @@ def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
                     recorder=recorder_for(device),
                     note=print,
                 )
-            wait(device)
+            tools.wait(device)
             loops.append((middle - started) / how.updates)
             pools.append((time.perf_counter() - middle) / how.updates)
             nets = [alone.eval(), together]
@@ -454,12 +449,19 @@ def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
         )
 
 
-def main() -> None:
-    """Run the parts asked for."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def part(name: str) -> str:
+    """A part's name (`choices` would refuse an empty list)."""
+    if name not in PARTS:
+        raise argparse.ArgumentTypeError(f"no part {name}; the parts are {', '.join(PARTS)}")
+    return name
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
+    options.add_argument(
+        "parts", nargs="*", type=part, metavar="PART", help=f"of {', '.join(PARTS)}; ratio"
     )
-    options.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; ratio")
     options.add_argument("--targets", default="8,16")
     options.add_argument("--sizes", default="32")
     options.add_argument("--architectures", default="cnn4")
@@ -471,14 +473,18 @@ def main() -> None:
     options.add_argument("--precision", default="auto", help="auto, float32 or bfloat16")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--eager", action="store_true", help="do not capture steps on a GPU")
-    options.add_argument("--quick", action="store_true", help="5 steps, once")
+    options.add_argument("--quick", action="store_true", help="5 steps or updates, once")
     options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    chosen = options.parse_args()
-    if unknown := set(chosen.parts) - set(PARTS):
-        options.error(f"no part {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the parts asked for."""
+    chosen = parser().parse_args(arguments)
     device = torch.device(chosen.device)
     on_cpu = device.type == "cpu"
     chosen.steps = chosen.steps or (5 if chosen.quick else 20 if on_cpu else 100)
+    chosen.updates = 5 if chosen.quick else 60 if on_cpu else 300
     chosen.repeats = 1 if chosen.quick else chosen.repeats
     chosen.rows = chosen.rows or (str(CPU_TILE) if on_cpu else "64,256")
     inversion.STUCK = math.inf  # no search is begun anew: both ways do the same work

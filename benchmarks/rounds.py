@@ -21,16 +21,16 @@ import argparse
 import copy
 import gc
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tools
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,17 +77,13 @@ class Watch:
 
     def start(self) -> None:
         """Start anew."""
-        self._wait()
+        tools.wait(self.device)
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> Times:
         """Seconds since the start."""
-        self._wait()
+        tools.wait(self.device)
         return Times(time.perf_counter() - self.wall, time.process_time() - self.cpu)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 @dataclass
@@ -424,7 +420,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 # --- memory of many clients ------------------------------------------------------------------
 
 
-def _one_round(name: str, clients: int, architecture: str, send: Callable[[Any], None]) -> None:
+def _one_round(name: str, clients: int, architecture: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     samples, device = 8, torch.device("cpu")
     small = build(
@@ -449,17 +445,15 @@ def _one_round(name: str, clients: int, architecture: str, send: Callable[[Any],
             for p in c.model.parameters()
             if p.grad is not None
         )
-        send(
-            {
-                "protocol": name,
-                "architecture": architecture,
-                "clients": clients,
-                "parameter_bytes": parameters,
-                "built_bytes": built - before,
-                "peak_bytes": peak_bytes() - before,
-                "gradients_left_bytes": gradients,
-            }
-        )
+        return {
+            "protocol": name,
+            "architecture": architecture,
+            "clients": clients,
+            "parameter_bytes": parameters,
+            "built_bytes": built - before,
+            "peak_bytes": peak_bytes() - before,
+            "gradients_left_bytes": gradients,
+        }
 
 
 def _run(federation: Federation, folder: Path) -> None:
@@ -482,16 +476,7 @@ def memory(name: str, clients: int, architecture: str) -> dict[str, Any]:
         Bytes of all clients' parameters, the growth of resident memory when they were built and
         at the peak of the round, and the gradients still held after it.
     """
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_one_round, args=(name, clients, architecture, send.send))
-    process.start()
-    send.close()
-    try:
-        found: dict[str, Any] = receive.recv()
-    finally:
-        process.join()
-    return found
+    return tools.apart(_one_round, name, clients, architecture)
 
 
 def print_memory(found: dict[str, Any]) -> None:
@@ -506,11 +491,9 @@ def print_memory(found: dict[str, Any]) -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print the table, and write it."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
     options.add_argument("--protocols", default=",".join(PROTOCOLS))
     options.add_argument("--clients", type=int, default=None, help="10; with --memory 100")
     options.add_argument("--samples", type=int, default=320, help="training images of each client")
@@ -521,7 +504,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--device", default="cpu")
     options.add_argument("--out", type=Path, default=None, help="folder for rounds.csv and .json")
     options.add_argument("--memory", action="store_true")
-    chosen = options.parse_args(arguments)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, and write it."""
+    chosen = parser().parse_args(arguments)
     names = chosen.protocols.split(",")
     if chosen.memory:
         for name in names:
@@ -541,7 +529,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "repeats": chosen.repeats,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": tools.device_name(device),
     }
     print(json.dumps(facts))
     rows = []

@@ -17,13 +17,12 @@ Usage: python benchmarks/together.py [--architectures cnn4,resnet8] [--clients 1
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
+import tools
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
@@ -99,7 +98,7 @@ def build(
     architecture: str,
     clients: int,
     batch: int,
-    device: str,
+    device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> OneByOne | Together:
@@ -115,7 +114,7 @@ def build(
     return WAYS[way](models, images, labels)
 
 
-def must_agree(architecture: str, clients: int, batch: int, device: str) -> None:
+def must_agree(architecture: str, clients: int, batch: int, device: torch.device) -> None:
     """Compare the ways after one step in float64.
 
     Raises:
@@ -129,56 +128,47 @@ def must_agree(architecture: str, clients: int, batch: int, device: str) -> None
     torch.testing.assert_close(*states, rtol=1e-6, atol=1e-9)
 
 
-def seconds(step: Callable[[], None], device: str) -> float:
+def seconds(step: Callable[[], None], device: torch.device) -> float:
     """Time of one call."""
-    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
-    wait()
+    tools.wait(device)
     started = time.perf_counter()
     step()
-    wait()
+    tools.wait(device)
     return time.perf_counter() - started
 
 
-def measure_memory(threads: int, what: tuple[Any, ...], send: Callable[[int], None]) -> None:
-    """Send what two steps add to the peak; runs in a process of its own."""
+def memory(threads: int, *what: Any) -> int:
+    """What two steps of one way add to the peak of a process of its own (bytes)."""
     torch.set_num_threads(threads)
     work = build(*what)
     before = peak_bytes(what[-1])
     for _ in range(2):
         work.step()
-    send(peak_bytes(what[-1]) - before)
+    return peak_bytes(what[-1]) - before
 
 
-def memory(threads: int, *what: Any) -> int:
-    """What two steps of one way add to the peak (bytes)."""
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=measure_memory, args=(threads, what, send.send))
-    process.start()
-    send.close()
-    try:
-        return int(receive.recv())
-    finally:
-        process.join()
-
-
-def main() -> None:
-    """Measure and print one row for each architecture."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = tools.options(__doc__)
     options.add_argument("--architectures", default="cnn4")
     options.add_argument("--clients", type=int, default=10)
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--threads", type=int, default=None)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    chosen = options.parse_args()
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print one row for each architecture."""
+    chosen = parser().parse_args(arguments)
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
-    threads, device = torch.get_num_threads(), chosen.device
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-    print(f"torch {torch.__version__} on {name}, {threads} threads, batch {chosen.batch}, 32 px")
+    threads, device = torch.get_num_threads(), torch.device(chosen.device)
+    print(
+        f"torch {torch.__version__} on {tools.device_name(device)}, {threads} threads, "
+        f"batch {chosen.batch}, 32 px, {chosen.repeats} repeats"
+    )
     print(
         f"{'model':<10}{'clients':>8}{'one by one':>13}{'together':>11}{'ratio':>8}"
         f"{'memory: one by one':>21}{'together':>12}"
@@ -197,7 +187,7 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in pairs)
         first, second = (statistics.median(column) * 1e3 for column in zip(*pairs, strict=True))
         del alone, joint
-        peaks = [human_bytes(memory(threads, way, *size)) for way in WAYS]
+        peaks = [human_bytes(tools.apart(memory, threads, way, *size)) for way in WAYS]
         print(
             f"{architecture:<10}{chosen.clients:>8}{first:>10.0f} ms{second:>8.0f} ms{ratio:>8.2f}"
             f"{peaks[0]:>21}{peaks[1]:>12}",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 
 import pandas as pd
 import pytest
@@ -17,13 +15,8 @@ SIZE = {"clients": 2, "samples": 12, "batch": 4, "architecture": "cnn-5"}
 
 
 @pytest.fixture(scope="module")
-def rounds(repo):
-    sys.path.insert(0, str(repo / "benchmarks"))  # a process started by it imports it too
-    try:
-        yield importlib.import_module("rounds")
-    finally:
-        sys.path.remove(str(repo / "benchmarks"))
-        sys.modules.pop("rounds", None)
+def rounds(load):
+    return load("rounds")
 
 
 @pytest.mark.slow

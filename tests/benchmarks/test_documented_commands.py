@@ -1,0 +1,299 @@
+"""Every benchmark command that README.md, docs/*.md and the Makefile show runs at a small size."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedre_privacy import api
+from fedre_privacy.models.families import members_of
+from fedre_privacy.protocols.base import protocols
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = tuple(
+    sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "tools")
+)
+PAGES = (ROOT / "Makefile", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+FILE = rf"(?:benchmarks/)?(?:{'|'.join(BENCHMARKS)})\.py"
+FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINE = re.compile(rf"^(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
+RECIPE = re.compile(rf"^\t.*?/python ({FILE}\b.*)$", re.MULTILINE)
+SPAN = re.compile(rf"(?<!`)`(?:python ({FILE}\b[^`]*)|({FILE}\s[^`]*))`")
+OPTIONS = re.compile(r"(?<!`)`([a-z]+\s+--[^`]*)`")
+CPU_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Command:
+    """A documented command: the page, the benchmark, and its arguments as they stand there."""
+
+    page: str
+    benchmark: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((f"{self.page}: {self.benchmark}.py", *self.words))
+
+
+def command(page: str, text: str) -> Command:
+    file, *words = shlex.split(text.replace("$(DATA)", "FILE.npz"))
+    return Command(page, Path(file).stem, tuple(word for word in words if word != "..."))
+
+
+def commands_in(page: str, text: str) -> Iterator[Command]:
+    """Lines of code blocks, recipes of a Makefile, spans, and options of a PART on its page."""
+    for line in RECIPE.finditer(text):
+        yield command(page, line[1].removesuffix(")") if "$(if" in line[0] else line[1])
+    for block in FENCE.finditer(text):
+        for line in LINE.finditer(block[1].replace("\\\n", " ")):
+            yield command(page, re.split(r"\s{3,}|\s#", line[1])[0])
+    spoken = FENCE.sub("", text)
+    for span in SPAN.finditer(spoken):
+        found = command(page, span[1] or span[2])
+        if "PART" not in found.words:
+            yield found
+            continue
+        parts = [form.when for form in FORMS if form.benchmark == found.benchmark and form.when]
+        told = [tuple(shlex.split(options[1])) for options in OPTIONS.finditer(spoken)]
+        for words in [*((part,) for part in parts), *(w for w in told if w[0] in parts)]:
+            rest = tuple(word for word in found.words if word != "PART")
+            yield Command(page, found.benchmark, words + rest)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The smallest size of the commands of a benchmark that hold the word `when`.
+
+    Args:
+        options: set in place of what is documented.
+        prints: what must stand in the output, with the number that was measured.
+    """
+
+    benchmark: str
+    when: str
+    options: str
+    prints: str
+
+
+INVERSION = "--quick --targets 1 --sizes 32 --architectures cnn4 --device cpu"
+GRADIENTS = "--images 1 --steps 2 --warm-up 1 --models cnn4"
+SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+; SSIM"
+FORMS = (
+    Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
+    Form(
+        "rounds",
+        "",
+        "--clients 2 --samples 12 --batch 4 --repeats 1 --architecture cnn-5 --threads 1 "
+        "--protocols fedre,fedavg --device cpu",
+        r'"clients": 2, "samples": 12(.|\n)*^fedre +wall +[\d.]+(.|\n)*^fedavg +wall +[\d.]+',
+    ),
+    Form(
+        "together",
+        "",
+        "--architectures cnn4 --clients 2 --batch 4 --repeats 1 --threads 1 --device cpu",
+        r"^cnn4 +2 +\d+ ms +\d+ ms",
+    ),
+    Form("inversion", "ratio", INVERSION, r"^cnn4 +32 +1( +[\d.]+){5}$"),
+    Form("inversion", "limits", f"{INVERSION} --rows 2", r"^cnn4 +32 +2 .*%"),
+    Form("inversion", "profile", f"{INVERSION} --rows 2", r"^cnn4, 32 px, 2 rows: .*%"),
+    Form("inversion", "stacking", f"{INVERSION} --rows 2", r"^ +32 +2 +float32 +[\d.]+ ms"),
+    Form("inversion", "memory", f"{INVERSION} --many 2", r"^cnn4 +32 +2 +\d+ .*MiB$"),
+    Form("inversion", "whole", INVERSION, r"^cnn4, 32 px, 1 targets, 5 steps: [\d.]+ s$"),
+    Form("inversion", "decoder", INVERSION, r"^32 px, 10 extractors: .*held-out loss [\d.]+"),
+    Form(
+        "gradients",
+        "dlg",
+        "--images 1 --steps 2 --attacks dlg,idlg --restarts 1",
+        r"^dlg, restarts=1\n +n 1, .*floor(.|\n)*^idlg, restarts=1\n +n 1, .*floor",
+    ),
+    Form("gradients", "single", f"{GRADIENTS},cnn4-trained", SCORE.format("1,")),
+    Form("gradients", "batch", f"{GRADIENTS},cnn4-trained", SCORE.format("8,")),
+    Form("gradients", "analytic", "--images 1", SCORE.format("32,")),
+    Form("gradients", "labels", f"{GRADIENTS},cnn4-trained", r" n 8 B=32 +joint +labels right \d"),
+    Form("gradients", "update", GRADIENTS, SCORE.format("4,")),
+    Form("gradients", "head", GRADIENTS, r"^cnn4 +2 classes, .*cosine.*classes 2 of 2"),
+    Form("gradients", "speed", GRADIENTS, r"^cnn4 .*8 victims one after another [\d.]+, together"),
+    Form("disentangle", "--unseen", "", r"^ImageData\('npz': 1000 images 3x32x32"),
+    Form("disentangle", "--rows", "", r"prototype: all, n = 40\n(.|\n)*^aligned +0.900 / 0.100"),
+    Form("disentangle", "RUN", "", r"prototype: all, n = \d\d?\n(.|\n)*^aligned +-?\d\.\d+ / \d"),
+    Form("disentangle", "", "--repeats 1 --first 3", r"^means of 1 draws(.|\n)*^ 10   10 .*1\.0"),
+    Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
+    Form(
+        "defences",
+        "",
+        "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none "
+        "--steps 2 --out out --runs-dir runs",
+        r"^ *fedre, none +1 +0\.\d+",
+    ),
+)
+
+
+def forms_of(found: Command) -> list[Form]:
+    """The forms of a command, one for each of its parts; none where nobody wrote one."""
+    own = [form for form in FORMS if form.benchmark == found.benchmark]
+    named = [form for form in own if form.when in found.words]
+    return named or [form for form in own if not form.when]
+
+
+def smallest(found: Command, form: Form) -> tuple[str, ...]:
+    """A command's arguments at the smallest size, of one of its parts."""
+    sized = form.options.split()
+    others = {
+        other.when
+        for other in FORMS
+        if other.benchmark == form.benchmark and other.when.isalpha() and other.when.islower()
+    } - {form.when}
+    words = [word for word in found.words if word not in others]
+    names = {word for word in sized if word.startswith("--")}
+    kept = [
+        word
+        for before, word in itertools.pairwise(["", *words])
+        if word not in names and (before not in names or word.startswith("--"))
+    ]
+    return (form.benchmark, *kept, *sized)
+
+
+COMMANDS = [c for page in PAGES for c in commands_in(page.name, page.read_text(encoding="utf-8"))]
+RUNS = {smallest(found, form): form for found in COMMANDS for form in forms_of(found)}
+"""What is run, each once however often it is documented, and its form."""
+
+
+# --- what the pages show --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found", COMMANDS, ids=str)
+def test_a_documented_command_is_understood_and_has_a_smallest_form(found, load):
+    given = vars(load(found.benchmark).parser().parse_args(found.words))
+    for key in ("architecture", "architectures", "models"):
+        for name in (given.get(key) or "cnn4").split(","):
+            members_of(name.removesuffix("-trained"))
+    for key in ("protocols", "only"):
+        assert set((given.get(key) or "fedre").split(",")) <= set(protocols.names())
+    assert forms_of(found), f"no smallest form of: {found}"
+
+
+def test_every_benchmark_is_documented_and_every_form_is_used():
+    assert {found.benchmark for found in COMMANDS} == set(BENCHMARKS)
+    assert set(RUNS.values()) == set(FORMS)
+
+
+def test_no_command_of_a_page_is_overlooked():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown = len(re.findall(r"python benchmarks/\w+\.py", text))
+        assert len([c for c in COMMANDS if c.page == page.name]) >= shown, page.name
+
+
+def test_commands_are_cut_out_of_a_page():
+    page = (
+        "`rounds.py` and `python benchmarks/rounds.py`, `benchmarks/gradients.py`\n"
+        "```\npython benchmarks/disentangle.py RUN ... \\\n    --out a.csv   why\nother\n```\n"
+        "`inversion.py ratio\n--steps 3` `python benchmarks/gradients.py PART --data D.npz`\n"
+        "| `single --images 8` | `fedre-attack --threat strong` | `other --images 8` |\n"
+        "\t$(BIN)/python benchmarks/together.py --clients 3\n"
+        "\t$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --data $(DATA))\n"
+    )
+    found = [(one.benchmark, *one.words) for one in commands_in("x", page)]
+    parts = [form.when for form in FORMS if form.benchmark == "gradients"]
+    assert found == [
+        ("together", "--clients", "3"),
+        ("gradients", "speed", "--data", "FILE.npz"),
+        ("disentangle", "RUN", "--out", "a.csv"),
+        ("rounds",),
+        ("inversion", "ratio", "--steps", "3"),
+        *(("gradients", part, "--data", "D.npz") for part in parts),
+        ("gradients", "single", "--images", "8", "--data", "D.npz"),
+    ]
+
+
+def test_sizes_are_replaced_and_all_else_is_kept():
+    found = Command("x", "inversion", ("limits", "ratio", "--eager", "--targets", "8"))
+    (first, second) = forms_of(found)
+    assert (first.when, second.when) == ("ratio", "limits")
+    kept = smallest(found, first)
+    assert kept[:3] == ("inversion", "ratio", "--eager") and kept.count("--targets") == 1
+    assert kept[kept.index("--targets") + 1] == "1"
+
+
+@pytest.mark.parametrize(
+    "words", [("ratios",), ("--target", "8"), ("ratio", "--repeats", "many")], ids=str
+)
+def test_a_command_that_is_wrong_is_found(words, load):
+    with pytest.raises(SystemExit):
+        load("inversion").parser().parse_args(words)
+
+
+def test_a_command_without_a_form_is_found():
+    assert not forms_of(Command("x", "inversion", ("--quick",)))
+    assert not forms_of(Command("x", "gradients", ("another", "--data", "FILE.npz")))
+
+
+# --- run them -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory) -> Path:
+    """The folder of somebody who follows the pages: images, a run, its scores and figures."""
+    folder = tmp_path_factory.mktemp("reader")
+    rng = np.random.default_rng(0)
+    labels = np.arange(3000) % 10
+    tints = rng.integers(60, 196, (10, 1, 1, 3))
+    images = (tints[labels] + rng.integers(-60, 60, (3000, 32, 32, 3))).astype(np.uint8)
+    for name in ("FILE.npz", "cifar10-6k.npz"):
+        np.savez(folder / name, x_train=images, y_train=labels)
+    run = api.train(
+        "fedre",
+        clients=3,
+        rounds=6,
+        partition="pra:0.5",
+        runs=folder,
+        set={"data.size": 16, "data.per_class": 12, "record.keep_every": 1},
+    )
+    run.folder.rename(folder / "RUN")
+    rows = [
+        (solver, rounds, 0.9, 0.1, 1.0, 1 + i, i // 10, i % 10)
+        for solver, rounds in itertools.product(
+            ("aligned", "last upload"), ("1 n", "2 n", "3 n", "all")
+        )
+        for i in range(40)
+    ]
+    columns = ["solver", "rounds", "centred_cosine", "relative_error", "identified", "counts"]
+    table = pd.DataFrame(rows, columns=[*columns, "clients", "labels"])
+    table.assign(run="made", seed=7, kind="made", drift=0.1, drift_max=0.2).to_csv(
+        folder / "rows.csv", index=False
+    )
+    (folder / "docs").mkdir()
+    shutil.copytree(ROOT / "docs" / "data", folder / "docs" / "data")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_a_documented_command_runs_and_prints_its_table(words, reader):
+    benchmark, *arguments = words
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / f"{benchmark}.py"), *arguments],
+        cwd=reader,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert re.search(RUNS[words].prints, done.stdout, re.MULTILINE), done.stdout
+    took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert took < CPU_SECONDS, f"{took:.0f} s of one core"
