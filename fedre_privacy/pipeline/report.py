@@ -232,12 +232,12 @@ def _groups(summary: Mapping[str, Any]) -> Html:
             {
                 "images behind a target": group["support_size"],
                 "targets": group["targets"],
-                "n": group["n"],
+                "clients": group["clients"],
                 "PSNR (dB)": psnr["mean"],
                 "floor (dB)": psnr["floor_mean"],
                 "over floor (dB)": _with(psnr["difference"], psnr["leakage_ci"]),
                 "found": found["hit1"],
-                "a guess that knows the class": found["chance1_knowing_class"],
+                "a guess that knows the class": found["guess1"],
                 "verdict": group["verdict"],
             }
         )

@@ -1,0 +1,167 @@
+"""What the scores allow to be said, of all targets and of each group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedre_privacy.core.units import plural
+
+MARGIN_DB = 0.5
+"""PSNR above the floor that is too little to matter (dB)."""
+
+LEAST_DB = 0.01
+"""PSNR above the floor that is more than rounding (dB)."""
+
+MIN_TARGETS = 6
+"""Fewest targets for a verdict: of five, not even all on one side differ from chance at 5 %."""
+
+MIN_CLIENTS = 5
+"""Fewest clients for a verdict; intervals of fewer hold their level but say little."""
+
+ERROR = 0.025
+"""Probability, at most, that any test of a verdict finds a leak where there is none."""
+
+GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
+"""Targets by number of images that entered them: name, fewest, most."""
+
+OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 images"}
+"""Names of `GROUPS` in words."""
+
+LEAKS, NOT_BETTER, INCONCLUSIVE = "leaks", "not better than the floor", "inconclusive"
+TOO_FEW = "too few to say"
+"""Verdicts; the last is of groups only, and reads as inconclusive of all targets."""
+
+VERDICT_RULE = (
+    "Tested are the PSNR over the floor and identification over a guess that knows the class, of "
+    "all targets and of each group by number of images, one-sided, together at a level of "
+    f"{100 * ERROR:g} % (Holm). leaks: a test of all targets or of a group finds more than the "
+    "floor; not better than the floor: none does, and the 95 % interval of the PSNR over the "
+    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; too few to say: fewer than "
+    f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """All targets, or a group of them.
+
+    Args:
+        name: "" for all targets, or a name of `GROUPS`.
+        targets, clients: how many there are, and of how many clients.
+        gap: mean PSNR over the floor (dB), or None.
+        highest: upper end of its 95 % interval, or None.
+        tests: one-sided p-values, of the PSNR and of identification; those that exist.
+        found, lineups: expected number of originals found, among so many line-ups.
+    """
+
+    name: str
+    targets: int
+    clients: int
+    gap: float | None
+    highest: float | None
+    tests: tuple[float, ...]
+    found: float
+    lineups: int
+
+    @property
+    def enough(self) -> bool:
+        """Whether a verdict about them is possible."""
+        return self.targets >= MIN_TARGETS and self.clients >= MIN_CLIENTS
+
+
+def verdicts(parts: Sequence[Part]) -> list[str]:
+    """Apply `VERDICT_RULE` to parts that are tested together, in their order."""
+    tests = [(p, i) for i, part in enumerate(parts) if part.enough for p in part.tests]
+    leaking = {tests[k][1] for k in holm([p for p, _ in tests])}
+    out = []
+    for i, part in enumerate(parts):
+        if not part.enough:
+            out.append(TOO_FEW)
+        elif i in leaking:
+            out.append(LEAKS)
+        else:
+            bounded = part.highest is not None and part.highest < MARGIN_DB
+            out.append(NOT_BETTER if bounded else INCONCLUSIVE)
+    return out
+
+
+def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
+    """Positions of the tests that reject (Holm, Scand. J. Stat. 6, 1979).
+
+    The probability of any false rejection is at most `error`, however the tests depend on each
+    other.
+    """
+    rejected = []
+    order = sorted(range(len(p_values)), key=lambda k: p_values[k])
+    for step, k in enumerate(order):
+        if not p_values[k] <= error / (len(order) - step):
+            break
+        rejected.append(k)
+    return rejected
+
+
+def told(
+    whole: Part, groups: Sequence[Part], found: Sequence[str], *, noun: str, gallery: int
+) -> tuple[str, str]:
+    """Return the verdict over all targets, and the sentence that names who leaks.
+
+    Args:
+        whole: all targets.
+        groups: those that hold a target; none or one where there is nothing to tell apart.
+        found: verdicts of the whole and of each group.
+        noun: what a target is, in the singular.
+        gallery: images in a line-up.
+    """
+    first, rest = found[0], list(zip(groups, found[1:], strict=True))
+    if len(rest) < 2:
+        rest = []
+    leaking = [part for part, verdict in rest if verdict == LEAKS]
+    everything = f"the {plural(whole.targets, noun)}"
+    if first == TOO_FEW:
+        because = (
+            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few, a "
+            f"verdict needs {MIN_TARGETS} of {MIN_CLIENTS} clients; {_score(whole, gallery)}"
+        )
+        return INCONCLUSIVE, because
+    if leaking and len(leaking) < len(rest):
+        named = (f"{plural(p.targets, noun)} {OF[p.name]} ({_score(p, gallery)})" for p in leaking)
+        because = "the " + " and the ".join(named)
+    else:
+        together = " taken together" if first == LEAKS and rest and not leaking else ""
+        because = f"{everything}{together} ({_score(whole, gallery)})"
+    verdict = LEAKS if leaking else first
+    if verdict == NOT_BETTER:
+        because += ", so a weak attack or a strong protocol"
+    others = [(part, said) for part, said in rest if said != LEAKS]
+    # Groups that share the verdict of the whole need no words of their own.
+    if not leaking:
+        others = [(part, said) for part, said in others if said != first]
+    for said in (NOT_BETTER, INCONCLUSIVE, TOO_FEW):
+        same = [part for part, one in others if one == said]
+        if same and len(same) == len(others) and leaking:
+            because += f"; {said} for the other {_one(sum(p.targets for p in same))}"
+        elif same:
+            named = (f"the {_one(p.targets)} {OF[p.name]} ({_score(p, None)})" for p in same)
+            because += f"; {said} for {' and '.join(named)}"
+    return verdict, because
+
+
+def _one(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def _score(part: Part, gallery: int | None) -> str:
+    """The numbers of a part: ``+5.9 dB, 6 of 6 found among 100``; how many clients, if too few."""
+    said = [] if part.gap is None else [f"{part.gap:+.1f} dB"]
+    if part.lineups:
+        among = "" if gallery is None else f" among {gallery}"
+        said.append(f"{_count(part.found)} of {part.lineups} found{among}")
+    if part.clients < MIN_CLIENTS and gallery is None:
+        said.append(f"of {plural(part.clients, 'client')}")
+    return ", ".join(said) or "nothing to score"
+
+
+def _count(found: float) -> str:
+    """A number of originals found; ties count in parts."""
+    return f"{found:.0f}" if abs(found - round(found)) < 0.05 else f"{found:.1f}"
