@@ -198,7 +198,7 @@ def _areas(
     }
     if table.shape[1] > 1:
         gap = resampled(drawn[:, :1] - drawn[:, 1:], values[:1] - values[1:], weights)
-        below, above = gap.interval(bounds=(-1, 1))
+        below, above = gap.interval()
         out |= {
             "auc_baseline": float(values[1]),
             "auc_baseline_ci": [float(low[1]), float(high[1])],

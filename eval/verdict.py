@@ -114,51 +114,63 @@ def told(
         gallery: images in a line-up.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
+    if first == TOO_FEW:
+        return INCONCLUSIVE, (
+            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few, a "
+            f"verdict needs {MIN_TARGETS} of {MIN_CLIENTS} clients; {_score([whole], gallery)}"
+        )
     if len(rest) < 2:
         rest = []
     leaking = [part for part, verdict in rest if verdict == LEAKS]
-    everything = f"the {plural(whole.targets, noun)}"
-    if first == TOO_FEW:
-        because = (
-            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few, a "
-            f"verdict needs {MIN_TARGETS} of {MIN_CLIENTS} clients; {_score(whole, gallery)}"
-        )
-        return INCONCLUSIVE, because
-    if leaking and len(leaking) < len(rest):
-        named = (f"{plural(p.targets, noun)} {OF[p.name]} ({_score(p, gallery)})" for p in leaking)
-        because = "the " + " and the ".join(named)
-    else:
-        together = " taken together" if first == LEAKS and rest and not leaking else ""
-        because = f"{everything}{together} ({_score(whole, gallery)})"
     verdict = LEAKS if leaking else first
+    if leaking and len(leaking) < len(rest):
+        clauses = [
+            "the "
+            + " and the ".join(
+                f"{plural(p.targets, noun)} {OF[p.name]} ({_score([p], gallery)})" for p in leaking
+            )
+        ]
+    else:
+        together = " together" if first == LEAKS and rest and not leaking else ""
+        clauses = [f"the {plural(whole.targets, noun)}{together} ({_score([whole], gallery)})"]
     if verdict == NOT_BETTER:
-        because += ", so a weak attack or a strong protocol"
-    others = [(part, said) for part, said in rest if said != LEAKS]
-    # Groups that share the verdict of the whole need no words of their own.
-    if not leaking:
-        others = [(part, said) for part, said in others if said != first]
-    for said in (NOT_BETTER, INCONCLUSIVE, TOO_FEW):
-        same = [part for part, one in others if one == said]
-        if same and len(same) == len(others) and leaking:
-            because += f"; {said} for the other {_one(sum(p.targets for p in same))}"
-        elif same:
-            named = (f"the {_one(p.targets)} {OF[p.name]} ({_score(p, None)})" for p in same)
-            because += f"; {said} for {' and '.join(named)}"
-    return verdict, because
+        clauses[0] += ", so a weak attack or a strong protocol"
+    # groups of the same verdict as all targets together need no words, unless others were named
+    if {said for _, said in rest} <= {first}:
+        rest = []
+    named = len(leaking)
+    for said in (TOO_FEW, INCONCLUSIVE, NOT_BETTER):
+        same = [part for part, one in rest if one == said]
+        named += len(same)
+        if not same or (said == first and not leaking):
+            continue
+        if named == len(rest) and len(same) < len(rest):
+            who = f"the other {_number(sum(part.targets for part in same))} ({_score(same)})"
+        else:
+            who = " and ".join(
+                f"the {_number(part.targets)} {OF[part.name]} ({_score([part])})" for part in same
+            )
+        clauses.append(f"{said} for {who}")
+    return verdict, "; ".join(clauses)
 
 
-def _one(count: int) -> str:
+def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
 
 
-def _score(part: Part, gallery: int | None) -> str:
-    """The numbers of a part: ``+5.9 dB, 6 of 6 found among 100``; how many clients, if too few."""
-    said = [] if part.gap is None else [f"{part.gap:+.1f} dB"]
-    if part.lineups:
+def _score(parts: Sequence[Part], gallery: int | None = None) -> str:
+    """The numbers of parts: ``+5.9 dB, 6 of 6 found``; how many clients where they are too few."""
+    gaps = [(part.gap, part.targets) for part in parts if part.gap is not None]
+    said = []
+    if gaps:
+        mean = sum(gap * count for gap, count in gaps) / sum(count for _, count in gaps)
+        said.append(f"{mean:+.1f} dB")
+    lineups = sum(part.lineups for part in parts)
+    if lineups:
         among = "" if gallery is None else f" among {gallery}"
-        said.append(f"{_count(part.found)} of {part.lineups} found{among}")
-    if part.clients < MIN_CLIENTS and gallery is None:
-        said.append(f"of {plural(part.clients, 'client')}")
+        said.append(f"{_count(sum(part.found for part in parts))} of {lineups} found{among}")
+    if gallery is None and len(parts) == 1 and parts[0].clients < MIN_CLIENTS:
+        said.append(f"of {plural(parts[0].clients, 'client')}")
     return ", ".join(said) or "nothing to score"
 
 
