@@ -138,7 +138,7 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
 
     Args:
         floors: name to the metric of each target (N,); floors with a NaN are not considered.
-        clients: (N,) int64, whose target each is.
+        clients: (N,) int64, whose target each is; N at least 1.
         higher_leaks: whether a higher value is a better answer.
     """
     kept = {name: value.double() for name, value in floors.items() if value.isfinite().all()}

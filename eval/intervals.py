@@ -2,7 +2,7 @@
 
 Targets of one client go together, so clients are the units. The variance of a mean is CR2 (Bell
 and McCaffrey, Survey Methodology 28, 2002), with client means of equal variance as the working
-model (Imbens and Kolesar, Rev. Econ. Stat. 98, 2016, equations 8 and 10): with weights w_g that
+model (Imbens and Kolesar, Rev. Econ. Stat. 98, 2016): with weights w_g that
 sum to 1, mean m = sum w_g m_g and s = sum w_g^2,
 
     V = sum_g a_g (m_g - m)^2,   a_g = w_g^2 / (1 - 2 w_g + s),
@@ -189,7 +189,7 @@ def resampled(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
 
     The standard deviation of the draws is too small by the factor (G - 1) / G in the variance,
     and is referred to a t distribution, as with means (Cameron, Gelbach and Miller, Rev. Econ.
-    Stat. 90, 2008, section III).
+    Stat. 90, 2008).
 
     Args:
         draws: (draws, q), the statistics when whole clients are drawn with replacement.

@@ -98,11 +98,6 @@ class Scores:
         return [*out, row]
 
 
-def leakage(attack: Tensor, floor: Tensor, *, higher_leaks: bool) -> Tensor:
-    """Paired difference to the floor, turned so that positive means that more leaked."""
-    return attack - floor if higher_leaks else floor - attack
-
-
 def leakage_over(entry: Mapping[str, Any]) -> str:
     """Say where a metric's mean stands against its floor, in the metric's own unit and sign.
 

@@ -23,6 +23,11 @@ FOUND = ("hit1", "hit5", "rr")
 """Columns whose values are shares, from 0 to 1."""
 
 
+def leakage(attack: Tensor, floor: Tensor, *, higher_leaks: bool) -> Tensor:
+    """Paired difference to the floor, turned so that positive means that more leaked."""
+    return attack - floor if higher_leaks else floor - attack
+
+
 def columns(
     attack: Mapping[str, Tensor],
     floors: Mapping[str, Chosen],
@@ -40,14 +45,14 @@ def columns(
     """
     out: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        turn = 1 if metric.higher_leaks else -1
+        floor, turn = floors[name].values, metric.higher_leaks
         other = mismatched.get(name, torch.full_like(attack[name], torch.nan))
         out |= {
             name: attack[name],
-            f"{name}_floor": floors[name].values,
+            f"{name}_floor": floor,
             f"{name}_mismatched": other,
-            f"{name}_leakage": turn * (attack[name] - floors[name].values),
-            f"{name}_own": turn * (attack[name] - other),
+            f"{name}_leakage": leakage(attack[name], floor, higher_leaks=turn),
+            f"{name}_own": leakage(attack[name], other, higher_leaks=turn),
         }
     return out | {
         "hit1": found.hit1,

@@ -116,8 +116,9 @@ def told(
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
     if first == TOO_FEW:
         return INCONCLUSIVE, (
-            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few, a "
-            f"verdict needs {MIN_TARGETS} of {MIN_CLIENTS} clients; {_score([whole], gallery)}"
+            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few for a "
+            f"verdict (at least {MIN_TARGETS} targets of {MIN_CLIENTS} clients); "
+            f"{_score([whole], gallery)}"
         )
     if len(rest) < 2:
         rest = []

@@ -63,7 +63,7 @@ def test_too_few_targets_or_clients_are_inconclusive(targets, clients):
     assert (
         verdict == INCONCLUSIVE and f"{targets} images of {clients} clients are too few" in because
     )
-    assert "6 of 5 clients" in because
+    assert "at least 6 targets of 5 clients" in because
 
 
 def test_one_group_is_said_in_one_clause():

@@ -266,15 +266,18 @@ class PrototypeCard(Card):
         if key == "identified":
             others["chance"] = self.found.chance
         usable = inside & mine.isfinite()
+        empty = {"mean": None, "ci": None, "floor": None, "floor_mean": None, "gain": None,
+                 "gain_ci": None, "gain_p": None, "n": 0}  # fmt: skip
+        if not bool(usable.any()):
+            return empty
         owners = self.game.clients[usable]
         floor = cross_fit(
             {name: value[usable] for name, value in others.items()},
             owners,
             higher_leaks=key not in LOWER_LEAKS,
         )
-        if not bool(usable.any()) or floor.name is None:
-            return {"mean": None, "ci": None, "floor": None, "floor_mean": None, "gain": None,
-                    "gain_ci": None, "gain_p": None, "n": 0}  # fmt: skip
+        if floor.name is None:
+            return empty
         found, sign = mine[usable].double(), -1 if key in LOWER_LEAKS else 1
         gain, most = sign * (found - floor.values), BOUNDS.get(key)
         own, more = clustered(found[:, None], owners), clustered(gain[:, None], owners)
