@@ -275,10 +275,23 @@ def scores_of(run: Run) -> pd.DataFrame:
         score(solver, rounds, torch.cat([v for _, _, v in parts]), clients, labels)
     table = pd.concat(tables)
     table = table[table["clients"].map(table.groupby("clients")["labels"].nunique()) > 1]
+    table = with_given_up(table.reset_index(drop=True))
     moved = drifts(run, game)
     table["drift"] = table["clients"].map({c: float(d.median()) for c, d in moved.items()})
     table["drift_max"] = table["clients"].map({c: float(d.max()) for c, d in moved.items()})
     return table.assign(run=run.name, seed=run.settings.train.seed, kind=kind_of(run))
+
+
+def with_given_up(table: pd.DataFrame) -> pd.DataFrame:
+    """Score prototypes without an answer as the worst floor and as not identified."""
+    floors = table[table["solver"].isin(FLOORS.values())].groupby(["clients", "labels"])
+    least, most = floors["centred_cosine"].min(), floors["relative_error"].max()
+    lost = table["relative_error"].isna()
+    whose = pd.MultiIndex.from_frame(table.loc[lost, ["clients", "labels"]])
+    table.loc[lost, "centred_cosine"] = least.reindex(whose).to_numpy()
+    table.loc[lost, "relative_error"] = most.reindex(whose).to_numpy()
+    table.loc[lost, "identified"] = 0.0
+    return table
 
 
 def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:

@@ -47,6 +47,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
+from fedre_privacy.eval.floors import diverged, worst_of
 from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
@@ -232,10 +233,8 @@ def truth_of(pairs: Pairs, index: Tensor | None = None) -> Truth:
 def scores(answers: Tensor, pairs: Pairs, data: Images) -> dict[str, Tensor]:
     """PSNR (dB), SSIM and being found first among 100 images, each (N,).
 
-    Images of a batch are assigned to the answers so that the summed squared error is least. A row
-    that is not finite scores as black: it is counted, not dropped.
+    Images of a batch are assigned to the answers so that the summed squared error is least.
     """
-    answers = answers.nan_to_num(0.0)
     match = matcher("assigned", truth_of(pairs))(answers)
     paired = truth_of(pairs, match.index)
     found = identify(answers, draw_galleries(paired, data.public), paired, data.public)
@@ -243,11 +242,26 @@ def scores(answers: Tensor, pairs: Pairs, data: Images) -> dict[str, Tensor]:
     return {**values, "hit": found.hit1}
 
 
+def beside_floor(
+    found: Reconstruction, pairs: Pairs, data: Images
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Scores of an attack and of the mean image, each (N,).
+
+    What the attack gave up counts as the worse of the mean image and black, and as not found.
+    """
+    lost = diverged(found)
+    answers = found.images.masked_fill(lost.reshape(-1, 1, 1, 1), 0.0)
+    ours = scores(answers, pairs, data)
+    floor = scores(data.public.images.mean(0).expand_as(answers), pairs, data)
+    for name, metric in METRICS.items():
+        worst = worst_of([ours[name], floor[name]], higher_leaks=metric.higher_leaks)
+        ours[name] = torch.where(lost, worst, ours[name])
+    return {**ours, "hit": ours["hit"].masked_fill(lost, 0.0)}, floor
+
+
 def report(title: str, found: Reconstruction, pairs: Pairs, data: Images) -> None:
     """Print scores of an attack beside those of the mean image."""
-    ours = scores(found.images, pairs, data)
-    mean = data.public.images.mean(0).expand_as(found.images)
-    floor = scores(mean, pairs, data)
+    ours, floor = beside_floor(found, pairs, data)
     db = ours["psnr"]
     ssim, hit = ((float(ours[key].mean()), float(floor[key].mean())) for key in ("ssim", "hit"))
     print(
@@ -289,7 +303,7 @@ def dlg(data: Images, options: argparse.Namespace) -> None:
 
 def old_psnr(found: Reconstruction, pairs: Pairs, data: Images) -> None:
     """Print the PSNR of an older library beside its own floors on these images."""
-    ours = float(scores(found.images, pairs, data)["psnr_pfllib"].mean())
+    ours = float(beside_floor(found, pairs, data)[0]["psnr_pfllib"].mean())
     floors = published_floors(torch.cat([x for x, _ in pairs]))
     print(f"    psnr_pfllib {ours:.2f}; " + ", ".join(f"{k} {v:.2f}" for k, v in floors.items()))
 

@@ -11,7 +11,8 @@ from .identification import Identification, draw_galleries, identify
 from .matching import RULES, Match, matcher, mean_images, support_sizes
 from .metrics.base import DEFAULT_METRICS, Metric
 from .public import PublicImages
-from .score import Scores, evaluate, leakage, leakage_over
+from .score import Scores, evaluate, leakage_over
+from .summary import leakage
 
 __all__ = [
     "DEFAULT_METRICS",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,9 +52,9 @@ def floor_answers(
         draws: number of draws of each random floor.
 
     Yields:
-        (name, answers (N, C, H, W) in [0, 1]), in the order of `FLOORS`. Rows without an answer
-        (a prior that is not finite, no other target to borrow from) are NaN; a floor without any
-        answer is left out.
+        (name, answers (N, C, H, W) in [0, 1]), in the order of `FLOORS`. A row of the prior that
+        is not finite is black. Rows of ``mismatched`` without another target to borrow from are
+        NaN; a floor without any answer is left out.
     """
     count, images = truth.mixture.num_rows, public.images
     shape = (count, *images.shape[1:])
@@ -69,7 +70,8 @@ def floor_answers(
         rng = stream(seed, "floor-same-class", index=draw)
         yield "random-same-class", images[_same_class(truth, public, rng)]
     if rec.prior.isfinite().any():
-        yield "prior-only", rec.prior
+        given = rec.prior.isfinite().flatten(1).all(dim=1).reshape(-1, 1, 1, 1)
+        yield "prior-only", torch.where(given, rec.prior, 0.0)
     for donors in mismatches(truth, diverged(rec), draws=draws, seed=seed):
         if (donors >= 0).any():
             answers = rec.images[donors.clamp_min(0)].clone()
@@ -80,6 +82,80 @@ def floor_answers(
 def diverged(rec: Reconstruction) -> Tensor:
     """Targets that the attack reported as diverged or answered with non-finite values, (N,)."""
     return rec.diverged.bool().cpu() | ~rec.images.isfinite().flatten(1).all(dim=1).cpu()
+
+
+def worst_of(scores: Sequence[Tensor], *, higher_leaks: bool) -> Tensor:
+    """The worst score of each target (N,): what a target counts that an attack gave up.
+
+    With the scores of a black image and of every floor's answers, giving a target up never scores
+    higher than answering it with any of them.
+
+    Args:
+        scores: (N,) each, of one metric; NaN is no score.
+        higher_leaks: whether a higher score is a better one.
+    """
+    table = torch.stack(list(scores))
+    lost = torch.inf if higher_leaks else -torch.inf
+    table = table.masked_fill(table.isnan(), lost)
+    return table.amin(dim=0) if higher_leaks else table.amax(dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The floor of each target by one metric, chosen without looking at its client.
+
+    Args:
+        names: of the floors that have an answer to every target.
+        which: (N,) int64, position in `names`.
+        values: (N,) float64, the metric of that floor; NaN without any.
+    """
+
+    names: tuple[str, ...]
+    which: Tensor
+    values: Tensor
+
+    def counts(self) -> dict[str, int]:
+        """How many targets each chosen floor stands for, the most frequent first."""
+        if not self.names:
+            return {}
+        found = torch.bincount(self.which, minlength=len(self.names)).tolist()
+        pairs = sorted(zip(self.names, found, strict=True), key=lambda pair: -pair[1])
+        return {name: count for name, count in pairs if count}
+
+    @property
+    def name(self) -> str | None:
+        """The floor chosen for most targets."""
+        return next(iter(self.counts()), None)
+
+
+def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> Chosen:
+    """Choose the best floor for each client's targets by the mean over all other clients'.
+
+    The best of many noisy means is too good by luck when it is reported on the targets that chose
+    it. Chosen on other clients it is not (cross-fitting, as in Chernozhukov et al., Econometrics
+    Journal 21, 2018). The first of equals is taken. Targets of a single client are left out one
+    by one; a single target has nothing else to choose on.
+
+    Args:
+        floors: name to the metric of each target (N,); floors with a NaN are not considered.
+        clients: (N,) int64, whose target each is; N at least 1.
+        higher_leaks: whether a higher value is a better answer.
+    """
+    kept = {name: value.double() for name, value in floors.items() if value.isfinite().all()}
+    if not kept:
+        none = torch.zeros(len(clients), dtype=torch.int64)
+        return Chosen((), none, torch.full((len(clients),), torch.nan, dtype=torch.float64))
+    table = torch.stack(list(kept.values()))
+    fold = torch.unique(clients, return_inverse=True)[1]
+    if int(fold.max()) == 0:
+        fold = torch.arange(len(clients))
+    inside = torch.nn.functional.one_hot(fold).double()
+    own, count = table @ inside, inside.sum(dim=0)
+    others = len(clients) - count
+    means = (table.sum(dim=1, keepdim=True) - own) / others if len(clients) > 1 else own
+    best = (means if higher_leaks else -means).numpy().argmax(axis=0)
+    which = torch.from_numpy(best)[fold]
+    return Chosen(tuple(kept), which, table.gather(0, which.unsqueeze(0)).squeeze(0))
 
 
 def _class_means(truth: Truth, public: PublicImages, mean: Tensor) -> Tensor:
@@ -112,14 +188,15 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
     """Choose, for each target, other targets whose answers it borrows.
 
     A draw is a random derangement: no target keeps its own answer and every usable answer goes to
-    one target. Pairs from different clients are preferred. Pairs whose supports share an image
-    are never used, because the other's answer may rightly show it: a target that the derangement
-    leaves with such a pair borrows from any target without overlap instead, and from nobody
-    (-1) if there is none.
+    one usable target. Targets that are not usable, those that the attack gave up, borrow in the
+    same way but lend nothing. Pairs from different clients are preferred. Pairs whose supports
+    share an image are never used, because the other's answer may rightly show it: a target that
+    the derangement leaves with such a pair borrows from any target without overlap instead, and
+    from nobody (-1) if there is none.
 
     Args:
         truth: the N targets.
-        unusable: (N,) bool; these neither lend nor borrow.
+        unusable: (N,) bool; these lend nothing.
         draws: number of derangements.
         seed: of the draws.
 
@@ -128,8 +205,9 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
     """
     out = torch.full((draws, len(unusable)), -1, dtype=torch.int64)
     kept = (~unusable).nonzero().squeeze(1).numpy()
-    if len(kept) < 2:
+    if not len(kept):
         return out
+    lost = unusable.nonzero().squeeze(1).numpy()
     rows, samples = (part.numpy() for part in support_pairs(truth))
     entered = csr_matrix(
         (np.ones(len(rows), dtype=np.int32), (rows, samples)),
@@ -143,7 +221,26 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
             donors = _derange(entered[group], clients[group], rng)
             borrowed = np.where(donors < 0, -1, group[donors])
             out[draw, torch.from_numpy(group)] = torch.from_numpy(borrowed)
+        for part in np.array_split(lost, -(-len(lost) // _GROUP)) if len(lost) else ():
+            lenders = shuffled[:_GROUP]
+            cost = _cost(entered[part], entered[lenders], clients[part], clients[lenders], rng)
+            nearest = np.where(np.isinf(cost).all(axis=1), -1, lenders[cost.argmin(axis=1)])
+            out[draw, torch.from_numpy(part)] = torch.from_numpy(nearest)
     return out
+
+
+def _cost(
+    mine: csr_matrix,
+    theirs: csr_matrix,
+    my_clients: NDArray[np.int64],
+    their_clients: NDArray[np.int64],
+    rng: torch.Generator,
+) -> NDArray[np.float64]:
+    """What borrowing costs: random, more from the same client, infinite where images are shared."""
+    overlap = (mine @ theirs.T).toarray() > 0
+    cost = torch.rand(overlap.shape, generator=rng, dtype=torch.float64).numpy()
+    cost += (my_clients[:, None] == their_clients[None, :]) * 10.0
+    return np.where(overlap, np.inf, cost)
 
 
 def _derange(

@@ -42,18 +42,17 @@ class Identification:
 
     Shape:
         all (N,) float64. hit1, hit5 (0 to 1) and rr (reciprocal rank) are expected values over
-        the order of images at equal distance; NaN where the answer diverged or the gallery holds
-        no distractor. chance1, chance5, chance_rr: a blind guess. chance1_class: a guess by
-        somebody who knows the original's class.
+        the order of images at equal distance; an answer that diverged stands last. NaN where the
+        gallery holds no distractor. guess1, guess5, guess_rr: a guess by somebody who knows the
+        original's class and puts the images of that class first, in random order.
     """
 
     hit1: Tensor
     hit5: Tensor
     rr: Tensor
-    chance1: Tensor
-    chance5: Tensor
-    chance_rr: Tensor
-    chance1_class: Tensor
+    guess1: Tensor
+    guess5: Tensor
+    guess_rr: Tensor
 
 
 def draw_galleries(
@@ -65,7 +64,7 @@ def draw_galleries(
     from images outside the support, the truth's and the public ones alike, without replacement:
     first images of the original's class, so that knowing the class alone helps as little as
     possible; when those run out, the other classes in turn, one image each, in random order. With
-    fewer images than asked for the gallery is smaller and chance is computed from its real size.
+    fewer images than asked for the gallery is smaller.
     Each target has its own stream, keyed by (seed, target).
 
     Args:
@@ -121,7 +120,7 @@ def identify(
     """Rank each gallery by pixel MSE to the answer and see where the original stands.
 
     Args:
-        answers: (N, C, H, W) in [0, 1]; rows with non-finite values diverged.
+        answers: (N, C, H, W) in [0, 1]; rows with non-finite values diverged and find nothing.
         galleries: from `draw_galleries` with the same truth and public images.
     """
     index, sizes = galleries.index, galleries.sizes
@@ -142,10 +141,13 @@ def identify(
         others[:, 0] = False
         ahead[part] = ((gap < gap[:, :1]) & others).sum(dim=1)
         tied[part] = ((gap == gap[:, :1]) & others).sum(dim=1)
-    usable = answers.isfinite().flatten(1).all(dim=1) & (sizes > 1)
+    lost = ~answers.isfinite().flatten(1).all(dim=1)
+    ahead[lost], tied[lost] = sizes[lost] - 1, 0
+    usable = sizes > 1
     inverse = 1 / torch.arange(1, width + 1, dtype=torch.float64)
     harmonic = torch.cat([inverse.new_zeros(1), inverse.cumsum(0)])
     ahead_of, places = ahead.double(), tied.double() + 1
+    alike = 1 + galleries.same_class.double()
 
     def masked(values: Tensor) -> Tensor:
         return values.double().masked_fill(~usable, float("nan"))
@@ -154,8 +156,7 @@ def identify(
         hit1=masked(((1 - ahead_of) / places).clamp(0, 1)),
         hit5=masked(((5 - ahead_of) / places).clamp(0, 1)),
         rr=masked((harmonic[ahead + tied + 1] - harmonic[ahead]) / places),
-        chance1=masked(1 / sizes.double()),
-        chance5=masked((5 / sizes.double()).clamp_max(1)),
-        chance_rr=masked(harmonic[sizes] / sizes),
-        chance1_class=masked(1 / (1 + galleries.same_class.double())),
+        guess1=masked(1 / alike),
+        guess5=masked((5 / alike).clamp_max(1)),
+        guess_rr=masked(harmonic[alike.long()] / alike),
     )

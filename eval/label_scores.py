@@ -15,11 +15,14 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LabelEstimate
 
-from .bootstrap import DRAWS, cluster_means, interval
+from .floors import worst_of
+from .intervals import clustered, ends, finite
 
 Summary = dict[str, Any]
 MEASURES = ("precision", "recall", "jaccard", "l1", "size_error")
 LOWER_IS_BETTER = frozenset({"l1", "size_error"})
+MOST = {"precision": 1.0, "recall": 1.0, "jaccard": 1.0, "l1": 2.0}
+"""Greatest values of measures that have one; the least is 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,29 +32,27 @@ class LabelReport:
     Attributes:
         rows: one row per client: client, classes (held), samples, a column per measure, and
             ``<measure>_floor``, the same of the guess that is best on average. NaN where the
-            attack said nothing.
+            attack said nothing about any client.
         summary: for each measure the mean over clients, its 95 % interval, the floor and its
-            name, the gain over it (positive is better than the guess) and n; None where there is
-            no number.
+            name, the gain over it (positive is better than the guess) with its interval and
+            one-sided p-value, and n; None where there is no number.
     """
 
     rows: pd.DataFrame
     summary: Summary
 
 
-def evaluate_labels(
-    estimate: LabelEstimate, counts: Tensor, *, draws: int = DRAWS, seed: int = 0
-) -> LabelReport:
+def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> LabelReport:
     """Compare what an attack says about clients' labels with their class counts.
 
     Guesses without uploads know what all clients hold together, and nothing of one client: for
     the classes held, all classes or those that most clients hold; for the shares, uniform or the
-    shares over all clients; for the size, the geometric mean.
+    shares over all clients; for the size, the geometric mean. A client about whom the attack says
+    nothing counts as the worst of these guesses, unless it says nothing about anybody.
 
     Args:
         estimate: K clients and C classes.
         counts: samples of each class at every client (clients, C), row k of client k.
-        draws, seed: of the bootstrap over clients.
 
     Raises:
         IncompatibleError: a client or class without a row or column in `counts`.
@@ -78,8 +79,9 @@ def evaluate_labels(
     for measure in MEASURES:
         named = _best(guesses, measure)
         floor = guesses[named][measure]
-        rows |= {measure: found[measure].tolist(), f"{measure}_floor": floor.tolist()}
-        summary[measure] = _entry(measure, found[measure], floor, named, clients, draws, seed)
+        scored = _with_silent(measure, found[measure], guesses)
+        rows |= {measure: scored.tolist(), f"{measure}_floor": floor.tolist()}
+        summary[measure] = _entry(measure, scored, floor, named, clients)
     return LabelReport(pd.DataFrame(rows), summary)
 
 
@@ -133,6 +135,16 @@ def _guesses(counts: Tensor, true: Tensor) -> dict[str, dict[str, Tensor]]:
     }
 
 
+def _with_silent(measure: str, found: Tensor, guesses: dict[str, dict[str, Tensor]]) -> Tensor:
+    """Fill in the clients (K,) about whom nothing was said, so that silence does not pay."""
+    silent = found.isnan()
+    if bool(silent.all()) or not bool(silent.any()):
+        return found
+    tried = [values[measure] for values in guesses.values() if measure in values]
+    worst = worst_of(tried, higher_leaks=measure not in LOWER_IS_BETTER)
+    return torch.where(silent, worst, found)
+
+
 def _best(guesses: dict[str, dict[str, Tensor]], measure: str) -> str:
     """Name of the best guess; the classes guessed are those with the best Jaccard index.
 
@@ -152,33 +164,27 @@ def _entry(
     floor: Tensor,
     named: str,
     clients: Tensor,
-    draws: int,
-    seed: int,
 ) -> Summary:
     said = found.isfinite()
     if not bool(said.any()):
         return {
             "mean": None, "ci": None, "floor": named, "floor_mean": _mean(floor), "gain": None,
-            "gain_ci": None, "n": 0,
+            "gain_ci": None, "gain_p": None, "n": 0,
         }  # fmt: skip
     sign = -1 if measure in LOWER_IS_BETTER else 1
-    gain = sign * (found - floor)
-    low, high = interval(
-        cluster_means(
-            torch.stack([found, gain], dim=1)[said], clients[said], draws=draws, seed=seed
-        )
-    )
+    gain, most = sign * (found - floor), MOST.get(measure)
+    own, more = clustered(found[:, None], clients), clustered(gain[:, None], clients)
     return {
         "mean": float(found[said].mean()),
-        "ci": [float(low[0]), float(high[0])],
+        "ci": ends(own, None if most is None else (0.0, most)),
         "floor": named,
         "floor_mean": _mean(floor[said]),
         "gain": float(gain[said].nanmean()),
-        "gain_ci": [float(low[1]), float(high[1])],
+        "gain_ci": ends(more, None if most is None else (-most, most)),
+        "gain_p": finite(float(more.p_above())),
         "n": int(said.sum()),
     }
 
 
 def _mean(values: Tensor) -> float | None:
-    mean = float(values.nanmean())
-    return mean if mean == mean else None
+    return finite(float(values.nanmean()))

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 
-from .bootstrap import DRAWS, interval
+from .intervals import DRAWS, resampled
 
 Summary = dict[str, Any]
 FALSE_POSITIVE_RATES = (0.01, 0.001)
@@ -51,9 +51,10 @@ def evaluate_membership(
     """Score an attack, with its uncertainty, against the extractor-only baseline.
 
     The AUC is the share of pairs (member, other) of the same client and class that are in the
-    right order. Its interval is a bootstrap: clients are drawn, and candidates within each client
-    and class. Rates at a threshold pool the scores after each client's and class's median and
-    spread are taken out, for which membership is not used.
+    right order. Its interval resamples clients, and candidates within each client and class, and
+    is corrected for few clients (`intervals.resampled`). Rates at a threshold pool the scores
+    after each client's and class's median and spread are taken out, for which membership is not
+    used.
 
     Args:
         scores: (M,) higher means member; NaN counts as the lowest.
@@ -183,7 +184,9 @@ def _areas(
 ) -> Summary:
     values = pairs.won.sum(0) / pairs.total.sum()
     drawn = _bootstrap(table, pairs, draws, seed)
-    low, high = interval(drawn)
+    weights = torch.zeros(len(pairs.owner.unique())).double()
+    weights.index_add_(0, pairs.owner.unique(return_inverse=True)[1], pairs.total)
+    low, high = resampled(drawn, values, weights).interval(bounds=(0, 1))
     out: Summary = {
         "auc": float(values[0]),
         "auc_ci": [float(low[0]), float(high[0])],
@@ -194,7 +197,8 @@ def _areas(
         "auc_across_classes": _finite(_across(table[:, 0], members, clients)),
     }
     if table.shape[1] > 1:
-        below, above = interval(drawn[:, :1] - drawn[:, 1:])
+        gap = resampled(drawn[:, :1] - drawn[:, 1:], values[:1] - values[1:], weights)
+        below, above = gap.interval()
         out |= {
             "auc_baseline": float(values[1]),
             "auc_baseline_ci": [float(low[1]), float(high[1])],

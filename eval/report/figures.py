@@ -101,7 +101,7 @@ def reconstruction_sheet(
     """Draw what was recovered beside the truth and beside the best answer without any upload.
 
     Columns: truth under the matching rule, recovered, their absolute difference times 4 (black is
-    equal), the best floor's answer, then `extra`. Targets are chosen by `pick_rows`. Pixels are
+    equal), the floor's answer, then `extra`. Targets are chosen by `pick_rows`. Pixels are
     not smoothed.
 
     Args:
@@ -133,10 +133,9 @@ def reconstruction_sheet(
     entry = scores.summary["metrics"][metric]
     ordering = torch.tensor(scores.rows[metric].to_list(), dtype=torch.float64)
     picks = pick_rows(ordering, count, higher_is_better=entry["higher_leaks"])
-    floor = scores.summary["metrics"]["psnr"]["floor"]
-    floor_columns = (
-        {textwrap.fill(f"floor: {floor}", 14): scores.floor_images} if floor is not None else {}
-    )
+    chosen = list(scores.summary["metrics"]["psnr"]["floors_chosen"])
+    floor = f"floor: {'mostly ' if len(chosen) > 1 else ''}{chosen[0]}" if chosen else ""
+    floor_columns = {textwrap.fill(floor, 14): scores.floor_images} if chosen else {}
     columns = {
         _MATCHED[scores.summary["rule"]]: scores.originals,
         "recovered": recovered,
@@ -173,10 +172,10 @@ def _row_text(scores: Scores, pick: Pick) -> str:
 def _selection(scores: Scores, metric: str) -> str:
     summary = scores.summary
     entry = summary["metrics"][metric]
-    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
+    lost = f"{summary['diverged']} diverged and count as the worst floor. "
     return (
-        f"{summary['n']} of {summary['targets']} targets usable{lost}. "
-        f"Verdict: {summary['verdict']} ({summary['verdict_because']}). "
+        f"{plural(summary['targets'], 'target')}. {lost if summary['diverged'] else ''}"
+        f"Verdict: {summary['verdict']}: {summary['verdict_because']}. "
         f"Rows: evenly spaced ranks by {entry['title']}, not chosen by eye. "
         f"Truth: {summary['rule_text']}; floors are scored against their own match."
     )

@@ -290,6 +290,7 @@ def print_result(result: AttackResult, options: argparse.Namespace, output: Outp
     if "attack.reused" in output.reused:
         output.line("Note", "this attack was finished before and is read back (--restart repeats)")
     lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
+    lost += " and count as the worst floor" if lost and "diverged_rule" in summary else ""
     output.text()
     output.line(
         "RESULT", f"{summary['n']} of {summary['targets']} targets{lost}; {summary['rule_text']}"

@@ -379,7 +379,7 @@ class BenchmarkResult:
             points,
             across="attacked round" if attacked else "latest rounds read",
             title=f"Leakage against the {what}",
-            caption="Over the best floor, mean over seeds; 0 is the floor; bars: sd over seeds. "
+            caption="Over the floor, mean over seeds; 0 is the floor; bars: sd over seeds. "
             + (
                 "Attacks over several rounds read all rounds up to the attacked one, unless told "
                 "otherwise."
@@ -399,7 +399,7 @@ class BenchmarkResult:
         each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
         return (
             f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
-            "PSNR over the best floor of the strongest attack in the suite, over all its targets "
+            "PSNR over the floor of the strongest attack in the suite, over all its targets "
             f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no "
             "attack on images could read the upload, which does not mean that it is safe."
         )

@@ -16,6 +16,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval.report import html
 from fedre_privacy.eval.report.html import Html, Link, Section, Target
+from fedre_privacy.eval.score import LOST_RULE
 
 from .questions.images import TARGET, ImageCard
 from .runs import COMPLETE, Run
@@ -49,11 +50,12 @@ FIGURES = {
 
 DEFINITIONS = {
     "floor": "the best answer that needs no upload, scored by the same rule on the same targets",
-    "over floor": "paired difference to the floor; in brackets its 95 % interval (clients "
-    "resampled, then targets of each)",
+    "over floor": "paired difference to the floor; in brackets its 95 % interval over clients, "
+    "each interval by itself",
     "ceiling": "the same attack on single representations, which mix nothing",
     "found among N": "share of targets whose true image is the nearest, by MSE, in a line-up of N: "
-    "one image that entered the target, the others not, of the same class first",
+    "one image that entered the target, the others not, of the same class first; a guess that "
+    "knows the class takes any image of that class",
     "identification@1": "images: as 'found', N = 1; prototypes: share of answers that are nearest "
     "(Euclidean) to their own true prototype among the client's",
     "centred cosine": "cosine of recovered and true prototype, both less the mean of the client's "
@@ -138,6 +140,8 @@ def write_attack_report(result: AttackResult) -> Path:
 def _headline(result: AttackResult) -> Html:
     summary = result.card.summary
     lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
+    if lost and "diverged_rule" in summary:
+        lost += f" ({summary['diverged_rule']})"
     rows = [
         {
             **({"classes of": row["classes of"]} if "classes of" in row else {}),
@@ -178,7 +182,6 @@ def _targets(result: AttackResult) -> Html:
     if recovered.shape[1] not in (1, 3):
         return html.paragraph("Images of this many channels cannot be shown.")
     entries, classes = scores.summary["metrics"], result.game.run.record["classes"]
-    best = entries["psnr"]["floor"] or "none"
     shown = []
     for row in scores.rows.head(SHOWN_TARGETS).to_dict("records"):
         at, label = int(row["target"]), int(row["label"])
@@ -190,7 +193,7 @@ def _targets(result: AttackResult) -> Html:
                 {
                     "truth (match)": html.png(scores.originals[at]),
                     "recovered": html.png(recovered[at]),
-                    f"floor: {best}": html.png(scores.floor_images[at]),
+                    f"floor: {row['floor'] or 'none'}": html.png(scores.floor_images[at]),
                 },
                 {
                     str(entry["title"]): f"{_score(row[name], entry)} "
@@ -198,7 +201,7 @@ def _targets(result: AttackResult) -> Html:
                     for name, entry in entries.items()
                 }
                 | {"found in the line-up": "yes" if row["hit1"] == 1 else "no"},
-                "diverged: it counts in no mean" if row["diverged"] else "",
+                f"diverged: {LOST_RULE}" if row["diverged"] else "",
             )
         )
     count = len(scores.rows)
@@ -206,7 +209,7 @@ def _targets(result: AttackResult) -> Html:
     return html.join(
         html.paragraph(
             "The truth is private training data: share this page as you would share that."
-            f"{more} The floor's picture is that of its best answer by PSNR.",
+            f"{more} The floor's picture is that of the floor by PSNR.",
             soft=True,
         ),
         html.gallery(shown),
@@ -232,12 +235,12 @@ def _groups(summary: Mapping[str, Any]) -> Html:
             {
                 "images behind a target": group["support_size"],
                 "targets": group["targets"],
-                "n": group["n"],
+                "clients": group["clients"],
                 "PSNR (dB)": psnr["mean"],
                 "floor (dB)": psnr["floor_mean"],
                 "over floor (dB)": _with(psnr["difference"], psnr["leakage_ci"]),
                 "found": found["hit1"],
-                "a guess that knows the class": found["chance1_knowing_class"],
+                "a guess that knows the class": found["guess1"],
                 "verdict": group["verdict"],
             }
         )
@@ -272,7 +275,8 @@ COLUMNS_OF_SINGLE = {
     "group": "target: what was attacked; true, actual, ceiling: what stands beside it",
     "label": "class of the target, -1 where it mixes several",
     "support_size": "images that entered the target",
-    "..._floor": "the same metric of the floor that is best on average",
+    "..._floor": "the same metric of the floor that is best on all other clients' targets",
+    "floor": "name of that floor by PSNR",
     "psnr_mismatched": "PSNR of the attack's answers to other uploads",
     "original": "number of the matched image, -1 for a mean image",
     "fit": "match to the upload that the attack attained, in its own objective; lower is closer",
@@ -331,6 +335,9 @@ def _definitions(result: AttackResult) -> Html:
     shared = [(key, DEFINITIONS[key]) for key in ("floor", "over floor")]
     if isinstance(result.card, ImageCard):
         shared.append(("ceiling", DEFINITIONS["ceiling"]))
+        shared.append(("which floor", summary["floor_rule"]))
+        shared.append(("diverged", summary["diverged_rule"]))
+        shared.append(("intervals", summary["intervals"]["method"]))
     words |= dict(rows + shared)
     if summary.get("verdict_rule"):
         words["verdict"] = summary["verdict_rule"]
@@ -340,7 +347,7 @@ def _definitions(result: AttackResult) -> Html:
             "matching rule": rule,
             "PSNR (dB)": entry["mean"],
             "floor (dB)": entry["floor_mean"],
-            "best floor": entry["floor"],
+            "floor": entry["floor"],
             "over floor (dB)": entry["leakage"],
             "n": entry["n"],
         }
@@ -457,7 +464,7 @@ def write_benchmark_report(
 
 
 COLUMNS = {
-    "images, dB over floor": "PSNR over the best floor of the strongest attack on images that the "
+    "images, dB over floor": "PSNR over the floor of the strongest attack on images that the "
     "suite holds; '-': no such attack could read the upload, which does not mean that it is safe",
     "found, prototypes, labels, membership": "the strongest attack's value, its floor in brackets",
     "Pareto": "no other variant is at least as good in accuracy, scalars and leakage of images and "

@@ -93,7 +93,7 @@ class Evaluation:
     metrics: tuple[str, ...] = knob(DEFAULT_METRICS, help="metrics to report")
     gallery: int = knob(100, help="images in an identification line-up", ge=2)
     public: int = knob(2000, help="held-out images that floors may use, at most", ge=1)
-    seed: int = knob(0, help="seed of targets, attack, floors and bootstrap", ge=0)
+    seed: int = knob(0, help="seed of targets, attack and floors", ge=0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import FLOORS, PublicImages, floor_answers
-from fedre_privacy.eval.floors import mismatches
+from fedre_privacy.eval.floors import cross_fit, mismatches, worst_of
 from fedre_privacy.eval.metrics.mse import squared_error
 
 SIZES = [1, 3, 10, 2, 17, 1, 8, 3, 4, 2, 1, 1]
@@ -109,14 +109,89 @@ def test_uneven_halves_borrow_twice_and_lonely_targets_not_at_all():
     assert (mismatches(all_alike, none) == -1).all()
 
 
-def test_diverged_targets_neither_lend_nor_borrow(make_truth):
+def test_diverged_targets_borrow_but_do_not_lend(make_truth):
     truth = make_truth(SIZES)
     bad = torch.zeros(len(SIZES), dtype=torch.bool)
     bad[[0, 5]] = True
     for draw in mismatches(truth, bad):
-        assert (draw[bad] == -1).all()
-        assert not set(draw.tolist()) & {0, 5}
+        assert not set(draw.tolist()) & {-1, 0, 5}
+        assert (truth.target_clients[draw] != truth.target_clients).all()
+        assert sorted(draw[~bad].tolist()) == (~bad).nonzero().flatten().tolist()
+    assert (mismatches(truth, torch.ones_like(bad)) == -1).all()
     assert (mismatches(make_truth([1]), torch.zeros(1, dtype=torch.bool)) == -1).all()
+
+
+def test_giving_up_takes_no_floor_away(make_truth, make_rec, public):
+    truth = make_truth(SIZES)
+    images, prior = torch.rand(2, len(SIZES), 1, 12, 12)
+    images[3], prior[3] = float("nan"), float("nan")
+    found = collect(make_rec(images, prior=prior), truth, public)
+    assert list(found) == list(FLOORS)
+    assert all(a.isfinite().all() for draws in found.values() for a in draws)
+    assert (found["prior-only"][0][3] == 0).all()
+
+
+# --- which floor is reported ----------------------------------------------------------------------
+
+
+def test_equally_good_floors_are_not_flattered_by_the_choice():
+    """Eight floors of the same worth on 24 targets of ten clients: truth chooses .5 dB too much."""
+    rng = torch.Generator().manual_seed(0)
+    clients = torch.arange(24) % 10
+    chosen, fitted = [], []
+    for _ in range(2000):
+        floors = {
+            str(i): 15 + 1.7 * torch.randn(24, generator=rng, dtype=torch.float64) for i in range(8)
+        }
+        chosen.append(max(float(values.mean()) for values in floors.values()) - 15)
+        fitted.append(float(cross_fit(floors, clients, higher_leaks=True).values.mean()) - 15)
+    assert sum(chosen) / 2000 == pytest.approx(0.5, abs=0.05)
+    assert sum(fitted) / 2000 == pytest.approx(0, abs=0.03)
+
+
+def test_a_clearly_best_floor_is_chosen_for_everybody():
+    clients = torch.arange(12) % 4
+    rng = torch.Generator().manual_seed(0)
+    good, bad = 20 + torch.randn(12, generator=rng), 10 + torch.randn(12, generator=rng)
+    found = cross_fit({"bad": bad, "good": good}, clients, higher_leaks=True)
+    assert found.counts() == {"good": 12} and found.name == "good"
+    assert torch.equal(found.values, good.double())
+    assert cross_fit({"bad": bad, "good": good}, clients, higher_leaks=False).name == "bad"
+
+
+def test_a_clients_own_targets_do_not_choose_its_floor():
+    clients = torch.tensor([0, 0, 0, 1, 2])
+    a = torch.tensor([50.0, 50, 50, 10, 10])
+    b = torch.tensor([10.0, 10, 10, 11, 11])
+    found = cross_fit({"a": a, "b": b}, clients, higher_leaks=True)
+    assert [found.names[i] for i in found.which] == ["b", "b", "b", "a", "a"]
+    assert found.counts() == {"b": 3, "a": 2} and found.name == "b"
+    moved = cross_fit({"a": a + 0 * b, "b": b}, clients, higher_leaks=True)
+    assert torch.equal(moved.which, found.which)
+
+
+def test_one_client_leaves_out_target_by_target_and_one_target_has_no_other():
+    a, b = torch.tensor([1.0, 5, 1, 1]), torch.tensor([2.0, 2, 2, 2])
+    same = torch.zeros(4, dtype=torch.int64)
+    found = cross_fit({"a": a, "b": b}, same, higher_leaks=True)
+    assert [found.names[i] for i in found.which] == ["a", "b", "a", "a"]
+    single = cross_fit({"a": a[:1], "b": b[:1]}, same[:1], higher_leaks=True)
+    assert single.name == "b" and single.values.tolist() == [2.0]
+
+
+def test_floors_with_holes_and_ties():
+    hole, flat = torch.tensor([9.0, float("nan"), 9]), torch.tensor([2.0, 2, 2])
+    clients = torch.arange(3)
+    found = cross_fit({"hole": hole, "one": flat, "two": flat.clone()}, clients, higher_leaks=True)
+    assert found.counts() == {"one": 3}
+    none = cross_fit({"hole": hole}, clients, higher_leaks=True)
+    assert none.name is None and none.values.isnan().all()
+
+
+def test_the_worst_of_several_scores():
+    a, b = torch.tensor([3.0, float("nan"), 1.0]), torch.tensor([2.0, 5.0, 4.0])
+    assert worst_of([a, b], higher_leaks=True).tolist() == [2.0, 5.0, 1.0]
+    assert worst_of([a, b], higher_leaks=False).tolist() == [3.0, 5.0, 4.0]
 
 
 def test_groups_of_a_large_set_are_deranged_too(make_truth, monkeypatch):

@@ -62,9 +62,11 @@ def test_exact_copies_are_always_found(make_truth, public):
     galleries = draw_galleries(truth, public, size=50)
     found = identify(truth.images[galleries.index[:, 0]], galleries, truth, public)
     assert found.hit1.tolist() == found.hit5.tolist() == found.rr.tolist() == [1.0] * len(SIZES)
-    assert found.chance1.tolist() == pytest.approx([1 / 50] * len(SIZES))
-    harmonic = sum(1 / r for r in range(1, 51))
-    assert found.chance_rr.tolist() == pytest.approx([harmonic / 50] * len(SIZES))
+    alike = [1 + same for same in galleries.same_class.tolist()]
+    assert found.guess1.tolist() == pytest.approx([1 / n for n in alike])
+    assert found.guess5.tolist() == pytest.approx([min(5 / n, 1) for n in alike])
+    harmonic = [sum(1 / r for r in range(1, n + 1)) / n for n in alike]
+    assert found.guess_rr.tolist() == pytest.approx(harmonic)
 
 
 def test_noise_is_found_at_chance():
@@ -83,7 +85,7 @@ def test_noise_is_found_at_chance():
     for hits, chance in ((found.hit1, 1 / size), (found.hit5, 5 / size)):
         spread = math.sqrt(chance * (1 - chance) / count)
         assert abs(hits.mean().item() - chance) < 4 * spread
-    assert found.rr.mean().item() == pytest.approx(found.chance_rr[0].item(), abs=0.03)
+    assert found.rr.mean().item() == pytest.approx(found.guess_rr[0].item(), abs=0.03)
 
 
 def test_equal_distances_count_as_a_random_order(public, make_truth):
@@ -97,25 +99,28 @@ def test_equal_distances_count_as_a_random_order(public, make_truth):
     found = identify(torch.rand(4, 1, 12, 12), galleries, flat, same)
     assert found.hit1.tolist() == pytest.approx([0.1] * 4)
     assert found.hit5.tolist() == pytest.approx([0.5] * 4)
-    assert found.rr.tolist() == pytest.approx(found.chance_rr.tolist())
+    assert found.rr.tolist() == pytest.approx(found.guess_rr.tolist())
 
 
-def test_diverged_answers_have_no_score(make_truth, public):
+def test_diverged_answers_stand_last(make_truth, public):
     truth = make_truth(SIZES)
     galleries = draw_galleries(truth, public, size=10)
     answers = truth.images[galleries.index[:, 0]].clone()
     answers[2] = float("nan")
     found = identify(answers, galleries, truth, public)
-    assert found.hit1.isnan().nonzero().flatten().tolist() == [2]
+    assert found.hit1.tolist() == [0.0 if i == 2 else 1.0 for i in range(len(SIZES))]
+    assert found.hit5[2] == 0 and found.rr[2] == pytest.approx(1 / 10)
 
 
-def test_a_short_pool_gives_smaller_galleries_and_their_chance(make_truth):
+def test_a_short_pool_gives_smaller_galleries(make_truth):
     truth = make_truth([2, 3], clients=2)
     public = PublicImages(torch.rand(1, 1, 12, 12), torch.zeros(1, dtype=torch.int64))
     galleries = draw_galleries(truth, public, size=100)
     assert galleries.sizes.tolist() == [1 + 3 + 1, 1 + 2 + 1]
     found = identify(torch.rand(2, 1, 12, 12), galleries, truth, public)
-    assert found.chance1.tolist() == pytest.approx([1 / 5, 1 / 4])
+    assert found.guess1.tolist() == pytest.approx(
+        [1 / (1 + same) for same in galleries.same_class.tolist()]
+    )
     assert found.hit5[1] == 1.0
 
 

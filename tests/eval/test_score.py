@@ -77,6 +77,10 @@ def test_few_targets_or_a_wide_interval_are_inconclusive(make_truth, make_rec, p
     truth = make_truth([1] * 4)
     few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual).summary
     assert few["verdict"] == "inconclusive" and "too few" in few["verdict_because"]
+    truth = make_truth([1] * 40, clients=4)
+    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual).summary
+    assert few["verdict"] == "inconclusive" and "40 targets of 4 clients" in few["verdict_because"]
+    assert few["metrics"]["psnr"]["leakage_ci"][0] > 10
     truth = make_truth([1] * 8)
     wide = originals(truth).clone()
     mean = public.images.mean(dim=0)
@@ -105,8 +109,11 @@ def test_rows_floors_and_summary_agree(make_truth, make_rec, public, usual):
         assert entry["leakage"] == pytest.approx(sign * gap)
         assert entry["leakage_ci"][0] <= entry["leakage"] <= entry["leakage_ci"][1]
         table = scores.floors.set_index("floor")[name]
+        chosen = entry["floors_chosen"]
+        assert sum(chosen.values()) == 24 and entry["floor"] == max(chosen, key=chosen.get)
         best = table.max() if entry["higher_leaks"] else table.min()
-        assert table[entry["floor"]] == pytest.approx(best) == pytest.approx(entry["floor_mean"])
+        assert sign * entry["floor_mean"] <= sign * best + 1e-9
+        assert rows[f"{name}_floor"].mean() == pytest.approx(entry["floor_mean"])
         for group, (low, high) in zip(summary["groups"], ((1, 1), (2, 30), (31, 99)), strict=True):
             inside = rows[rows["support_size"].between(low, high)]
             assert group["metrics"][name]["mean"] == pytest.approx(inside[name].mean())
@@ -141,7 +148,7 @@ def test_mean_image_rule_scores_against_the_mixture(make_truth, make_rec, public
     assert scores.rows["label"].tolist() == [-1] * 10
 
 
-def test_diverged_answers_are_counted_and_left_out_on_both_sides(
+def test_diverged_answers_count_as_the_worst_floor_and_as_not_found(
     make_truth, make_rec, public, usual
 ):
     truth = make_truth(SINGLES)
@@ -154,27 +161,68 @@ def test_diverged_answers_are_counted_and_left_out_on_both_sides(
     flagged[20] = True
     rec = Reconstruction(holes, rec.prior, rec.fit, rec.trace, rec.trace_steps, "steps", flagged)
     scores = evaluate(rec, truth, public, metrics=usual)
-    summary = scores.summary
-    assert summary["diverged"] == 4 and summary["n"] == 56 and summary["targets"] == 60
-    assert summary["metrics"]["ssim"]["n"] == 56 == summary["identification"]["n"]
-    assert scores.rows.index[scores.rows["diverged"]].tolist() == [3, 10, 11, 20]
-    gone = scores.rows[scores.rows["diverged"]]
-    assert gone[["psnr", "psnr_floor", "hit1"]].isna().all(axis=None)
+    summary, lost = scores.summary, [3, 10, 11, 20]
+    assert summary["diverged"] == 4 and summary["n"] == 60 == summary["targets"]
+    assert summary["metrics"]["ssim"]["n"] == 60 == summary["identification"]["n"]
+    assert scores.rows.index[scores.rows["diverged"]].tolist() == lost
+    gone, kept = scores.rows.loc[lost], scores.rows.drop(index=lost)
+    assert (gone["hit1"] == 0).all() and gone["rr"].to_list() == pytest.approx([0.01] * 4)
     assert gone["original"].tolist() == [-1] * 4
-    kept = whole.rows.drop(index=[3, 10, 11, 20])
-    assert summary["metrics"]["psnr"]["mean"] == pytest.approx(kept["psnr"].mean())
-    assert (scores.floors["n"] == 56).all()
+    assert (gone["fit"] == kept["fit"].max()).all()
+    black = evaluate(make_rec(torch.zeros_like(holes)), truth, public, metrics=usual).rows.loc[lost]
+    for name, entry in summary["metrics"].items():
+        sign = 1 if entry["higher_leaks"] else -1
+        assert (sign * gone[name] <= sign * gone[f"{name}_floor"] + 1e-9).all()
+        assert (sign * gone[name] <= sign * black[name] + 1e-9).all()
+        assert kept[name].to_list() == whole.rows.drop(index=lost)[name].to_list()
+    assert (scores.floors["n"] == 60).all()
 
 
-def test_nothing_usable_is_reported_not_raised(make_truth, make_rec, public, usual):
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("rule", ["best", "mean-image"])
+def test_abstaining_never_scores_higher_than_a_floor_image(
+    make_truth, make_rec, public, usual, rule, dark
+):
+    """Whatever the metric, and where black itself is a good answer too."""
+    truth = make_truth([1, 3, 40] * 10, clients=6)
+    if dark:
+        truth = Truth(truth.images * 0.15, truth.labels, truth.clients, truth.mixture,
+                      truth.target_clients, truth.target_labels)  # fmt: skip
+        public = PublicImages(public.images * 0.15, public.labels)
+    good = noisy(mean_images(truth), 0.1)
+    base = evaluate(make_rec(good), truth, public, metrics=usual, rule=rule)
+    worst = base.rows["psnr"].nsmallest(8).index.to_list()
+    quitter = good.clone()
+    quitter[worst] = float("nan")
+    quits = evaluate(make_rec(quitter), truth, public, metrics=usual, rule=rule)
+    fallbacks = (
+        torch.full_like(good, 0.5), torch.zeros_like(good), public.images.mean(0).expand_as(good),
+    )  # fmt: skip
+    assert quits.summary["diverged"] == 8
+    for image in fallbacks:
+        answers = good.clone()
+        answers[worst] = image[worst]
+        stays = evaluate(make_rec(answers), truth, public, metrics=usual, rule=rule)
+        for name, entry in stays.summary["metrics"].items():
+            sign = 1 if entry["higher_leaks"] else -1
+            assert sign * quits.summary["metrics"][name]["mean"] <= sign * entry["mean"] + 1e-9
+        for name in ("hit1", "hit5", "mrr"):
+            assert quits.summary["identification"][name] <= stays.summary["identification"][name]
+    # and the control that borrows the attack's own answers is still there
+    assert (
+        "mismatched" in set(quits.floors["floor"]) and quits.rows["psnr_mismatched"].notna().all()
+    )
+
+
+def test_giving_everything_up_is_reported_not_raised(make_truth, make_rec, public, usual):
     truth = make_truth([1] * 8)
     rec = make_rec(torch.full((8, 1, 12, 12), float("nan")))
     scores = evaluate(rec, truth, public, metrics=usual)
-    assert scores.summary["n"] == 0 and scores.summary["diverged"] == 8
-    assert scores.summary["metrics"]["psnr"]["mean"] is None
-    assert scores.summary["verdict"] == "inconclusive"
+    assert scores.summary["n"] == 8 and scores.summary["diverged"] == 8
+    assert scores.summary["metrics"]["psnr"]["leakage"] < 0
+    assert scores.summary["verdict"] == "not better than the floor"
     json.dumps(scores.summary, allow_nan=False)
-    assert scores.table()[0]["reads as"] == "-"
+    assert "under floor" in scores.table()[0]["reads as"]
 
 
 def test_targets_that_all_share_their_images_have_no_mismatched_control(
@@ -193,20 +241,35 @@ def test_targets_that_all_share_their_images_have_no_mismatched_control(
                       rule="mean-image")  # fmt: skip
     assert "mismatched" not in set(scores.floors["floor"])
     assert scores.summary["metrics"]["psnr"]["matched_minus_mismatched"] is None
-    assert scores.summary["verdict"] == "leaks"
+    assert scores.summary["metrics"]["psnr"]["leakage_ci"][0] > 0  # of this client's targets
+    assert scores.summary["verdict"] == "inconclusive"
+    assert "10 targets of 1 client are too few" in scores.summary["verdict_because"]
 
 
 def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public):
-    truth = make_truth([1] * 10 + [40] * 60)
+    truth = make_truth([1] * 10 + [40] * 60, clients=10)
     images = torch.full((70, 1, 12, 12), 0.5)
     mean = public.images.mean(dim=0)
-    images[:10] = mean + 0.4 * (mean_images(truth)[:10] - mean)
-    summary = evaluate(make_rec(images), truth, public, metrics={}, gallery=2).summary
+    images[:10] = mean + 0.5 * (mean_images(truth)[:10] - mean)
+    summary = evaluate(
+        make_rec(images), truth, public, metrics={}, gallery=2, noun="prototype"
+    ).summary
     assert [group["verdict"] for group in summary["groups"]] == [
-        "leaks", "inconclusive", "not better than the floor",
+        "leaks", "too few to say", "not better than the floor",
     ]  # fmt: skip
-    assert summary["verdict"] == "not better than the floor"
-    assert "made of 1 images taken alone leak" in summary["verdict_because"]
+    assert summary["verdict"] == "leaks" and summary["metrics"]["psnr"]["leakage"] < 0
+    because = summary["verdict_because"]
+    assert because.startswith("the 10 prototypes of one image (+")
+    assert "; not better than the floor for the other 60 (-" in because
+    assert because.endswith("; n = 70 of 10 clients")
+
+    four = make_truth([1] * 8 + [40] * 60, clients=4)
+    four.target_clients[8:] = torch.arange(60) % 10
+    images = images[2:]
+    images[:8] = mean_images(four)[:8]
+    summary = evaluate(make_rec(images), four, public, metrics={}, gallery=50).summary
+    assert summary["groups"][0]["verdict"] == "too few to say"
+    assert "too few to say for the 8 of one image (+" in summary["verdict_because"]
 
 
 def test_same_seed_same_scores(make_truth, make_rec, public, usual):
@@ -237,7 +300,12 @@ def test_table_and_its_neighbours(make_truth, make_rec, public, usual):
     assert all(row["ceiling"] == row["attack"] for row in table)
     entry = scores.summary["metrics"]["mse255"]
     assert table[3]["reads as"].startswith(f"{entry['difference']:+.0f} under floor [")
-    assert "1.0 % by chance" in table[-1]["floor"]
+    guess = scores.summary["identification"]["guess1"]
+    assert table[-1]["floor"] == f"{100 * guess:.1f} % by a guess that knows the class"
+    assert (
+        f"guess that knows the class finds {100 * guess:.1f} %" in scores.summary["verdict_because"]
+    )
+    assert "points over guess [" in table[-1]["reads as"]
 
 
 def test_leakage_points_the_same_way_for_every_metric():

@@ -1,5 +1,6 @@
 """Questions end to end on a tiny run: what the attacker gets, what is scored, what is written."""
 
+import dataclasses
 import json
 import math
 
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import EntangledRep, Knowledge
+from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate
+from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.pipeline.attack import attack, prepare_attack
+from fedre_privacy.pipeline.questions.labels import LabelCard
+from fedre_privacy.pipeline.questions.prototypes import PrototypesQuestion
 from fedre_privacy.pipeline.settings import resolve_attack
 from fedre_privacy.pipeline.train import train
 
@@ -34,7 +38,8 @@ def ask(target="uploaded", name=None, threat="strong", **more):
 
 def test_labels_are_compared_with_the_true_counts(kept):
     result = attack(kept, ask("labels", threat="realistic"))
-    assert result.card.summary["verdict"] == "leaks"
+    assert result.card.summary["verdict"] == "inconclusive"
+    assert "3 clients of at least 5 needed" in result.verdict()
     by_name = {m.name: m for m in result.card.measures()}
     assert by_name["support Jaccard"].value == 1.0  # an encoding names the classes exactly
     counts = torch.tensor(kept.record["class_counts"])
@@ -42,6 +47,37 @@ def test_labels_are_compared_with_the_true_counts(kept):
     record = json.loads((result.folder / "record.json").read_text())
     assert record["measures"][0]["name"] == "support Jaccard" and record["status"] == "complete"
     assert (result.folder / "figure.png").is_file()
+
+
+def test_labels_of_enough_clients_leak_or_do_not(kept):
+    game = prepare_attack(kept, ask("labels", threat="realistic"))
+    counts = torch.tensor([[9, 0, 0, 3], [0, 5, 5, 0], [8, 4, 0, 0], [0, 0, 8, 8], [2, 0, 6, 0],
+                           [0, 7, 0, 1]])  # fmt: skip
+    shares = counts / counts.sum(1, keepdim=True)
+    for said, expected in (
+        (shares, "leaks"),
+        (torch.full((6, 4), 0.25), "not better than the guess"),
+    ):
+        estimate = LabelEstimate(
+            torch.arange(6), (said > 0).float(), said, counts.sum(1).float(), ()
+        )
+        card = LabelCard(game, evaluate_labels(estimate, counts), ())
+        assert card.summary["verdict"] == expected
+
+
+def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
+    result = attack(kept, ask("uploaded", "disentangle"))
+    game, outcome = result.game, result.outcome
+    answered = outcome.vectors.isfinite().all(1).nonzero().squeeze(1)
+    assert len(answered) > 4
+    vectors = outcome.vectors.clone()
+    vectors[answered[::2]] = torch.nan
+    quits = PrototypesQuestion().score(game, dataclasses.replace(outcome, vectors=vectors))
+    before, after = (c.summary["groups"][""] for c in (result.card, quits))
+    assert quits.summary["diverged"] > result.card.summary["diverged"]
+    for key, sign in (("identified", 1), ("centred_cosine", 1), ("relative_error", -1)):
+        assert after[key]["n"] == before[key]["n"]
+        assert sign * after[key]["mean"] < sign * before[key]["mean"]
 
 
 def test_a_finished_answer_of_every_kind_is_read_back(kept):

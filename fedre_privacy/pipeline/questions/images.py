@@ -20,7 +20,6 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
-from fedre_privacy.eval.score import NOT_BETTER
 from fedre_privacy.protocols.base import Protocol
 
 from ..observe import held_out, observe
@@ -30,6 +29,15 @@ from ..targets import KINDS, TargetGroup, TargetSource, resolve_kind
 from ..train import write_csv
 from .base import Card, Game, Measure, Question, kinds_of
 from .recover import recover
+
+NOUNS = {
+    "representations": "representation",
+    "prototypes": "prototype",
+    "entangled": "entangled upload",
+    "recovered-prototypes": "recovered prototype",
+    "update": "image",
+}
+"""What a target of each kind is called in a verdict."""
 
 TARGET, TRUE, ACTUAL, CEILING = "target", "true", "actual", "ceiling"
 
@@ -201,17 +209,6 @@ class ImageCard(Card):
     def table(self) -> list[dict[str, str]]:
         return self.scores[TARGET].table(self.headings())
 
-    def verdict(self) -> str:
-        """The verdict and its reason; one that found nothing says what that can mean."""
-        summary = self.summary
-        if summary["verdict"] != NOT_BETTER:
-            return super().verdict()
-        delta = summary["metrics"]["psnr"]["difference"]
-        return (
-            f"{summary['verdict']} (delta {delta:+.1f} dB, n = {summary['n']}): a weak attack or "
-            f"a strong protocol. {summary['verdict_because']}"
-        )
-
     def frame(self) -> pd.DataFrame:
         """Per-target scores of all groups."""
         parts = []
@@ -311,13 +308,13 @@ def _measures(summary: Mapping[str, Any], suffix: str) -> list[Measure]:
         for entry in summary["metrics"].values()
     ]
     found = summary["identification"]
-    interval = found["hit1_over_class_ci"]
+    interval = found["hit1_over_guess_ci"]
     out.append(
         Measure(
             f"identification@1{suffix}",
             found["hit1"],
-            found["chance1_knowing_class"],
-            found["hit1_over_class"],
+            found["guess1"],
+            found["hit1_over_guess"],
             tuple(interval) if interval else None,
             found["n"],
         )
@@ -366,6 +363,7 @@ def _score(
         gallery=evaluation.gallery,
         seed=evaluation.seed,
         nearest=nearest,
+        noun=NOUNS.get(group.kind, "target"),
     )
 
 

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from fedre_privacy.attacks.base import attacks, readers
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Artifact, LabelEstimate
+from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.label_scores import LabelReport, evaluate_labels
 from fedre_privacy.eval.report.measures import Bar, measure_chart
+from fedre_privacy.eval.verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, holm
 from fedre_privacy.protocols.base import Protocol
 
 from ..observe import held_out, observe
@@ -33,8 +35,9 @@ TITLES = {
 """Measures, the leading one first."""
 
 RULE = (
-    "leaks: the 95 % interval of the Jaccard index over the best guess, or of the error of the "
-    "shares under it, excludes 0"
+    "leaks: the Jaccard index lies above the best guess, or the error of the shares under it (two "
+    f"one-sided tests over clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: "
+    f"fewer than {MIN_CLIENTS} clients"
 )
 
 
@@ -85,7 +88,7 @@ class Labels(Question):
 
     def score(self, game: LabelGame, outcome: LabelEstimate) -> LabelCard:
         counts = torch.tensor(game.run.record["class_counts"])
-        report = evaluate_labels(outcome, counts, seed=game.settings.evaluation.seed)
+        report = evaluate_labels(outcome, counts)
         return LabelCard(game, report, outcome.notes)
 
 
@@ -100,8 +103,8 @@ class LabelCard(Card):
 
     def __post_init__(self) -> None:
         entries = self.report.summary
-        leading = [k for k in ("jaccard", "l1") if entries[k]["gain_ci"] is not None]
-        leaks = any(entries[k]["gain_ci"][0] > 0 for k in leading)
+        tests = [p for k in ("jaccard", "l1") if (p := entries[k]["gain_p"]) is not None]
+        verdict = LEAKS if holm(tests) else "not better than the guess"
         told = [
             f"{TITLES[k]} {entries[k]['mean']:.3f} (guess: {entries[k]['floor_mean']:.3f}, "
             f"n = {entries[k]['n']})"
@@ -109,6 +112,9 @@ class LabelCard(Card):
             if entries[k]["mean"] is not None and k not in ("precision", "recall")
         ]
         clients = len(self.report.rows)
+        if clients < MIN_CLIENTS:
+            verdict = INCONCLUSIVE
+            told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
         object.__setattr__(
             self,
             "summary",
@@ -117,7 +123,7 @@ class LabelCard(Card):
                 "targets": clients,
                 "diverged": 0,
                 "rule_text": "each client's class counts",
-                "verdict": "leaks" if leaks else "not better than the guess",
+                "verdict": verdict,
                 "verdict_because": "; ".join(told) or "the uploads say nothing about labels",
                 "verdict_rule": RULE,
                 "notes": list(self.notes),
@@ -158,12 +164,18 @@ class LabelCard(Card):
 
     def figures(self) -> dict[str, Figure]:
         bars = [
-            Bar(title, entry["mean"], tuple(entry["ci"]), entry["floor_mean"], entry["n"])
+            Bar(
+                title,
+                entry["mean"],
+                tuple(entry["ci"]) if entry["ci"] else None,
+                entry["floor_mean"],
+                entry["n"],
+            )
             for key, title in TITLES.items()
             if (entry := self.report.summary[key])["mean"] is not None
         ]
         if not bars:
             return {}
         title = f"Labels inferred from {self.game.run.name}"
-        caption = "Points: means over clients with 95 % intervals (clients resampled)."
+        caption = "Points: means over clients with 95 % intervals (t over clients)."
         return {"figure": measure_chart(bars, title=title, caption=caption)}

@@ -15,21 +15,26 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core.types import Artifact, EntangledRep, Prototypes, RecoveredPrototypes
+from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.eval import PublicImages, bootstrap
+from fedre_privacy.eval import PublicImages
+from fedre_privacy.eval.floors import cross_fit, worst_of
+from fedre_privacy.eval.intervals import clustered, ends, finite
 from fedre_privacy.eval.report.measures import Bar, measure_chart
 from fedre_privacy.eval.vectors import BUCKETS, VectorScores, score_vectors
+from fedre_privacy.eval.verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, NOT_BETTER, holm
 from fedre_privacy.protocols.base import Protocol
 
 from ..observe import held_out, observe
 from ..runs import Run
 from ..settings import AttackSettings
 from ..targets import TargetSource
-from .base import Card, Game, Measure, Question, only_kinds, percent
+from .base import Card, Game, Measure, Question, only_kinds, percent, with_interval
 
 FLOORS = {
     "upload": "the client's own upload as the answer for each of its classes",
-    "mean": "the mean of the client's recovered vectors as the answer for each of its classes",
+    "mean": "the mean of the client's recovered vectors (its upload if there are none) as the "
+    "answer for each of its classes",
     "public": "the class mean of public images through the client's extractor",
 }
 """Answers that need no attack."""
@@ -40,9 +45,13 @@ TITLES = {
     "relative_error": "relative error",
 }
 LOWER_LEAKS = frozenset({"relative_error"})
+BOUNDS = {"identified": 1.0, "centred_cosine": 2.0}
+"""How far apart two values can be, where there is a limit."""
 RULE = (
-    "leaks: the 95 % interval of identification, or of the centred cosine, over the best floor "
-    "lies above 0 (clients resampled, then classes)"
+    "leaks: identification or the centred cosine lies above the floor (two one-sided tests over "
+    f"clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: fewer than "
+    f"{MIN_CLIENTS} clients with two classes. A prototype that the attack gave up is not found, "
+    "and scores as the worst floor"
 )
 
 
@@ -164,7 +173,7 @@ def _public_floor(
 
 
 def _mean_floor(outcome: RecoveredPrototypes, game: PrototypeGame) -> Tensor:
-    out = torch.full_like(game.vectors, torch.nan)
+    out = game.floors.get("upload", game.floors["public"]).to(game.vectors).clone()
     for client in game.clients.unique():
         found = outcome.vectors[(outcome.clients == client) & outcome.vectors.isfinite().all(1)]
         if len(found):
@@ -203,10 +212,10 @@ class PrototypeCard(Card):
             groups.append((name, inside))
         entries = {name: self._entries(inside) for name, inside in groups if bool(inside.any())}
         whole = entries[""]
-        leaks = any(
-            whole[key]["gain_ci"] is not None and whole[key]["gain_ci"][0] > 0
-            for key in ("identified", "centred_cosine")
-        )
+        tests = [
+            p for k in ("identified", "centred_cosine") if (p := whole[k]["gain_p"]) is not None
+        ]
+        verdict = LEAKS if holm(tests) else NOT_BETTER
         hit, cosine = whole["identified"], whole["centred_cosine"]
         because = "no client has two classes"
         if not bool(self.found.answered.any()):
@@ -218,6 +227,10 @@ class PrototypeCard(Card):
                 f"{cosine['mean']:.3f} ({cosine['floor_mean']:.3f} with {cosine['floor']}), "
                 f"n = {hit['n']}"
             )
+        several = len(self.game.clients[self.found.chance < 1].unique())
+        if hit["mean"] is not None and several < MIN_CLIENTS:
+            verdict = INCONCLUSIVE
+            because += f", {plural(several, 'client')} of at least {MIN_CLIENTS} needed"
         alone = int((self.found.chance == 1).sum())
         if alone:
             because += f"; {alone} more belong to clients of one class, who upload them bare"
@@ -229,7 +242,7 @@ class PrototypeCard(Card):
                 "targets": len(self.game.counts),
                 "diverged": int((~self.found.answered).sum()),
                 "rule_text": "the true prototype of the same client and class",
-                "verdict": "leaks" if leaks else "not better than the floor",
+                "verdict": verdict,
                 "verdict_because": because,
                 "verdict_rule": RULE,
                 "floors": FLOORS,
@@ -243,34 +256,40 @@ class PrototypeCard(Card):
 
     def _entry(self, key: str, inside: Tensor) -> dict[str, Any]:
         mine = getattr(self.found, key)
-        sign = -1 if key in LOWER_LEAKS else 1
-        usable = inside & mine.isfinite()
-        others = {
-            name: value
-            for name, scores in self.floors.items()
-            if bool((value := getattr(scores, key))[usable].isfinite().all())
-        }
+        others = {name: getattr(scores, key) for name, scores in self.floors.items()}
+        if bool(self.found.answered.any()):
+            worst = worst_of(list(others.values()), higher_leaks=key not in LOWER_LEAKS)
+            # floors have no score either where a client has one class and the measure needs two
+            worst = torch.where(worst.isfinite(), worst, torch.nan)
+            lost = worst * 0 if key == "identified" else worst
+            mine = torch.where(self.found.answered, mine, lost)
         if key == "identified":
             others["chance"] = self.found.chance
-        if not bool(usable.any()) or not others:
-            return {"mean": None, "ci": None, "floor": None, "floor_mean": None, "gain": None,
-                    "gain_ci": None, "n": 0}  # fmt: skip
-        name = max(others, key=lambda n: sign * float(others[n][usable].mean()))
-        gain = sign * (mine - others[name])
-        low, high = bootstrap.interval(
-            bootstrap.cluster_means(
-                torch.stack([mine, gain], dim=1)[usable].double(),
-                self.game.clients[usable],
-                seed=self.game.settings.evaluation.seed,
-            )
+        usable = inside & mine.isfinite()
+        empty = {"mean": None, "ci": None, "floor": None, "floor_mean": None, "gain": None,
+                 "gain_ci": None, "gain_p": None, "n": 0}  # fmt: skip
+        if not bool(usable.any()):
+            return empty
+        owners = self.game.clients[usable]
+        floor = cross_fit(
+            {name: value[usable] for name, value in others.items()},
+            owners,
+            higher_leaks=key not in LOWER_LEAKS,
         )
+        if floor.name is None:
+            return empty
+        found, sign = mine[usable].double(), -1 if key in LOWER_LEAKS else 1
+        gain, most = sign * (found - floor.values), BOUNDS.get(key)
+        own, more = clustered(found[:, None], owners), clustered(gain[:, None], owners)
+        least = -1.0 if key == "centred_cosine" else 0.0
         return {
-            "mean": float(mine[usable].mean()),
-            "ci": [float(low[0]), float(high[0])],
-            "floor": name,
-            "floor_mean": float(others[name][usable].mean()),
-            "gain": float(gain[usable].mean()),
-            "gain_ci": [float(low[1]), float(high[1])],
+            "mean": float(found.mean()),
+            "ci": ends(own, None if most is None else (least, 1.0)),
+            "floor": floor.name,
+            "floor_mean": float(floor.values.mean()),
+            "gain": float(gain.mean()),
+            "gain_ci": ends(more, None if most is None else (-most, most)),
+            "gain_p": finite(float(more.p_above())),
             "n": int(usable.sum()),
         }
 
@@ -281,12 +300,11 @@ class PrototypeCard(Card):
                 entry = entries[key]
                 if entry["mean"] is None:
                     continue
-                low, high = entry["ci"]
                 out.append(
                     {
                         "classes of": f"{group} images" if group else "all",
                         "metric": title,
-                        "attack": f"{entry['mean']:.3f} [{low:.3f}, {high:.3f}]",
+                        "attack": with_interval(entry["mean"], entry["ci"]),
                         "floor": f"{entry['floor_mean']:.3f} ({entry['floor']})",
                         "reads as": f"{entry['gain']:+.3f} over floor",
                         "n": str(entry["n"]),
@@ -345,7 +363,7 @@ class PrototypeCard(Card):
             Bar(
                 f"{TITLES[key]}, {group + ' images' if group else 'all'}",
                 entry["mean"],
-                tuple(entry["ci"]),
+                tuple(entry["ci"]) if entry["ci"] else None,
                 entry["floor_mean"],
                 entry["n"],
             )
@@ -356,6 +374,6 @@ class PrototypeCard(Card):
         if not bars:
             return {}
         name = self.game.settings.attack.name
-        caption = "Means over classes with 95 % intervals (clients, then classes resampled)."
+        caption = "Means over classes with 95 % intervals (t over clients)."
         title = f"Prototypes recovered by {name} ({self.game.run.name})"
         return {"figure": measure_chart(bars, title=title, caption=caption)}
