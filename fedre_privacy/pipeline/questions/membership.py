@@ -10,11 +10,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Artifact, Candidates, MembershipScores
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.membership import MembershipReport, evaluate_membership
 from fedre_privacy.eval.report.measures import Bar, measure_chart
 from fedre_privacy.protocols.base import Protocol
@@ -24,6 +21,7 @@ from ..runs import Run
 from ..settings import RECOVERED, AttackSettings
 from ..targets import TargetSource, resolve_kind
 from .base import Card, Game, Measure, Question, is_uploaded, kinds_of, with_interval
+from .candidates import draw_candidates
 from .recover import recover
 
 ALL = 1 << 30
@@ -75,14 +73,14 @@ class Membership(Question):
         wanted = "uploaded" if is_uploaded(settings.target) else settings.target
         kind = resolve_kind(source, wanted, run.settings.protocol.name)
         group = source.group(kind, ALL, recovered=recovered)
-        candidates, members, sizes = _ask(source, public, evaluation.candidates, evaluation.seed)
+        asked = draw_candidates(source, public, evaluation.candidates, evaluation.seed)
         observation = observe(
             run,
             settings.threat,
             source.round,
             group.uploads,
             aux,
-            candidates=candidates,
+            candidates=asked.candidates,
             staleness=evaluation.staleness,
             attacker=evaluation.attacker,
         )
@@ -94,10 +92,10 @@ class Membership(Question):
             kind,
             group.counterfactual,
             source.round,
-            candidates=candidates,
-            members=members,
-            class_sizes=sizes,
-            baseline=_baseline(source, candidates),
+            candidates=asked.candidates,
+            members=asked.members,
+            class_sizes=asked.class_sizes,
+            baseline=_baseline(source, asked.candidates),
         )
 
     def score(self, game: MembershipGame, outcome: MembershipScores) -> MembershipCard:
@@ -111,34 +109,6 @@ class Membership(Question):
             seed=game.settings.evaluation.seed,
         )
         return MembershipCard(game, report, outcome)
-
-
-def _ask(
-    source: TargetSource, public: PublicImages, per_client: int, seed: int
-) -> tuple[Candidates, Tensor, Tensor]:
-    """Draw members and others of the same classes for every client."""
-    images, labels, clients, members, sizes = [], [], [], [], []
-    for client in source.clients:
-        own = source.train[client]
-        counts = torch.bincount(source.data.labels[own], minlength=source.data.num_classes)
-        rng = stream(seed, "candidates", client=client)
-        inside = own[torch.randperm(len(own), generator=rng)][:per_client]
-        held = (counts[public.labels] > 0).nonzero().squeeze(1)
-        outside = held[torch.randperm(len(held), generator=rng)][:per_client]
-        if not len(outside):
-            continue
-        images += [source.data.floats(inside), public.images[outside]]
-        labels += [source.data.labels[inside], public.labels[outside]]
-        members += [torch.ones(len(inside)), torch.zeros(len(outside))]
-        clients.append(torch.full((len(inside) + len(outside),), client))
-        sizes += [counts[labels[-2]], counts[labels[-1]]]
-    if not images:
-        raise IncompatibleError(
-            "No held-out image belongs to a class that a client holds, so nobody can be compared.",
-            next_step="Use more images, or a lower train.train_ratio.",
-        )
-    candidates = Candidates(torch.cat(images), torch.cat(labels), torch.cat(clients))
-    return candidates, torch.cat(members).bool(), torch.cat(sizes)
 
 
 @torch.no_grad()
