@@ -153,3 +153,18 @@ def _matched(labels: Tensor, others: Tensor) -> Tensor:
         for label, count in enumerate(torch.bincount(others).tolist())
     ]
     return torch.cat(kept)
+
+
+def by_image_alone(asked: Candidates, public: PublicImages) -> Tensor:
+    """A rule that sees no model: minus the distance to the mean public image of the class, (M,).
+
+    Args:
+        public: images that are not asked about; a class without any takes the mean of all.
+    """
+    whole = public.images.mean(0)
+    means = []
+    for label in range(int(asked.labels.max()) + 1):
+        own = public.images[public.labels == label]
+        means.append(own.mean(0) if len(own) else whole)
+    apart: Tensor = (asked.images - torch.stack(means)[asked.labels]).flatten(1).norm(dim=1)
+    return -apart
