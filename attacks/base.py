@@ -5,7 +5,7 @@ Attack code receives an `Observation` and nothing else; it never sees data, prot
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, final
 
@@ -67,6 +67,8 @@ class Attack:
     """Kinds of artifacts it reads."""
     needs: ClassVar[frozenset[Knowledge]] = frozenset({Knowledge.UPLOADS})
     """Knowledge that it cannot do without."""
+    needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {}
+    """What it needs beyond that to read some kinds of artifacts."""
     recovers: ClassVar[str] = ""
     """What it returns, in words."""
     answers: ClassVar[str] = "images"
@@ -133,34 +135,54 @@ def mismatch(
 
     A class stands for the attack with its default settings.
     """
-    needed = attack.needs if isinstance(attack, type) else attack.required
+    needed = needed_for(attack, kinds)
     problems = []
     unread = [kind for kind in kinds if not issubclass(kind, attack.consumes)]
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
-        fitting = ", ".join(readers(kinds)) or "; ".join(
-            f"{', '.join(able)} for {kind.__name__}"
-            for kind in sorted(kinds, key=lambda one: one.__name__)
-            if (able := readers([kind]))
-        )
         problems.append(
             f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
-            f"Attacks for them: {fitting or 'none'}."
+            f"Attacks for them: {_fitting(kinds) or 'none'}."
         )
     for missing in sorted(needed - threat.grants):
+        read = [k.__name__ for k, known in attack.needs_for.items() if k in kinds]
+        why = f" to read {', '.join(read)}" if missing not in needed_for(attack, ()) else ""
         problems.append(
-            f"Attack '{attack.name}' needs {missing.upper()}; threat model '{threat.name}' grants "
-            f"{', '.join(sorted(k.upper() for k in threat.grants))}."
+            f"Attack '{attack.name}' needs {missing.upper()}{why}; threat model '{threat.name}' "
+            f"grants {', '.join(sorted(k.upper() for k in threat.grants))}."
         )
     return problems
 
 
+def needed_for(
+    attack: Attack | type[Attack], kinds: Collection[type[Artifact]]
+) -> frozenset[Knowledge]:
+    """Knowledge that an attack cannot do without when it reads these kinds."""
+    needed = attack.needs if isinstance(attack, type) else attack.required
+    more = [known for kind, known in attack.needs_for.items() if kind in kinds]
+    return needed.union(*more)
+
+
 def readers(kinds: Collection[type[Artifact]]) -> list[str]:
     """Names of the attacks that read all of these kinds."""
-    found = []
-    for name in attacks.names():
-        consumes = attacks.get(name).consumes
-        if kinds and all(issubclass(kind, consumes) for kind in kinds):
-            found.append(name)
-    return found
+    return [name for name, read in readers_of_any(kinds).items() if len(read) == len(set(kinds))]
+
+
+def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Artifact]]]:
+    """The attacks that read some of these kinds: name to the kinds that it reads."""
+    ordered = sorted(set(kinds), key=lambda one: one.__name__)
+    found = {
+        name: [kind for kind in ordered if issubclass(kind, attacks.get(name).consumes)]
+        for name in attacks.names()
+    }
+    return {name: read for name, read in found.items() if read}
+
+
+def _fitting(kinds: Collection[type[Artifact]]) -> str:
+    """Attacks by the question that they answer, with the kinds that each reads if not all."""
+    by_question: dict[str, list[str]] = {}
+    for name, read in readers_of_any(kinds).items():
+        some = "" if len(read) == len(set(kinds)) else f" ({', '.join(k.__name__ for k in read)})"
+        by_question.setdefault(attacks.get(name).answers, []).append(f"{name}{some}")
+    return "; ".join(f"{question}: {', '.join(names)}" for question, names in by_question.items())

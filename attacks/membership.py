@@ -14,7 +14,6 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
     Artifact,
-    Candidates,
     Counts,
     EntangledRep,
     Knowledge,
@@ -26,7 +25,7 @@ from fedre_privacy.core.types import (
 
 from .base import Attack, Context, attacks
 from .parts.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
-from .parts.messages import Sent, messages_of
+from .parts.messages import Sent, asked_of, messages_of
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
@@ -82,7 +81,7 @@ class MembershipInference(Attack):
     aux: int = knob(2000, help="reference images used, at most", ge=2)
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
-        candidates = _candidates(observation)
+        candidates = asked_of(observation)
         scores = torch.full((len(candidates),), torch.nan, dtype=torch.float64)
         notes = []
         sizes = _counted(observation)
@@ -108,7 +107,7 @@ class MembershipInference(Attack):
         counted: Tensor | None,
     ) -> tuple[Tensor, str]:
         """Scores (m,) of one client's candidates, all rounds and uploads added up."""
-        candidates = _candidates(observation)
+        candidates = asked_of(observation)
         targeted = {type(a) for u in observation.targets if u.client == client for a in u.artifacts}
         sent = [
             message
@@ -159,7 +158,7 @@ class MembershipInference(Attack):
         self, observation: Observation, context: Context, client: int, mine: Tensor
     ) -> _Reference:
         """Images behind the class statistics of one client."""
-        candidates = _candidates(observation)
+        candidates = asked_of(observation)
         kind = self.reference
         if kind == "auto":
             kind = "aux" if observation.aux is not None else "others"
@@ -197,7 +196,7 @@ class MembershipInference(Attack):
         reference: _Reference,
         samples: Tensor,
     ) -> _Scene:
-        candidates = _candidates(observation)
+        candidates = asked_of(observation)
         net = copy.deepcopy(observation.extractors[client, round]).to(context.device).eval()
         images = torch.cat([candidates.images[mine], reference.images])
         reps = _represent(net.requires_grad_(False), images, context.device)
@@ -285,15 +284,6 @@ _READERS: dict[type[Artifact], Reader] = {
     Prototypes: _prototypes,
     EntangledRep: _entangled,
 }
-
-
-def _candidates(observation: Observation) -> Candidates:
-    if observation.candidates is None:
-        raise IncompatibleError(
-            "Attack 'membership' was given no candidates, the samples whose membership is asked.",
-            next_step="Give Observation.candidates: images, labels and clients.",
-        )
-    return observation.candidates
 
 
 def _counted(observation: Observation) -> dict[int, Tensor]:

@@ -29,7 +29,8 @@ class MembershipReport:
     """The outcome of `evaluate_membership`.
 
     Attributes:
-        rows: one row per client: client, members, others, auc, auc_baseline (NaN without one).
+        rows: one row per client: client, members, others, auc, auc_baseline, auc_floor (NaN
+            without one).
         summary: everything in words and numbers, ready for JSON; None where there is no number.
     """
 
@@ -44,11 +45,12 @@ def evaluate_membership(
     labels: Tensor,
     *,
     baseline: Tensor | None = None,
+    floor: Tensor | None = None,
     class_sizes: Tensor | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> MembershipReport:
-    """Score an attack, with its uncertainty, against the extractor-only baseline.
+    """Score an attack, with its uncertainty, beside what tells membership without the upload.
 
     The AUC is the share of pairs (member, other) of the same client and class that are in the
     right order. Its interval resamples clients, and candidates within each client and class, and
@@ -60,8 +62,9 @@ def evaluate_membership(
         scores: (M,) higher means member; NaN counts as the lowest.
         members: (M,) bool.
         clients, labels: (M,) int64.
-        baseline: (M,) scores of an attack that sees the model but no upload, such as the
+        baseline: (M,) scores of an attack that sees a model but not the upload, such as the
             log-probability of the label.
+        floor: (M,) scores of a rule that sees the image and its label alone.
         class_sizes: (M,) samples of the candidate's class at its client, for results by group.
         draws, seed: of the bootstrap.
 
@@ -69,14 +72,16 @@ def evaluate_membership(
         IncompatibleError: lengths differ, or no client and class has both members and others.
     """
     given = {"scores": scores, "members": members, "clients": clients, "labels": labels}
-    given |= {"baseline": baseline} if baseline is not None else {}
+    beside = {"baseline": baseline, "floor": floor}
+    columns = {name: value for name, value in beside.items() if value is not None}
+    given |= columns
     given |= {"class_sizes": class_sizes} if class_sizes is not None else {}
     lengths = {name: len(value) for name, value in given.items()}
     if len(set(lengths.values())) > 1:
         raise IncompatibleError(f"Membership needs one entry per candidate each; got {lengths}.")
     members = members.bool()
-    columns = [scores] if baseline is None else [scores, baseline]
-    table = torch.stack([_filled(column) for column in columns], dim=1)
+    names = tuple(columns)
+    table = torch.stack([_filled(column) for column in (scores, *columns.values())], dim=1)
     pairs = _count_pairs(table, members, clients, labels)
     if not len(pairs.owner):
         raise IncompatibleError(
@@ -90,15 +95,17 @@ def evaluate_membership(
         "compared": pairs.compared,
         "without_score": int(scores.isnan().sum()),
         "clients": len(pairs.owner.unique()),
-        **_areas(table, members, clients, labels, pairs, draws, seed),
+        **_areas(table, names, members, clients, labels, pairs, draws, seed),
         **_rates(_standardised(table[:, 0], clients, labels), members, pairs.usable),
     }
     if class_sizes is not None:
         summary["by_class_size"] = {
-            name: _group(table, members, clients, labels, class_sizes, low, high, draws, seed)
+            name: _group(
+                table, names, members, clients, labels, class_sizes, low, high, draws, seed
+            )
             for name, low, high in GROUPS
         }
-    return MembershipReport(_per_client(pairs, members, clients), summary)
+    return MembershipReport(_per_client(pairs, names, members, clients), summary)
 
 
 def auc(scores: Tensor, members: Tensor) -> float:
@@ -173,8 +180,13 @@ def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor
     )
 
 
+BESIDE = ("baseline", "floor")
+"""What an AUC stands beside."""
+
+
 def _areas(
     table: Tensor,
+    names: tuple[str, ...],
     members: Tensor,
     clients: Tensor,
     labels: Tensor,
@@ -190,20 +202,19 @@ def _areas(
     out: Summary = {
         "auc": float(values[0]),
         "auc_ci": [float(low[0]), float(high[0])],
-        "auc_baseline": None,
-        "auc_baseline_ci": None,
-        "above_baseline": None,
-        "above_baseline_ci": None,
         "auc_across_classes": _finite(_across(table[:, 0], members, clients)),
     }
-    if table.shape[1] > 1:
-        gap = resampled(drawn[:, :1] - drawn[:, 1:], values[:1] - values[1:], weights)
-        below, above = gap.interval()
+    gap = resampled(drawn[:, :1] - drawn, values[:1] - values, weights)
+    below, above = gap.interval()
+    for name in BESIDE:
+        place = names.index(name) + 1 if name in names else None
         out |= {
-            "auc_baseline": float(values[1]),
-            "auc_baseline_ci": [float(low[1]), float(high[1])],
-            "above_baseline": float(values[0] - values[1]),
-            "above_baseline_ci": [float(below[0]), float(above[0])],
+            f"auc_{name}": None if place is None else float(values[place]),
+            f"auc_{name}_ci": None if place is None else [float(low[place]), float(high[place])],
+            f"above_{name}": None if place is None else float(values[0] - values[place]),
+            f"above_{name}_ci": None
+            if place is None
+            else [float(below[place]), float(above[place])],
         }
     return out
 
@@ -308,6 +319,7 @@ def _rates(scores: Tensor, members: Tensor, usable: Tensor) -> Summary:
 
 def _group(
     table: Tensor,
+    names: tuple[str, ...],
     members: Tensor,
     clients: Tensor,
     labels: Tensor,
@@ -323,11 +335,14 @@ def _group(
     pairs = _count_pairs(table[keep], members[keep], clients[keep], labels[keep])
     if not len(pairs.owner):
         return None
-    found = _areas(table[keep], members[keep], clients[keep], labels[keep], pairs, draws, seed)
+    kept = (members[keep], clients[keep], labels[keep])
+    found = _areas(table[keep], names, *kept, pairs, draws, seed)
     return {"members": int((members & keep).sum()), "compared": pairs.compared, **found}
 
 
-def _per_client(pairs: _Pairs, members: Tensor, clients: Tensor) -> pd.DataFrame:
+def _per_client(
+    pairs: _Pairs, names: tuple[str, ...], members: Tensor, clients: Tensor
+) -> pd.DataFrame:
     rows = []
     for client in pairs.owner.unique().tolist():
         mine = pairs.owner == client
@@ -339,7 +354,8 @@ def _per_client(pairs: _Pairs, members: Tensor, clients: Tensor) -> pd.DataFrame
                 "members": int((here & members).sum()),
                 "others": int((here & ~members).sum()),
                 "auc": areas[0],
-                "auc_baseline": areas[1] if len(areas) > 1 else float("nan"),
+                **{f"auc_{name}": float("nan") for name in BESIDE},
+                **{f"auc_{name}": area for name, area in zip(names, areas[1:], strict=True)},
             }
         )
     return pd.DataFrame(rows)

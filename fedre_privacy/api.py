@@ -226,7 +226,13 @@ def attack(
     )
     problems = _misplaced(set, TRAIN_SECTIONS, "a setting of the training, which is recorded")
     check_sections(values, where, problems)
-    settings = resolve_attack(values, where, problems, image_shape=run.image_shape)
+    settings = resolve_attack(
+        values,
+        where,
+        problems,
+        image_shape=run.image_shape,
+        uploads=run.settings.protocol.uploads,
+    )
     if problems or settings is None:
         raise ConfigError(*problems)
     result = attacking.attack(

@@ -1,10 +1,11 @@
-"""Every message of each attacked client, in order of rounds."""
+"""Every message of each attacked client, in order of rounds, and what is asked about them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedre_privacy.core.types import Artifact, EntangledRep, Observation
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import Artifact, Candidates, EntangledRep, Observation
 
 from .adaptive import said
 
@@ -50,3 +51,17 @@ def _place(entry: tuple[tuple[int, int, type[Artifact], int], Artifact]) -> tupl
 def received_by(observation: Observation, client: int) -> Mapping[int, tuple[Artifact, ...]]:
     """What the server sent to a client, by round."""
     return {b.round: b.artifacts for b in observation.broadcasts if client in b.recipients}
+
+
+def asked_of(observation: Observation) -> Candidates:
+    """The samples whose membership is asked.
+
+    Raises:
+        IncompatibleError: none were given.
+    """
+    if observation.candidates is None:
+        raise IncompatibleError(
+            "The attack was given no candidates, the samples whose membership is asked.",
+            next_step="Give Observation.candidates: images, labels and clients.",
+        )
+    return observation.candidates

@@ -111,7 +111,8 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     problems: list[str] = []
     check_sections(values, where, problems)
     training = recorded.settings if recorded else resolve_training(values, where, problems)
-    settings = resolve_attack(values, where, problems)
+    uploads = training.protocol.uploads if training else ()
+    settings = resolve_attack(values, where, problems, uploads=uploads)
     if problems or training is None or settings is None:
         raise ConfigError(*problems, next_step="See fedre-attack --explain for every setting.")
     if options.run == "list":
@@ -128,7 +129,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         warm()  # while the run is trained or read
 
     def fit(run: Run) -> AttackSettings:
-        fitted = resolve_attack(values, where, problems, image_shape=run.image_shape)
+        fitted = resolve_attack(
+            values, where, problems, image_shape=run.image_shape, uploads=uploads
+        )
         if fitted is None:
             raise ConfigError(*problems)
         return fitted

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.base import attacks, needed_for
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import THREAT_MODELS, Artifact, EntangledRep, ThreatModel
@@ -222,7 +222,7 @@ def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
             f"uploaded by {protocol.name}": real,
             "attack": name,
             "answers": attacks.get(name).answers,
-            "possible": _obstacle(name, effective(threat, protocol.uploads)) or "yes",
+            "possible": _obstacle(name, kinds, effective(threat, protocol.uploads)) or "yes",
         }
         for target, kinds, real in _targets(protocol)
         for name in attacks.names()
@@ -272,12 +272,12 @@ def _asks(name: str, target: str, kinds: set[type[Artifact]]) -> bool:
     return target == "uploaded" and bool(reads)
 
 
-def _obstacle(name: str, threat: ThreatModel) -> str:
+def _obstacle(name: str, kinds: set[type[Artifact]], threat: ThreatModel) -> str:
     """Say in a few words why an attack cannot be run, or nothing."""
-    attack = attacks.get(name)
-    lacking = sorted(attack.needs - threat.grants)
+    needed = needed_for(attacks.get(name), kinds)
+    lacking = sorted(needed - threat.grants)
     if not lacking:
         return ""
-    enough = next((n for n, t in THREAT_MODELS.items() if attack.needs <= t.grants), None)
+    enough = next((n for n, t in THREAT_MODELS.items() if needed <= t.grants), None)
     remedy = f" (--threat {enough})" if enough else ""
     return f"no: needs {', '.join(lacking)}{remedy}"

@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, attacks, mismatch, readers
+from fedre_privacy.attacks.base import Context, attacks, mismatch, needed_for, readers_of_any
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -37,7 +37,10 @@ from .questions import QUESTIONS, Card, Game, Question
 from .questions.base import is_uploaded
 from .report import write_attack_report
 from .runs import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, logging_to, versions
-from .settings import AttackSettings, TrainSettings
+from .settings import ATTACKS_FOR, AttackSettings, TrainSettings
+
+SIMULATED = ("images", "membership")
+"""Questions that attacks on parameters answer by computing as the clients did."""
 
 
 def question_of(settings: AttackSettings) -> Question:
@@ -128,7 +131,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     """
     if not protocol.uploads and is_uploaded(settings.target):
         raise IncompatibleError(
-            f"Protocol '{protocol.name}' uploads nothing, so target 'uploaded' is empty.",
+            f"Protocol '{protocol.name}' uploads nothing, so target '{settings.target}' is empty.",
             next_step="Ask what it would leak if it did: --target representations, prototypes or "
             "entangled (counterfactual).",
         )
@@ -141,11 +144,11 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
-    simulated = settings.attack.answers == "images" and any(kind.updates for kind in kinds)
+    simulated = settings.attack.answers in SIMULATED and any(kind.updates for kind in kinds)
     if protocol.unseen and simulated:
         raise IncompatibleError(
-            "Attacks on parameters repeat the training of clients on images they try; "
-            f"'{protocol.name}' {protocol.unseen}.",
+            "Attacks on parameters repeat the training of clients, or compute its loss, on images "
+            f"they try; '{protocol.name}' {protocol.unseen}.",
             next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
             "labels.",
         )
@@ -166,17 +169,24 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     if not problems:
         return
     step = "See: fedre-attack list."
-    fitting = [n for n in readers(kinds) if attacks.get(n).answers == settings.attack.answers]
-    if settings.attack.required - threat.grants:
+    fitting = [
+        name
+        for name, read in readers_of_any(kinds).items()
+        if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
+    ]
+    needed = needed_for(settings.attack, kinds)
+    if needed - threat.grants:
         options = [
-            f"--threat {name}"
-            for name, other in THREAT_MODELS.items()
-            if settings.attack.required <= other.grants
+            f"--threat {name}" for name, other in THREAT_MODELS.items() if needed <= other.grants
         ][:1]
-        options += [f"--attack {n}" for n in fitting if attacks.get(n).needs <= threat.grants]
+        options += [
+            f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants
+        ]
         step = f"Use {', or '.join(options)}." if options else step
     elif fitting and settings.target == "uploaded" and all(kind.updates for kind in kinds):
         step = f"Use --target update, or --attack {' or '.join(fitting)}."
+    elif fitting and settings.target in ATTACKS_FOR:
+        step = f"Use --attack {' or '.join(fitting)}."
     elif not fitting:
         step = (
             "Ask what it would leak if it uploaded them: --target representations, prototypes or "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
-from fedre_privacy.core.types import THREAT_MODELS, ThreatModel
+from fedre_privacy.core.types import THREAT_MODELS, Artifact, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
@@ -36,8 +36,12 @@ TARGETS = (
 
 RECOVERED = "recovered-prototypes"
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
-ATTACK_FOR = {"update": "inverting-gradients", "labels": "labels", "membership": "membership"}
-"""The attack for a target, where it is not the default one."""
+ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
+    "update": ("inverting-gradients",),
+    "labels": ("labels",),
+    "membership": ("membership", "loss-membership"),
+}
+"""Attacks for a target, where they are not the default one; the first that can read is taken."""
 
 Values = Mapping[str, Any]
 
@@ -282,16 +286,19 @@ def resolve_attack(
     problems: list[str],
     *,
     image_shape: tuple[int, int, int] | None = None,
+    uploads: Collection[type[Artifact]] = (),
 ) -> AttackSettings | None:
     """Build the attack settings; problems are appended.
 
     Args:
         image_shape: when known, an attack's defaults for images of this size apply.
+        uploads: what the protocol uploads, when known; the attack that is taken where none is
+            named reads some of it.
     """
     target = values.get("target") or DEFAULTS["target"]
     if target not in TARGETS:
         problems.append(unknown("target", str(target), TARGETS))
-    usual = ATTACK_FOR.get(str(target), DEFAULTS["attack"])
+    usual = _usual_attack(str(target), uploads)
     value = values.get("attack") or {}
     value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
     attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
@@ -344,6 +351,13 @@ def resolve_attack(
     if target not in TARGETS or attack is None or threat is None or evaluation is None:
         return None
     return AttackSettings(str(target), attack, threat, evaluation, chosen, via)
+
+
+def _usual_attack(target: str, uploads: Collection[type[Artifact]]) -> str:
+    """The attack for a target where none is named."""
+    names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
+    able = [n for n in names if any(issubclass(kind, attacks.get(n).consumes) for kind in uploads)]
+    return (able or names)[0]
 
 
 def absolute_path(values: dict[str, Any]) -> dict[str, Any]:

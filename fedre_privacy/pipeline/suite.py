@@ -33,6 +33,10 @@ def _attack(name: str, target: str, threat: str, **more: Any) -> dict[str, Any]:
 SMALL = {"eval": {"fewest_first": True}}
 """Of prototypes, those of the fewest images: one image's is that image's representation."""
 
+LOSS = _attack("loss-membership", "membership", REALISTIC)
+LOSS_OF_HEAD = _attack("loss-membership", "membership", PAPER)
+"""A head computes a loss only with the client's extractor, which `PAPER` grants."""
+
 BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
     Representations: (
         _attack("dip", "uploaded", PAPER),
@@ -54,16 +58,18 @@ BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
         _attack("head", "uploaded", PAPER),
         _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
         _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
+        LOSS_OF_HEAD,
     ),
     ModelState: (
         _attack("head", "uploaded", PAPER),
         _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
         _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
         _attack("update-inversion", "update", PAPER),
+        LOSS,
     ),
-    SmallModelState: (_attack("update-inversion", "update", PAPER),),
-    LowRankUpdate: (_attack("update-inversion", "update", PAPER),),
-    GradientState: (_attack("inverting-gradients", "update", PAPER),),
+    SmallModelState: (_attack("update-inversion", "update", PAPER), LOSS),
+    LowRankUpdate: (_attack("update-inversion", "update", PAPER), LOSS),
+    GradientState: (_attack("inverting-gradients", "update", PAPER), LOSS),
 }
 """Attacks by what is uploaded. The strongest attack on images decides the place on the frontier:
 an optimiser that needs the extractor alone, a linear map fitted to public images, and of whole
@@ -85,7 +91,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         entry
         for kind in training.protocol.uploads
         for entry in BY_UPLOAD.get(kind, ())
-        if not (training.protocol.unseen and entry["target"] == "update")
+        if not (training.protocol.unseen and entry["target"] in ("update", "membership"))
     ]
     readable = attacks.get("labels").consumes
     every_round = [k for k in training.protocol.uploads if k is not Counts]  # sent once, at first

@@ -9,13 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, EmptyShelf, attacks, mismatch, readers
+from fedre_privacy.attacks.base import (
+    Attack,
+    EmptyShelf,
+    attacks,
+    mismatch,
+    needed_for,
+    readers,
+    readers_of_any,
+)
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
     THREAT_MODELS,
+    Counts,
     EntangledRep,
     HeadState,
     Knowledge,
+    ModelState,
     Prototypes,
     Reconstruction,
     Representations,
@@ -122,10 +132,31 @@ def test_declared_oracles_are_knowledge():
 
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
-    assert readers([HeadState]) == ["head", "labels"] and readers([]) == []
+    assert readers([HeadState]) == ["head", "labels", "loss-membership"] and readers([]) == []
+    assert "labels" in readers([ModelState, Counts]) and "head" not in readers([ModelState, Counts])
 
 
 def test_the_empty_shelf_keeps_nothing():
     shelf = EmptyShelf()
     shelf.save("a", {"x": torch.ones(1)})
     assert shelf.load("a") is None
+
+
+def test_what_reads_some_kinds_is_named_by_question():
+    found = readers_of_any([ModelState, Counts])
+    assert found["labels"] == [Counts, ModelState] and found["head"] == [ModelState]
+    assert "dip" not in found and readers_of_any([]) == {}
+    strong = THREAT_MODELS["strong"]
+    (problem,) = mismatch(attacks.get("membership"), strong, {ModelState, Counts})
+    _, _, listed = problem.partition("Attacks for them: ")
+    questions = dict(part.split(": ") for part in listed.removesuffix(".").split("; "))
+    assert questions["labels"] == "labels"
+    assert questions["membership"] == "loss-membership (ModelState)"
+    assert "update-inversion (ModelState)" in questions["images"].split(", ")
+    assert "head (ModelState)" in questions["prototypes"].split(", ")
+
+
+def test_some_kinds_need_more():
+    attack = attacks.get("loss-membership")
+    assert Knowledge.EXTRACTOR in needed_for(attack, {HeadState, Counts})
+    assert needed_for(attack, {ModelState}) == needed_for(attack(), {ModelState}) == attack.needs

@@ -97,7 +97,21 @@ def test_the_gain_over_the_baseline_is_paired():
     equal = report(scores, members, owner, labels, baseline=scores.clone()).summary
     assert equal["above_baseline"] == 0 and equal["above_baseline_ci"] == [0, 0]
     alone = report(scores, members, owner, labels).summary
-    assert alone["auc_baseline"] is None and alone["above_baseline_ci"] is None
+    for name in ("baseline", "floor"):
+        assert alone[f"auc_{name}"] is None and alone[f"above_{name}_ci"] is None
+
+
+def test_baseline_and_floor_stand_beside_each_other():
+    scores, members, owner, labels = game(1.0)
+    noise = torch.randn(len(scores), generator=stream(3, "floor")).double()
+    found = report(scores, members, owner, labels, baseline=scores, floor=noise).summary
+    assert found["above_baseline"] == 0 and found["auc_baseline"] == found["auc"]
+    assert abs(found["auc_floor"] - 0.5) < 0.08
+    assert found["above_floor"] == pytest.approx(found["auc"] - found["auc_floor"])
+    assert found["above_floor_ci"][0] > 0
+    only = report(scores, members, owner, labels, floor=noise)
+    assert only.summary["auc_floor"] == found["auc_floor"] and only.summary["auc_baseline"] is None
+    assert only.rows["auc_baseline"].isna().all() and only.rows["auc_floor"].notna().all()
 
 
 def test_low_rates_need_enough_others():

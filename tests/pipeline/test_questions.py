@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -104,6 +105,67 @@ def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
     auc = card.measures()[0]
     assert auc.name == "AUC" and auc.floor is not None and auc.n > 0
     assert math.isclose(auc.leakage, auc.value - auc.floor, abs_tol=1e-9)
+
+
+def test_what_the_model_tells_alone_is_a_line_of_its_own(kept):
+    card = attack(kept, ask("membership")).card
+    lines = {row["metric"]: row for row in card.table()}
+    alone = lines["AUC, the model alone"]
+    assert alone["floor"] == lines["AUC, all classes"]["floor"]
+    assert "(image alone)" in alone["floor"] and "the attack adds" in alone["reads as"]
+    found = card.summary
+    assert alone["attack"].startswith(f"{found['auc_baseline']:.3f} [")
+    assert "over the model alone" in found["verdict_rule"]
+
+
+SENT = {"fedavg": "realistic", "fedsgd": "realistic", "lg-fedavg": "fedre-paper"}
+
+
+@pytest.mark.parametrize("protocol", SENT)
+def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
+    run = train(tiny(protocol=protocol), runs=tmp_path)
+    uploads = run.settings.protocol.uploads
+    problems: list[str] = []
+    values = {"target": "membership", "threat": SENT[protocol]}
+    settings = resolve_attack(values, {}, problems, uploads=uploads)
+    assert settings.attack.name == "loss-membership" and not problems
+    result = attack(run, settings)
+    game, found = result.game, result.card.summary
+    assert found["n"] == len(game.members) >= 12 and found["diverged"] == 0
+    lines = {row["metric"]: row for row in result.table()}
+    before = lines["AUC, the model before the upload"]
+    assert before["attack"].startswith(f"{found['auc_baseline']:.3f} [")
+    assert "the attack adds" in before["reads as"]
+    assert "image alone" in lines["AUC, all classes"]["floor"]
+    leaks = found["auc_ci"][0] > 0.5 and found["above_floor_ci"][0] > 0
+    assert (found["verdict"] == "leaks") == leaks
+    measured = {m.name: m for m in result.card.measures()}
+    assert measured["AUC"].floor == found["auc_floor"]
+    assert measured["AUC over the model before the upload"].floor == found["auc_baseline"]
+    assert {"baseline", "floor", "member", "score"} <= set(result.frame())
+    assert (result.folder / "figure.png").is_file()
+
+
+def test_before_the_upload_is_the_broadcast(tiny, tmp_path):
+    run = train(tiny(protocol="fedavg"), runs=tmp_path)
+    game = prepare_attack(run, ask("membership", "loss-membership"))
+    asked = game.candidates
+    with torch.no_grad():
+        model = game.observation.models[0, 2]
+        mine = asked.clients == 0
+        logits = model(asked.images[mine])
+    expected = -torch.nn.functional.cross_entropy(logits, asked.labels[mine], reduction="none")
+    torch.testing.assert_close(game.baseline[mine].float(), expected, rtol=1e-4, atol=1e-5)
+    same = type(game.settings.attack)(score="loss")(
+        replace(
+            game.observation,
+            targets=tuple(
+                replace(upload, artifacts=game.observation.broadcasts[-1].artifacts)
+                for upload in game.observation.targets
+            ),
+        )
+    )
+    torch.testing.assert_close(same.scores, game.baseline.float())
 
 
 def test_recovered_prototypes_are_compared_with_the_true_ones(kept):

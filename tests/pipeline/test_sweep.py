@@ -70,8 +70,20 @@ def test_the_suite_fits_what_is_uploaded():
     assert default_suite(local.training) == []
     small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
     asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
-    assert asked["fml"] == asked["fedkd"] == {"update-inversion", "labels"}
+    assert asked["fml"] == asked["fedkd"] == {"update-inversion", "loss-membership", "labels"}
     assert asked["fedmrl"] == {"labels"}  # its gradients cannot be simulated by who sees them
+    updates = planned(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))
+    asked = {
+        (job.label, s.threat.name)
+        for job in updates
+        for s in job.attacks
+        if (s.attack.name, s.target) == ("loss-membership", "membership")
+    }
+    assert asked == {
+        ("fedavg", "realistic"),
+        ("fedsgd", "realistic"),
+        ("lg-fedavg", "fedre-paper"),  # a head computes a loss with the extractor only
+    }
 
 
 def test_an_attack_that_refuses_leaves_the_others(tmp_path):

@@ -148,7 +148,7 @@ def test_no_seed_that_made_anything_can_be_had(run, found, data):
         "noise": ("defense 0 gaussian", {**places, "index": 0}),
         "weights": ("entangle", places),
         "targets": ("targets entangled", {"client": 0}),
-        "candidates": ("candidates", {"client": 0}),
+        "candidates": ("evaluator: candidates, order", {}),
         "public images": ("held out", {}),
     }
     for what, (purpose, key) in streams.items():

@@ -10,9 +10,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Artifact, Candidates, MembershipScores
+from fedre_privacy.attacks.parts.messages import asked_of
+from fedre_privacy.attacks.parts.sent_models import exchanges, losses, settle
+from fedre_privacy.core.types import (
+    Artifact,
+    Candidates,
+    MembershipScores,
+    Observation,
+    Upload,
+)
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.membership import MembershipReport, evaluate_membership
@@ -23,14 +29,50 @@ from ..observe import held_out, observe
 from ..runs import Run
 from ..settings import RECOVERED, AttackSettings
 from ..targets import TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, is_uploaded, kinds_of, with_interval
+from .base import Card, Game, Measure, Question, is_uploaded, kinds_of, only_kinds, with_interval
+from .candidates import by_image_alone, draw_candidates
 from .recover import recover
 
 ALL = 1 << 30
-RULE = (
-    "leaks: the 95 % interval of the AUC over the baseline, which sees the model and no upload, "
-    "lies above 0; the baseline is at least 0.5"
+FLOOR = "image alone"
+"""The rule that sees no model (see `by_image_alone`)."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a model tells without the upload, and what the verdict makes of it.
+
+    Args:
+        name: in tables.
+        what: in a sentence.
+        above: what the attack must be above to be called a leak: "baseline" or "floor".
+        rule: of the verdict.
+    """
+
+    name: str
+    what: str
+    above: str
+    rule: str
+
+
+GRANTED = Beside(
+    "the model alone",
+    "the log-probability of the label under the client's model, which is granted",
+    "baseline",
+    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the model alone, "
+    "which is granted and trained on the members, above 0",
 )
+"""Beside representations and prototypes, which are attacked with the client's model."""
+
+RECEIVED = Beside(
+    "the model before the upload",
+    "minus the loss under the model that the server held before the upload (a broadcast head: "
+    "with the extractor that is granted)",
+    "floor",
+    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
+    "sees the image alone above 0. What the upload adds to the model before it is its own line",
+)
+"""Beside models, heads and gradients: what is uploaded is the model itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +80,15 @@ class MembershipGame(Game):
     """Candidates, half of them members, and what only the evaluator knows about them.
 
     Shape: members (M,) bool; class_sizes (M,) samples of the candidate's class at its client;
-    baseline (M,) log-probability of its label under the client's model.
+    baseline (M,) scores of a model without the upload; floor (M,) scores of the image alone.
     """
 
     candidates: Candidates = field(kw_only=True)
     members: Tensor = field(kw_only=True)
     class_sizes: Tensor = field(kw_only=True)
     baseline: Tensor = field(kw_only=True)
+    floor: Tensor = field(kw_only=True)
+    beside: Beside = field(kw_only=True)
 
     def unknown(self) -> str:
         inside = int(self.members.sum())
@@ -69,35 +113,35 @@ class Membership(Question):
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, ALL)
-        recovered = None
-        if settings.target == RECOVERED:
-            recovered = recover(run, settings, source, aux)
-        wanted = "uploaded" if is_uploaded(settings.target) else settings.target
-        kind = resolve_kind(source, wanted, run.settings.protocol.name)
-        group = source.group(kind, ALL, recovered=recovered)
-        candidates, members, sizes = _ask(source, public, evaluation.candidates, evaluation.seed)
+        asked = draw_candidates(source, public, evaluation.candidates, source.seed)
+        models = all(kind.updates for kind in self.kinds(run.settings.protocol, settings))
+        targets = _models if models else _rows
+        kind, uploads, counterfactual = targets(run, settings, source, aux)
         observation = observe(
             run,
             settings.threat,
             source.round,
-            group.uploads,
+            uploads,
             aux,
-            candidates=candidates,
+            candidates=asked.candidates,
             staleness=evaluation.staleness,
             attacker=evaluation.attacker,
         )
+        before = _before(observation) if models else _granted(source, asked.candidates)
         return MembershipGame(
             run,
             settings,
             data,
             observation,
             kind,
-            group.counterfactual,
+            counterfactual,
             source.round,
-            candidates=candidates,
-            members=members,
-            class_sizes=sizes,
-            baseline=_baseline(source, candidates),
+            candidates=asked.candidates,
+            members=asked.members,
+            class_sizes=asked.class_sizes,
+            baseline=before,
+            floor=by_image_alone(asked.candidates, aux),
+            beside=RECEIVED if models else GRANTED,
         )
 
     def score(self, game: MembershipGame, outcome: MembershipScores) -> MembershipCard:
@@ -107,52 +151,55 @@ class Membership(Question):
             game.candidates.clients,
             game.candidates.labels,
             baseline=game.baseline,
+            floor=game.floor,
             class_sizes=game.class_sizes,
             seed=game.settings.evaluation.seed,
         )
         return MembershipCard(game, report, outcome)
 
 
-def _ask(
-    source: TargetSource, public: PublicImages, per_client: int, seed: int
-) -> tuple[Candidates, Tensor, Tensor]:
-    """Draw members and others of the same classes for every client."""
-    images, labels, clients, members, sizes = [], [], [], [], []
-    for client in source.clients:
-        own = source.train[client]
-        counts = torch.bincount(source.data.labels[own], minlength=source.data.num_classes)
-        rng = stream(seed, "candidates", client=client)
-        inside = own[torch.randperm(len(own), generator=rng)][:per_client]
-        held = (counts[public.labels] > 0).nonzero().squeeze(1)
-        outside = held[torch.randperm(len(held), generator=rng)][:per_client]
-        if not len(outside):
-            continue
-        images += [source.data.floats(inside), public.images[outside]]
-        labels += [source.data.labels[inside], public.labels[outside]]
-        members += [torch.ones(len(inside)), torch.zeros(len(outside))]
-        clients.append(torch.full((len(inside) + len(outside),), client))
-        sizes += [counts[labels[-2]], counts[labels[-1]]]
-    if not images:
-        raise IncompatibleError(
-            "No held-out image belongs to a class that a client holds, so nobody can be compared.",
-            next_step="Use more images, or a lower train.train_ratio.",
-        )
-    candidates = Candidates(torch.cat(images), torch.cat(labels), torch.cat(clients))
-    return candidates, torch.cat(members).bool(), torch.cat(sizes)
+Targets = tuple[str, tuple[Upload, ...], bool]
+"""What is attacked in words, the uploads, and whether they are counterfactual."""
+
+
+def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
+    """Representations, prototypes or mixtures of them."""
+    recovered = None
+    if settings.target == RECOVERED:
+        recovered = recover(run, settings, source, aux)
+    wanted = "uploaded" if is_uploaded(settings.target) else settings.target
+    kind = resolve_kind(source, wanted, run.settings.protocol.name)
+    group = source.group(kind, ALL, recovered=recovered)
+    return kind, group.uploads, group.counterfactual
+
+
+def _models(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
+    """Parameters or gradients, as they were uploaded."""
+    uploads = only_kinds(source.uploads.values(), set(settings.attack.consumes))
+    return "update", uploads, False
+
+
+def _before(observation: Observation) -> Tensor:
+    """Minus the loss of each candidate under what the server held before the upload."""
+    asked = asked_of(observation)
+    out = torch.full((len(asked),), torch.nan, dtype=torch.float64)
+    for client, exchange in exchanges(observation).items():
+        mine = (asked.clients == client).nonzero().squeeze(1)
+        before = settle(exchange, asked.images).before
+        if len(mine):
+            out[mine] = -losses(before, asked.images[mine], asked.labels[mine])
+    return out
 
 
 @torch.no_grad()
-def _baseline(source: TargetSource, candidates: Candidates) -> Tensor:
+def _granted(source: TargetSource, candidates: Candidates) -> Tensor:
     """Log-probability of each candidate's label under its client's model, without any upload."""
-    out = torch.empty(len(candidates))
+    out = torch.empty(len(candidates), dtype=torch.float64)
     for client in source.clients:
         mine = (candidates.clients == client).nonzero().squeeze(1)
-        if not len(mine):
-            continue
-        model = source.run.model(client, source.round)
-        logits = torch.cat([model(part) for part in candidates.images[mine].split(256)])
-        labels = candidates.labels[mine]
-        out[mine] = logits.log_softmax(1).gather(1, labels[:, None]).squeeze(1)
+        if len(mine):
+            model = source.run.model(client, source.round)
+            out[mine] = -losses(model, candidates.images[mine], candidates.labels[mine])
     return out
 
 
@@ -166,12 +213,13 @@ class MembershipCard(Card):
     summary: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = self.report.summary
-        gap = found["above_baseline_ci"]
-        low = found["auc_ci"][0]
-        leaks = low > 0.5 and (gap is None or gap[0] > 0)
+        found, beside = self.report.summary, self.game.beside
+        gap = found[f"above_{beside.above}_ci"]
+        leaks = found["auc_ci"][0] > 0.5 and gap[0] > 0
+        below = beside.name if beside.above == "baseline" else "chance or the image alone"
         because = (
-            f"AUC {with_interval(found['auc'], found['auc_ci'])}, model alone "
+            f"AUC {with_interval(found['auc'], found['auc_ci'])}, {FLOOR} "
+            f"{with_interval(found['auc_floor'], found['auc_floor_ci'])}, {beside.name} "
             f"{with_interval(found['auc_baseline'], found['auc_baseline_ci'])}, "
             f"n = {found['compared']} candidates of {found['clients']} clients"
         )
@@ -183,30 +231,32 @@ class MembershipCard(Card):
                 "targets": found["candidates"],
                 "diverged": found["without_score"],
                 "rule_text": "members against other images of the same client's classes",
-                "verdict": "leaks" if leaks else "not better than the model alone",
+                "verdict": "leaks" if leaks else f"not better than {below}",
                 "verdict_because": because,
-                "verdict_rule": RULE,
+                "verdict_rule": beside.rule,
+                "baseline": beside.what,
+                "floor": "minus the distance to the mean public image of the class",
                 "notes": list(self.outcome.notes),
                 **found,
             },
         )
 
-    def table(self) -> list[dict[str, str]]:
+    def _groups(self) -> list[tuple[str, dict[str, Any]]]:
+        """Results for all candidates and by size of the class, each with its name."""
         found = self.report.summary
-        rows = [("all classes", found)]
         by_size = found.get("by_class_size") or {}
-        rows += [(f"classes of {name} images", entry) for name, entry in by_size.items() if entry]
-        out = [
-            {
-                "metric": f"AUC, {name}",
-                "attack": with_interval(entry["auc"], entry["auc_ci"]),
-                "floor": f"{with_interval(entry['auc_baseline'], entry['auc_baseline_ci'])} "
-                "(model alone)",
-                "reads as": with_interval(entry["above_baseline"], entry["above_baseline_ci"]),
-                "n": str(entry["compared"]),
-            }
-            for name, entry in rows
-        ]
+        rows = [(f"classes of {name} images", entry) for name, entry in by_size.items() if entry]
+        return [("all classes", found), *rows]
+
+    def table(self) -> list[dict[str, str]]:
+        found, beside = self.report.summary, self.game.beside
+        out = []
+        for name, entry in self._groups():
+            over = with_interval(entry["above_floor"], entry["above_floor_ci"])
+            out.append(self._line(f"AUC, {name}", entry, "auc", f"{over} over it"))
+        adds = with_interval(found["above_baseline"], found["above_baseline_ci"])
+        text = f"the attack adds {adds}"
+        out.insert(1, self._line(f"AUC, {beside.name}", found, "auc_baseline", text))
         for rate in ("0.01", "0.001"):
             value, why = found[f"tpr_at_fpr_{rate}"], found[f"tpr_at_fpr_{rate}_reason"]
             out.append(
@@ -220,27 +270,44 @@ class MembershipCard(Card):
             )
         return out
 
+    @staticmethod
+    def _line(metric: str, entry: dict[str, Any], key: str, reads: str) -> dict[str, str]:
+        return {
+            "metric": metric,
+            "attack": with_interval(entry[key], entry[f"{key}_ci"]),
+            "floor": f"{with_interval(entry['auc_floor'], entry['auc_floor_ci'])} ({FLOOR})",
+            "reads as": reads,
+            "n": str(entry["compared"]),
+        }
+
     def measures(self) -> list[Measure]:
-        found = self.report.summary
-        rows = [("AUC", found)]
-        rows += [
-            (f"AUC ({name} images)", entry)
-            for name, entry in (found.get("by_class_size") or {}).items()
-            if entry
-        ]
+        """The AUC beside what the verdict holds against it, then the two beside each other."""
+        found, beside = self.report.summary, self.game.beside
         out = []
-        for name, entry in rows:
-            interval = entry["above_baseline_ci"]
+        for name, entry in self._groups():
+            suffix = "" if entry is found else f" ({name.removeprefix('classes of ')})"
+            interval = entry[f"above_{beside.above}_ci"]
             out.append(
                 Measure(
-                    name,
+                    f"AUC{suffix}",
                     entry["auc"],
-                    entry["auc_baseline"],
-                    entry["above_baseline"],
-                    tuple(interval) if interval else None,
+                    entry[f"auc_{beside.above}"],
+                    entry[f"above_{beside.above}"],
+                    tuple(interval),
                     entry["compared"],
                 )
             )
+        added = tuple(found["above_baseline_ci"])
+        out.append(
+            Measure(
+                f"AUC over {beside.name}",
+                found["auc"],
+                found["auc_baseline"],
+                found["above_baseline"],
+                added,
+                found["compared"],
+            )
+        )
         tpr = found["tpr_at_fpr_0.01"]
         if tpr is not None:
             out.append(Measure("TPR at FPR 1 %", tpr, 0.01, tpr - 0.01, None, found["compared"]))
@@ -257,24 +324,31 @@ class MembershipCard(Card):
                 "member": self.game.members.numpy(),
                 "score": self.outcome.scores.numpy(),
                 "baseline": self.game.baseline.numpy(),
+                "floor": self.game.floor.numpy(),
             }
         )
 
     def figures(self) -> dict[str, Figure]:
-        found = self.report.summary
-        rows = [("all classes", found)]
-        rows += [
-            (f"classes of {name} images", entry)
-            for name, entry in (found.get("by_class_size") or {}).items()
-            if entry
-        ]
+        beside = self.game.beside
         bars = [
-            Bar(f"AUC, {name}", e["auc"], tuple(e["auc_ci"]), e["auc_baseline"], e["compared"])
-            for name, e in rows
-        ]
+            Bar(
+                f"AUC, {name}", e["auc"], tuple(e["auc_ci"]), e[f"auc_{beside.above}"],
+                e["compared"],
+            )
+            for name, e in self._groups()
+        ]  # fmt: skip
+        found = self.report.summary
+        own = Bar(
+            f"AUC, {beside.name}",
+            found["auc_baseline"],
+            tuple(found["auc_baseline_ci"]),
+            found["auc_floor"],
+            found["compared"],
+        )
         title = f"Membership from {self.game.kind} of {self.game.run.name}"
+        red = beside.what if beside.above == "baseline" else f"the {FLOOR}"
         caption = (
             "Members against other images of the same client and class; 95 % intervals (clients, "
-            "then candidates resampled). Red: the log-probability of the label, without any upload."
+            f"then candidates resampled). Red: {red}. '{beside.name}': {beside.what}."
         )
-        return {"figure": measure_chart(bars, title=title, caption=caption)}
+        return {"figure": measure_chart([*bars, own], title=title, caption=caption)}

@@ -1,0 +1,103 @@
+"""Membership inference on uploaded models: is the loss of this sample lower than it should be?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import (
+    Artifact,
+    HeadState,
+    Knowledge,
+    MembershipScores,
+    Observation,
+)
+
+from .base import Attack, Context, attacks
+from .parts.messages import asked_of
+from .parts.sent_models import READ, exchanges, losses, settle
+
+LOSS, DIFFERENCE, REFERENCE = "loss", "difference", "reference"
+AUTO = REFERENCE
+"""The score with the highest mean AUC on the tuning seeds of `benchmarks/membership_models.py`."""
+
+
+@attacks.register("loss-membership")
+@dataclass(frozen=True, kw_only=True)
+class LossMembership(Attack):
+    """Score candidates by their cross-entropy under the model that a client uploaded.
+
+    With L the loss, `loss` scores a candidate by -L(after), where after is the uploaded model;
+    `difference` by L(before) - L(after), before being the model that the client received; and
+    `reference` by the mean of L over what the other clients uploaded in the round, less L(after),
+    which takes out how hard the candidate is. A gradient is taken as one step of the learning
+    rate, so that it speaks of the samples of its batch only. A head alone computes no loss: it is
+    read with the client's extractor, where that is granted. Statistics of BatchNorm that were not
+    sent are taken from all candidates together.
+
+    Shape:      M candidates to scores (M,)
+    Needs:      UPLOADS, HEAD (the model as broadcast); EXTRACTOR for heads
+                Recovers: membership
+    Cost:       one pass of the candidates per model; `reference`: of all candidates per client
+    Reference:  Yeom et al., Privacy risk in machine learning, CSF 2018 (loss); Sablayrolles et
+                al., White-box vs black-box, ICML 2019, and Watson et al., On the importance of
+                difficulty calibration, ICLR 2022 (reference).
+    Deviations: models of other clients of the round stand in for reference models trained for it.
+    """
+
+    consumes = READ
+    needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
+    needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
+        HeadState: frozenset({Knowledge.EXTRACTOR})
+    }
+    recovers = "membership"
+    answers = "membership"
+
+    score: str = knob(
+        "auto",
+        help=f"auto: {AUTO}, {DIFFERENCE} for a single upload",
+        choices=("auto", LOSS, DIFFERENCE, REFERENCE),
+    )
+
+    def run(self, observation: Observation, context: Context) -> MembershipScores:
+        asked = asked_of(observation)
+        found = {k: settle(e, asked.images) for k, e in exchanges(observation).items()}
+        alone = DIFFERENCE if len(found) < 2 else AUTO
+        kind = alone if self.score == "auto" else self.score
+        if kind == REFERENCE and len(found) < 2:
+            raise IncompatibleError(
+                "attack.score=reference compares with the uploads of other clients; "
+                f"{len(found)} client's was observed.",
+                next_step="Use --set attack.score=difference.",
+            )
+        scores = torch.full((len(asked),), torch.nan, dtype=torch.float64)
+        for client, exchange in found.items():
+            mine = (asked.clients == client).nonzero().squeeze(1)
+            if not len(mine):
+                continue
+            images, labels = asked.images[mine], asked.labels[mine]
+
+            def loss(
+                model: torch.nn.Module, images: Tensor = images, labels: Tensor = labels
+            ) -> Tensor:
+                return losses(model, images, labels, context.device)
+
+            own = loss(exchange.after)
+            if kind == LOSS:
+                scores[mine] = -own
+            elif kind == DIFFERENCE:
+                scores[mine] = loss(exchange.before) - own
+            else:
+                others = [loss(e.after) for other, e in found.items() if other != client]
+                scores[mine] = torch.stack(others).mean(0) - own
+        absent = sorted(set(asked.clients.tolist()) - set(found))
+        notes = [f"score: {kind}"]
+        if absent:
+            notes.append(f"candidates of clients {absent}, whose uploads are not attacked, are NaN")
+        return MembershipScores(scores.float(), tuple(notes))

@@ -1,0 +1,145 @@
+"""What uploaded models tell about membership: every score of `loss-membership`, seed by seed.
+
+Federations are trained on small parts of a data set, each with a seed of its own for the split,
+the training and the candidates. Scores are chosen on `TUNING` seeds (which decide ``score=auto``)
+and reported on `REPORT` seeds; no seed is in both. Printed are the AUC within client and class
+with 95 % intervals, over all candidates of all seeds, beside the model before the upload and the
+rule that sees the image alone.
+
+    python benchmarks/membership_models.py --data FILE.npz --seeds report --protocols fedavg,fedsgd
+    python benchmarks/membership_models.py --data FILE.npz --seeds tuning --out rows.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.loss_membership import DIFFERENCE, LOSS, REFERENCE, LossMembership
+from fedre_privacy.eval.membership import evaluate_membership
+from fedre_privacy.pipeline.attack import prepare_attack
+from fedre_privacy.pipeline.questions.membership import MembershipGame
+from fedre_privacy.pipeline.settings import resolve_attack, resolve_training
+from fedre_privacy.pipeline.train import train
+
+TUNING = (101, 102)
+REPORT = (0, 1)
+SEEDS = {"tuning": TUNING, "report": REPORT}
+SCORES = (LOSS, DIFFERENCE, REFERENCE)
+COLUMNS = ("setting", "score", "seeds", "n", "auc", "auc_ci", "before", "above_before_ci",
+           "image alone", "above_image_ci", "tpr_at_fpr_0.01")  # fmt: skip
+
+
+def games(values: dict[str, Any], seeds: Iterable[int], runs: Path) -> list[MembershipGame]:
+    """Train one federation per seed, or read it back, and draw its candidates."""
+    found = []
+    for seed in seeds:
+        problems: list[str] = []
+        own = {**values, "train": {**values["train"], "seed": seed}}
+        training = resolve_training(own, {}, problems)
+        settings = resolve_attack(
+            {
+                "target": "membership",
+                "attack": {"name": "loss-membership"},
+                "threat": "fedre-paper",
+                "eval": {"seed": seed},
+            },
+            {},
+            problems,
+        )
+        if training is None or settings is None:
+            raise SystemExit("\n".join(problems))
+        found.append(prepare_attack(train(training, runs=runs), settings))
+    return found
+
+
+def together(parts: Iterable[Tensor]) -> Tensor:
+    """One tensor of those of all seeds."""
+    return torch.cat(list(parts))
+
+
+def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, Any]:
+    """One row: a score over the candidates of all seeds, clients of different seeds apart."""
+    attack = LossMembership(score=score)
+    found = [attack(game.observation, Context()).scores for game in played]
+    owners = [game.candidates.clients + 1000 * place for place, game in enumerate(played)]
+    report = evaluate_membership(
+        together(found),
+        together(game.members for game in played),
+        together(owners),
+        together(game.candidates.labels for game in played),
+        baseline=together(game.baseline for game in played),
+        floor=together(game.floor for game in played),
+    ).summary
+
+    def around(key: str) -> str:
+        low, high = report[key]
+        return f"[{low:.3f}, {high:.3f}]"
+
+    rate = report["tpr_at_fpr_0.01"]
+    return {
+        "setting": name,
+        "score": score,
+        "seeds": " ".join(str(game.settings.evaluation.seed) for game in played),
+        "n": report["compared"],
+        "auc": f"{report['auc']:.3f}",
+        "auc_ci": around("auc_ci"),
+        "before": f"{report['auc_baseline']:.3f}",
+        "above_before_ci": around("above_baseline_ci"),
+        "image alone": f"{report['auc_floor']:.3f}",
+        "above_image_ci": around("above_floor_ci"),
+        "tpr_at_fpr_0.01": "-" if rate is None else f"{rate:.3f}",
+    }
+
+
+def main() -> None:
+    """Train, attack, print."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--data", type=Path, required=True, help="a .npz file of images")
+    parser.add_argument("--seeds", choices=tuple(SEEDS), default="report")
+    parser.add_argument("--protocols", default="fedavg", help="comma list")
+    parser.add_argument("--partitions", default="iid", help="comma list, for example iid,pra:0.1")
+    parser.add_argument("--per-class", type=int, default=60)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for protocol in options.protocols.split(","):
+        for partition in options.partitions.split(","):
+            started = time.process_time()
+            scheme, _, alpha = partition.partition(":")
+            values = {
+                "data": {"name": "npz", "path": str(options.data), "per_class": options.per_class},
+                "partition": {"name": scheme, **({"alpha": float(alpha)} if alpha else {})},
+                "model": {"name": "cnn4"},
+                "protocol": {"name": protocol},
+                "train": {
+                    "clients": options.clients,
+                    "rounds": options.rounds,
+                    "epochs": options.epochs,
+                    "batch_size": options.batch,
+                },
+            }
+            played = games(values, SEEDS[options.seeds], options.runs)
+            name = f"{protocol}, {partition}, {options.rounds} rounds, batch {options.batch}"
+            rows += [measure(name, played, score) for score in SCORES]
+            print(pd.DataFrame(rows[-3:], columns=COLUMNS).to_string(index=False), flush=True)
+            print(f"processor time {time.process_time() - started:.0f} s\n", flush=True)
+    if options.out:
+        pd.DataFrame(rows).to_csv(options.out, index=False)
+
+
+if __name__ == "__main__":
+    main()

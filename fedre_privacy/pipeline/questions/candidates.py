@@ -1,0 +1,170 @@
+"""The samples whose membership is asked, drawn so that nothing about the list tells the answer.
+
+Members and others of a client and class are equally many, every image is asked about once, all
+go through the same arithmetic into tensors of their own, and a stream of the evaluator shuffles
+the list. What separates them is then the training alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Candidates
+from fedre_privacy.core.units import plural
+from fedre_privacy.eval import PublicImages
+
+from ..targets import TargetSource
+
+FEWEST = 6
+"""Members, and as many others, below which nothing can be said."""
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What the attacker is asked, and what only the evaluator knows about it.
+
+    Shape: members (M,) bool; class_sizes (M,) samples of the candidate's class at its client.
+    """
+
+    candidates: Candidates
+    members: Tensor
+    class_sizes: Tensor
+
+
+def evaluator_stream(seed: int, purpose: str, *, client: int = -1) -> torch.Generator:
+    """Random numbers of the evaluator behind the candidates; no attack may draw them again."""
+    return stream(seed, f"evaluator: candidates, {purpose}", client=client)
+
+
+def draw_candidates(
+    source: TargetSource, public: PublicImages, per_client: int, seed: int
+) -> Asked:
+    """Draw members and as many others of the same classes for every client, in random order.
+
+    Images whose bytes occur more than once in the run's data are not asked about: a copy of a
+    member is trained on wherever it stands. Others are dealt out, so that none is asked about
+    twice.
+
+    Args:
+        public: images that no client trained on.
+        per_client: members asked about per client, at most.
+        seed: of the evaluator.
+
+    Raises:
+        IncompatibleError: fewer than `FEWEST` of each kind are left.
+    """
+    data = source.data
+    held = torch.cat([*source.train, *source.test])
+    copies = Counter(_digests(data.images[held]))
+    wished = {k: _members(source, copies, k, per_client, seed) for k in source.clients}
+    levels = (public.images * 255).round().to(torch.uint8)
+    usable = torch.tensor([copies[digest] <= 1 for digest in _digests(levels)])
+    dealt = _deal(source, wished, public.labels, usable, seed)
+    inside, outside = [], []
+    clients, labels, sizes = [], [], []
+    for client, others in dealt.items():
+        own = _matched(data.labels[wished[client]], public.labels[others])
+        inside.append(wished[client][own])
+        outside.append(others)
+        counts = torch.bincount(data.labels[source.train[client]], minlength=data.num_classes)
+        asked = torch.cat([data.labels[inside[-1]], public.labels[others]])
+        labels.append(asked.split(len(others)))
+        clients.append(torch.full((len(others),), client))
+        sizes.append(counts[asked].split(len(others)))
+    number = sum(len(part) for part in inside)
+    if number < FEWEST:
+        raise IncompatibleError(
+            f"Only {plural(number, 'training image')} can be compared with a held-out image of "
+            f"the same client's classes; membership needs {FEWEST} of each.",
+            next_step="Use more images, or a lower train.train_ratio.",
+        )
+    order = torch.randperm(2 * number, generator=evaluator_stream(seed, "order"))
+
+    def joined(first: list[Tensor], second: list[Tensor]) -> Tensor:
+        return torch.cat([*first, *second])[order]
+
+    images = joined([data.images[part] for part in inside], [levels[part] for part in outside])
+    return Asked(
+        Candidates(
+            images.float() / 255,
+            joined([own for own, _ in labels], [other for _, other in labels]),
+            joined(clients, clients),
+        ),
+        order < number,
+        joined([own for own, _ in sizes], [other for _, other in sizes]),
+    )
+
+
+def _digests(images: Tensor) -> list[bytes]:
+    rows = images.flatten(1).contiguous().numpy()
+    return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
+
+
+def _members(
+    source: TargetSource, copies: Counter[bytes], client: int, most: int, seed: int
+) -> Tensor:
+    """Training samples that may be asked about, in random order, at most `most`."""
+    own = source.train[client]
+    once = torch.tensor([copies[d] == 1 for d in _digests(source.data.images[own])]).bool()
+    own = own[once]
+    rng = evaluator_stream(seed, "members", client=client)
+    return own[torch.randperm(len(own), generator=rng)][:most]
+
+
+def _deal(
+    source: TargetSource,
+    wished: dict[int, Tensor],
+    labels: Tensor,
+    usable: Tensor,
+    seed: int,
+) -> dict[int, Tensor]:
+    """Deal held-out images out to clients that hold their class, in turn: client to positions."""
+    rng = evaluator_stream(seed, "others")
+    wants = {
+        k: torch.bincount(source.data.labels[own], minlength=source.data.num_classes)
+        for k, own in wished.items()
+    }
+    hands: dict[int, list[int]] = {k: [] for k in wants}
+    for label in range(source.data.num_classes):
+        pool = (usable & (labels == label)).nonzero().squeeze(1)
+        cards = pool[torch.randperm(len(pool), generator=rng)].tolist()
+        seats = [list(wants)[i] for i in torch.randperm(len(wants), generator=rng).tolist()]
+        wanted = {k: int(wants[k][label]) for k in seats}
+        turn = 0
+        while cards and any(wanted[k] > turn for k in seats):
+            for k in seats:
+                if cards and wanted[k] > turn:
+                    hands[k].append(cards.pop())
+            turn += 1
+    return {k: torch.tensor(hand, dtype=torch.int64) for k, hand in hands.items() if hand}
+
+
+def _matched(labels: Tensor, others: Tensor) -> Tensor:
+    """Positions in `labels` (n,), each class as often as in `others` (m,): (m,)."""
+    kept = [
+        (labels == label).nonzero().squeeze(1)[: int(count)]
+        for label, count in enumerate(torch.bincount(others).tolist())
+    ]
+    return torch.cat(kept)
+
+
+def by_image_alone(asked: Candidates, public: PublicImages) -> Tensor:
+    """A rule that sees no model: minus the distance to the mean public image of the class, (M,).
+
+    Args:
+        public: images that are not asked about; a class without any takes the mean of all.
+    """
+    whole = public.images.mean(0)
+    means = []
+    for label in range(int(asked.labels.max()) + 1):
+        own = public.images[public.labels == label]
+        means.append(own.mean(0) if len(own) else whole)
+    apart: Tensor = (asked.images - torch.stack(means)[asked.labels]).flatten(1).norm(dim=1)
+    return -apart
