@@ -478,11 +478,11 @@ def labels(data: Images, options: argparse.Namespace) -> None:
 
 
 def update(data: Images, options: argparse.Namespace) -> None:
-    """Updates by 1, 5 and 10 local steps on four images, and the one-gradient match beside."""
+    """Updates by some local steps on four images, and the one-gradient match beside."""
     size, count = 4, options.images or 5
     for name, model in victims("cnn4", data, options):
         pairs = batches(data, count, size, tuning=options.tuning)
-        for epochs in (1, 5, 10):
+        for epochs in map(int, options.local_steps.split(",")):
             how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
             sent = [
                 ModelState(local_update(model, x, y, how, seed))
@@ -624,6 +624,7 @@ def main() -> None:
     options.add_argument(
         "--training", default="", help="image folder or .zip that -trained models train on"
     )
+    options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
     options.add_argument("--tuning", action="store_true", help="attack images to tune on")
     options.add_argument("--tv", type=float, help="weight of total variation; none: the default")
     options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
