@@ -122,7 +122,7 @@ def signed_adam(
 def relative_tv(share: float) -> float:
     """Weight of total variation per unit of mismatch after a share of the steps, in [0, 1]."""
     first, last = RELATIVE_TV
-    return first * (last / first) ** share
+    return first * math.pow(last / first, share)
 
 
 class Descent:
