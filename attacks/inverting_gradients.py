@@ -36,6 +36,9 @@ class InvertingGradients(SignedSearch, Attack):
     a tenth at 3/8, 5/8 and 7/8 of the steps. Of an update by local training it takes the
     direction as that of one gradient.
 
+    Without `tv` the weight is in proportion to the mismatch of each batch, so that one default
+    suits untrained networks, whose gradients are soon matched, and trained ones (`signed_adam`).
+
     Settings of published attacks: ``labels=rowmin bn_weight=0.1 consensus=0.01 restarts=4`` is
     close to GradInversion; ``keep=10`` compares only the largest layers.
 
@@ -45,9 +48,10 @@ class InvertingGradients(SignedSearch, Attack):
     Cost:       one forward and two backward passes per step and restart
     Reference:  Geiping et al., Inverting Gradients, NeurIPS 2020; Yin et al., See Through
                 Gradients, CVPR 2021 (batch-norm and consensus terms).
-    Deviations: total variation is the mean |dx| + |dy| per pixel, the box is [0, 1] before
-                normalisation and the step is in these units, fewer steps by default; consensus
-                aligns by whole-pixel shifts and compares batches image by image.
+    Deviations: the published weight of total variation is fixed; total variation is the mean
+                |dx| + |dy| per pixel, the box is [0, 1] before normalisation and the step is in
+                these units, fewer steps by default; consensus aligns by whole-pixel shifts and
+                compares batches image by image.
     """
 
     consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)

@@ -32,8 +32,9 @@ class UpdateInversion(SignedSearch, Attack):
 
     Minimises 1 - cos(theta_0 - theta_S(x), D) + tv * TV(x), where theta_S(x) comes from S steps of
     SGD on the candidates and D is parameters before minus after. The optimiser is that of
-    ``inverting-gradients``. Where the local steps are more than `unroll`, or the client holds more
-    images than are sought, D is matched as the direction of one gradient; the result says so.
+    ``inverting-gradients``, and so is the weight where `tv` is none. Where the local steps are
+    more than `unroll`, or the client holds more images than are sought, D is matched as the
+    direction of one gradient; the result says so.
 
     Shape:      parameters after local training, by name; output (N * B, C, H, W), values in
                 [0, 1], grouped by target, in the order of the labels found

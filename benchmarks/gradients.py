@@ -6,9 +6,11 @@ Attacks clients with real images and prints one table per part. Usage:
 
 Parts: dlg, single, batch, analytic, labels, update, head, speed. FILE.npz holds x_train (N, H, W,
 C) or (N, C, H, W) and y_train, for example CIFAR-10. Victims' images come from the first half of
-the file, without those that settings were chosen on; warm-up training and everything an attacker
-could hold come from the second. Every number is printed beside the trivial answer's: the mean
-image of the second half, scored by the same rule.
+the file, without those that settings were chosen on (--tuning attacks those instead); warm-up
+training and everything an attacker could hold come from the second. With --training FOLDER (an
+image folder or a .zip of one) models train on that, with flips and crops, without images close to
+any of the first half. Every number is printed beside the trivial answer's: the mean image of the
+second half, scored by the same rule.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ from fedre_privacy.core.types import (
     Truth,
     Upload,
 )
+from fedre_privacy.data.imagefolder import ImageFolder
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
 from fedre_privacy.eval.floors import diverged, worst_of
+from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
@@ -60,6 +64,8 @@ TUNED = 256
 """Images of the draw on which the attacks' settings were chosen; left out."""
 TUNED_HEAD = 700
 """First images of the file, among which those are on which `head`'s settings were chosen."""
+CLOSE = 0.02
+"""Images whose thumbnails differ by less (root mean square) are copies of one picture."""
 METRICS = {name: metrics.get(name)() for name in ("psnr", "ssim", "psnr_pfllib")}
 
 
@@ -132,6 +138,56 @@ def train(model: nn.Module, data: Images, steps: int, lr: float = 0.05, batch: i
         optimiser.zero_grad()
         F.cross_entropy(model(images), data.labels[rows]).backward()
         optimiser.step()
+    return accuracy(model, data)
+
+
+@cache
+def training_images(path: str, data: Images) -> Images:
+    """Images of a folder, bytes (N, C, H, W), without those close to any of the first half."""
+    folder = ImageFolder(path=path).load()
+    pixels, labels = folder.images[: folder.num_train], folder.labels[: folder.num_train].long()
+    attacked = thumbnails(data.pixels[: len(data.labels) // 2])
+    gaps = [
+        torch.cdist(thumbnails(part.float() / 255), attacked).amin(1) for part in pixels.split(2000)
+    ]
+    apart = torch.cat(gaps) > CLOSE * attacked.shape[1] ** 0.5
+    return Images(pixels[apart], labels[apart])
+
+
+def thumbnails(pixels: Tensor) -> Tensor:
+    """Images (N, C, H, W) averaged over blocks of 4 x 4, flat."""
+    return F.avg_pool2d(pixels, 4).flatten(1)
+
+
+def train_augmented(model: nn.Module, data: Images, pool: Images, steps: int) -> float:
+    """Train on augmented images; returns accuracy on 1,000 images of the first half of the data.
+
+    SGD of 64 images with momentum, the step size rising for a fifth of the steps and then falling.
+    """
+    draws = torch.Generator().manual_seed(0)
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.05, total_steps=steps, pct_start=0.2)
+    model.train().to(memory_format=torch.channels_last)
+    side = pool.pixels.shape[-1]
+    for _ in range(steps):
+        rows = torch.randint(len(pool.labels), (64,), generator=draws)
+        images = pool.pixels[rows].float() / 255
+        flipped = torch.rand(64, generator=draws) < 0.5
+        images = torch.where(flipped[:, None, None, None], images.flip(3), images)
+        x, y = torch.randint(9, (2,), generator=draws).tolist()
+        images = F.pad(images, (4, 4, 4, 4), mode="reflect")[:, :, y : y + side, x : x + side]
+        optimiser.zero_grad()
+        images = images.contiguous(memory_format=torch.channels_last)
+        F.cross_entropy(model(images), pool.labels[rows]).backward()
+        optimiser.step()
+        plan.step()
+    return accuracy(model, data)
+
+
+def accuracy(model: nn.Module, data: Images) -> float:
+    """Share of 1,000 images of the first half that a model gets right; leaves it to be attacked."""
     model.eval().to(memory_format=torch.contiguous_format)
     with torch.no_grad():
         right = torch.cat([model(part).argmax(1) for part in data.pixels[:1000].split(100)])
@@ -199,16 +255,27 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 """Images (B, C, H, W) and labels (B,) of each victim."""
 
 
-def batches(data: Images, count: int, size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Batches of the first half, drawn without replacement."""
-    order = unseen(data, seed)[: count * size]
+def batches(
+    data: Images, count: int, size: int, *, tuning: bool = False
+) -> list[tuple[Tensor, Tensor]]:
+    """Batches of the first half, drawn without replacement; of images to tune on, or the rest."""
+    order = (seen if tuning else unseen)(data)[: count * size]
     return [(data.pixels[rows], data.labels[rows]) for rows in order.split(size)]
 
 
-def unseen(data: Images, seed: int = 0) -> Tensor:
+def unseen(data: Images) -> Tensor:
     """Rows of the first half in random order, without those that settings were chosen on."""
-    half = len(data.labels) // 2
-    return torch.randperm(half, generator=stream(seed, "victims"))[TUNED:]
+    return shuffled(data)[TUNED:]
+
+
+def seen(data: Images) -> Tensor:
+    """Rows of the first half that settings are chosen on."""
+    return shuffled(data)[:TUNED]
+
+
+def shuffled(data: Images) -> Tensor:
+    """Rows of the first half in random order."""
+    return torch.randperm(len(data.labels) // 2, generator=stream(0, "victims"))
 
 
 def truth_of(pairs: Pairs, index: Tensor | None = None) -> Truth:
@@ -259,15 +326,23 @@ def beside_floor(
     return {**ours, "hit": ours["hit"].masked_fill(lost, 0.0)}, floor
 
 
+def spread(values: Tensor, size: int) -> str:
+    """95 % interval of a mean over victims of `size` images each."""
+    low, high = clustered(values.double()[:, None], torch.arange(len(values)) // size).interval()
+    return f"95 % {float(low):.2f} to {float(high):.2f}"
+
+
 def report(title: str, found: Reconstruction, pairs: Pairs, data: Images) -> None:
     """Print scores of an attack beside those of the mean image."""
     ours, floor = beside_floor(found, pairs, data)
-    db = ours["psnr"]
+    db, size = ours["psnr"], len(pairs[0][1])
     ssim, hit = ((float(ours[key].mean()), float(floor[key].mean())) for key in ("ssim", "hit"))
     print(
         f"{title}\n    n {len(db)}, diverged {int(found.diverged.sum())}; PSNR "
-        f"{float(db.mean()):.2f} (median {float(db.median()):.2f}, {float(db.min()):.2f} to "
-        f"{float(db.max()):.2f}), floor {float(floor['psnr'].mean()):.2f}; SSIM {ssim[0]:.3f}, "
+        f"{float(db.mean()):.2f} ({spread(db, size)} over {len(pairs)} victims, median "
+        f"{float(db.median()):.2f}, {float(db.min()):.2f} to {float(db.max()):.2f}), floor "
+        f"{float(floor['psnr'].mean()):.2f}, above it {float((db - floor['psnr']).mean()):.2f} "
+        f"({spread(db - floor['psnr'], size)}); SSIM {ssim[0]:.3f}, "
         f"floor {ssim[1]:.3f}; found among 100 {hit[0]:.0%}, floor {hit[1]:.0%}  "
         f"[{found.stopped_because}]",
         flush=True,
@@ -309,41 +384,67 @@ def old_psnr(found: Reconstruction, pairs: Pairs, data: Images) -> None:
 
 
 def inverting(
-    title: str, model: nn.Module, data: Images, count: int, size: int, **how: Any
+    title: str,
+    model: nn.Module,
+    data: Images,
+    options: argparse.Namespace,
+    count: int,
+    size: int,
 ) -> None:
     """Attack `count` gradients of `size` images each."""
-    pairs = batches(data, count, size)
+    how: dict[str, Any] = {"steps": options.steps or 300, **weight_of(options)}
+    pairs = batches(data, count, size, tuning=options.tuning)
     observation = observe(model, [GradientState(gradient(model, x, y)) for x, y in pairs], size)
-    found, seconds = timed(attacks.get("inverting-gradients")(bn=BN, **how), observation)
+    started = time.process_time()
+    found = attacks.get("inverting-gradients")(bn=BN, **how)(observation, Context())
+    spent = time.process_time() - started
     report(f"{title}, batch of {size}, {how}", found, pairs, data)
-    print(f"    {seconds / count / (how['steps'] + 1) * 1e3:.0f} ms per step and victim")
+    print(f"    {spent:.0f} s of processor time", flush=True)
 
 
 @cache
-def victim(name: str, warm_up: int, data: Images) -> tuple[str, nn.Module]:
-    """A model by name; "-trained" behind it trains it for `warm_up` steps."""
+def victim(name: str, warm_up: int, folder: str, data: Images) -> tuple[str, nn.Module]:
+    """A model by name; "-trained" behind it trains it for `warm_up` steps, on a folder if given.
+
+    ResNets have the small first layer, unless "-published" stands behind their name.
+    """
     base = name.removesuffix("-trained")
-    model = zoo(base, 0, **({"stem": "small"} if base.startswith("resnet") else {}))
+    bare = base.removesuffix("-published")
+    small = bare == base and bare.startswith("resnet")
+    model = zoo(bare, 0, **({"stem": "small"} if small else {}))
     if base != name:
-        name = f"{name} (accuracy {train(model, data, warm_up):.0%})"
+        right = (
+            train_augmented(model, data, training_images(folder, data), warm_up)
+            if folder
+            else train(model, data, warm_up)
+        )
+        name = f"{name} (accuracy {right:.0%})"
     return name, model
 
 
 def victims(names: str, data: Images, options: argparse.Namespace) -> list[tuple[str, nn.Module]]:
     """The models asked for, or those of `names`."""
-    return [victim(name, options.warm_up, data) for name in (options.models or names).split(",")]
+    return [
+        victim(name, options.warm_up, options.training, data)
+        for name in (options.models or names).split(",")
+    ]
+
+
+def weight_of(options: argparse.Namespace) -> dict[str, float]:
+    """The weight of total variation as a setting of an attack, if one was asked for."""
+    return {} if options.tv is None else {"tv": options.tv}
 
 
 def single(data: Images, options: argparse.Namespace) -> None:
     """Inverting gradients of one image."""
     for name, model in victims("cnn4,cnn4-trained", data, options):
-        inverting(name, model, data, options.images or 4, 1, steps=options.steps or 300)
+        inverting(name, model, data, options, options.images or 4, 1)
 
 
 def batch(data: Images, options: argparse.Namespace) -> None:
     """Inverting the gradient of a batch of eight."""
     for name, model in victims("cnn4,cnn4-trained", data, options):
-        inverting(name, model, data, options.images or 1, 8, steps=options.steps or 300)
+        inverting(name, model, data, options, options.images or 1, 8)
 
 
 def analytic(data: Images, options: argparse.Namespace) -> None:
@@ -392,11 +493,11 @@ def labels(data: Images, options: argparse.Namespace) -> None:
 
 
 def update(data: Images, options: argparse.Namespace) -> None:
-    """Updates by 1, 5 and 10 local steps on four images, and the one-gradient match beside."""
-    size, count = 4, options.images or 1
+    """Updates by some local steps on four images, and the one-gradient match beside."""
+    size, count = 4, options.images or 5
     for name, model in victims("cnn4", data, options):
-        pairs = batches(data, count, size)
-        for epochs in (1, 5, 10):
+        pairs = batches(data, count, size, tuning=options.tuning)
+        for epochs in map(int, options.local_steps.split(",")):
             how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
             sent = [
                 ModelState(local_update(model, x, y, how, seed))
@@ -404,7 +505,7 @@ def update(data: Images, options: argparse.Namespace) -> None:
             ]
             for unroll in (10, 1)[: 1 if epochs == 1 else 2]:
                 attack = attacks.get("update-inversion")(
-                    bn=BN, steps=options.steps or 200, unroll=unroll
+                    bn=BN, steps=options.steps or 200, unroll=unroll, **weight_of(options)
                 )
                 found, seconds = timed(attack, observe(model, sent, size, how))
                 report(f"{name}, {size} images, {epochs} steps of lr 0.05", found, pairs, data)
@@ -535,6 +636,12 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--steps", type=int, default=0, help="steps; 0: each part's own number")
     options.add_argument("--models", default="", help="comma list; empty: each part's own")
     options.add_argument("--warm-up", type=int, default=60, help="steps that -trained models train")
+    options.add_argument(
+        "--training", default="", help="image folder or .zip that -trained models train on"
+    )
+    options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
+    options.add_argument("--tuning", action="store_true", help="attack images to tune on")
+    options.add_argument("--tv", type=float, help="weight of total variation; none: the default")
     options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
     options.add_argument("--restarts", type=int, default=0, help="of dlg; 0: with 1, then with 4")
     return options

@@ -24,6 +24,9 @@ STALLED = 10
 """Outer L-BFGS steps without a gain of one per cent after which a start is given up."""
 HOPELESS = 1e3
 """A start is given up when its loss exceeds so many times its own best."""
+RELATIVE_TV = (6.0, 0.5)
+"""Weight of total variation for each unit of mismatch, in the first step and in the last, where
+none is given."""
 
 MatchFn = Callable[[Tensor, Tensor], Tensor]
 Tick = Callable[[int, Tensor], None]
@@ -53,7 +56,7 @@ def signed_adam(
     *,
     steps: int,
     lr: float,
-    tv: float,
+    tv: float | None,
     consensus: float = 0.0,
     restarts: int = 1,
     tick: Tick = lambda step, value: None,
@@ -62,6 +65,11 @@ def signed_adam(
 ) -> Found:
     """Minimise match + tv * TV by Adam on the sign of the gradient, inside the box [0, 1].
 
+    Without `tv`, minimise match * exp(k TV). Its slope points where that of match + w TV with
+    w = k * match does: the weight falls with the mismatch and stays large where the gradient
+    cannot be matched (multiplicative regularisation, van den Berg, van Broekhoven and Abubakar,
+    Inverse Problems 15, 1999). k falls geometrically between the numbers of `RELATIVE_TV`.
+
     The step size falls to a tenth at 3/8, 5/8 and 7/8 of the steps. The answer is the iterate of
     the least objective. A row whose objective or gradient is not finite goes on from its spare
     start.
@@ -69,7 +77,7 @@ def signed_adam(
     Args:
         start, spare: (n, B, C, H, W).
         labels: (n, B, K).
-        steps, lr, tv: budget, step size in pixel values, weight of the total variation.
+        steps, lr, tv: budget, step size in pixel values, weight of the total variation or None.
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
@@ -88,7 +96,8 @@ def signed_adam(
 
     run: Step = search.step
     for step in range(steps):
-        search.turn_to(step, lr * 0.1 ** sum(step >= share * steps for share in DECAY_AT))
+        rate = lr * 0.1 ** sum(step >= share * steps for share in DECAY_AT)
+        search.turn_to(step, rate, relative_tv(step / steps))
         run()
         if step % every == 0:
             log(step)
@@ -96,6 +105,7 @@ def signed_adam(
                 search.pull_to(_aligned_means(search.images.detach(), restarts), consensus)
         if step == 0:
             run = search.ready(note)
+    search.turn_to(steps, 0.0, relative_tv(1.0))
     search.look()
     log(steps)
     fit = torch.where(search.best.isfinite(), search.best, torch.nan)
@@ -107,6 +117,12 @@ def signed_adam(
         torch.tensor(trace_steps),
         search.redrawn,
     )
+
+
+def relative_tv(share: float) -> float:
+    """Weight of total variation per unit of mismatch after a share of the steps, in [0, 1]."""
+    first, last = RELATIVE_TV
+    return first * math.pow(last / first, share)
 
 
 class Descent:
@@ -128,7 +144,7 @@ class Descent:
         spare: Tensor,
         labels: Tensor,
         *,
-        tv: float,
+        tv: float | None,
         pulled: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
@@ -141,10 +157,13 @@ class Descent:
         self.best_images = torch.full_like(start, math.nan)
         self.redrawn = torch.zeros(len(start), dtype=torch.int64, device=start.device)
         self.size, self.pull = start.new_zeros(()), start.new_zeros(())
+        self.relative = start.new_full((), relative_tv(0.0))
         self.centre = start.clone()
 
-    def turn_to(self, step: int, rate: float) -> None:
-        """Set the size of the next step."""
+    def turn_to(self, step: int, rate: float, relative: float | None = None) -> None:
+        """Set the size of the next step, and the weight of smoothness per unit of mismatch."""
+        if relative is not None:
+            self.relative.fill_(relative)
         one, two = (1 - beta ** (step + 1) for beta in BETAS)
         self.size.fill_(rate * math.sqrt(two) / one)
 
@@ -156,7 +175,9 @@ class Descent:
     def look(self) -> Tensor:
         """Weigh the images as they are, keep the best, and return the loss ()."""
         value = self.match(self.images, self.labels)
-        if self.tv:
+        if self.tv is None:
+            value = value * (self.relative * _smoothness(self.images)).exp()
+        elif self.tv:
             value = value + self.tv * _smoothness(self.images)
         loss = value.sum()
         if self.pulled:

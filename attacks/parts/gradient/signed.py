@@ -28,7 +28,11 @@ class SignedSearch:
 
     steps: int = knob(1000, help="optimiser steps", ge=1)
     lr: float = knob(0.1, help="step size in pixel values", gt=0)
-    tv: float = knob(0.02, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
+    tv: float | None = knob(
+        None,
+        help="weight of total variation (per-pixel mean |dx| + |dy|); none: that of the mismatch",
+        ge=0,
+    )
     objective: str = knob("cosine", help="distance between gradients or updates", choices=DISTANCES)
     labels: str = knob(
         "joint", help="how labels are read off the upload", choices=label_rules.STRATEGIES

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.parts.gradient import signed
@@ -21,11 +23,12 @@ from fedre_privacy.core.types import (
     ModelState,
     Representations,
 )
+from fedre_privacy.models.split import SplitModel
 
 IMAGE_ATTACKS = {
     "dlg": {"steps": 20, "restarts": 2, "tolerance": 1e-6, "bn": "eval"},
     "idlg": {"steps": 20, "restarts": 2, "tolerance": 1e-6, "bn": "eval"},
-    "inverting-gradients": {"steps": 200, "bn": "eval", "tv": 1e-4},
+    "inverting-gradients": {"steps": 200, "bn": "eval"},
     "analytic": {},
 }
 
@@ -57,6 +60,52 @@ def test_images_are_recovered_from_gradients_and_not_from_noise(
     ]
     lost = attack(watch(noise, model))
     assert psnr(lost.images, small[:count]) < base + 1
+
+
+@pytest.fixture(scope="module")
+def half_trained(digits):
+    """A small net with pooling, 16x16 digits, and its state before and after brief training."""
+    images, labels = digits.images.float() / 255, digits.labels[: len(digits.images)].long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        backbone = nn.Sequential(
+            nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+        model = SplitModel(backbone, nn.Identity(), dim=256, num_classes=10)
+        fresh = copy.deepcopy(model).eval()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(30):
+            rows = torch.randint(20, 120, (32,))
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()
+            optimiser.step()
+    model.eval()
+    right = (model(images[:20]).argmax(1) == labels[:20]).float().mean()
+    assert float(right) > 0.4  # untrained: 0.1
+    return {"untrained": fresh, "trained": model}, images, labels
+
+
+@pytest.mark.parametrize("state", ["untrained", "trained"])
+def test_one_default_of_smoothness_suits_untrained_and_trained_networks(
+    state, half_trained, gradient_of, watch, psnr
+):
+    """At least as good as the better of two fixed weights, less 2 dB."""
+    models, images, labels = half_trained
+    model = models[state].requires_grad_(False)
+    sent = [
+        GradientState(gradient_of(model, images[k : k + 1], labels[k : k + 1])) for k in range(4)
+    ]
+    seen = watch(sent, model, shape=(1, 16, 16))
+    score = {
+        tv: psnr(
+            attacks.get("inverting-gradients")(steps=150, bn="eval", tv=tv)(seen).images,
+            images[:4],
+        )
+        for tv in (None, 0.02, 0.4)
+    }
+    assert score[None] > max(score[0.02], score[0.4]) - 2
+    assert score[None] > psnr(images.mean(0).expand_as(images[:4]), images[:4]) + 8
 
 
 @pytest.mark.parametrize("name", ["idlg", "inverting-gradients"])

@@ -8,7 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.attacks.parts.gradient.match import Match, gradient
 from fedre_privacy.attacks.parts.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
-from fedre_privacy.attacks.parts.gradient.search import align, lbfgs, signed_adam
+from fedre_privacy.attacks.parts.gradient.search import (
+    Descent,
+    align,
+    lbfgs,
+    relative_tv,
+    signed_adam,
+)
 from fedre_privacy.attacks.parts.gradient.unroll import LocalSteps
 from fedre_privacy.attacks.parts.gradient.victims import Victim
 from fedre_privacy.models.families import ModelSettings, build_model
@@ -152,6 +158,40 @@ def test_signed_adam_keeps_its_best_and_stays_in_the_box():
     assert torch.equal(found.fit, match(found.images, None))
     assert bool((found.fit <= found.trace.min(0).values).all())
     assert found.images.min() >= 0 and found.images.max() <= 1
+
+
+def test_without_a_weight_smoothness_weighs_in_proportion_to_the_mismatch():
+    """A step of each row is that with a fixed weight of so many times its own match."""
+    draw = torch.Generator().manual_seed(0)
+    wanted, start = torch.rand(2, 2, 1, 1, 6, 6, generator=draw)
+    scale, labels = torch.tensor([0.01, 1.0]), torch.zeros(2, 1, 10)
+
+    def match(images, labels):
+        return scale * (images - wanted).square().flatten(1).mean(1)
+
+    def moved(tv, relative=None):
+        search = Descent(match, start, start, labels, tv=tv)
+        search.turn_to(0, 0.1, relative)
+        search.step()
+        return search.images.detach()
+
+    for share in (0.4, 0.7, 1.0):
+        own, weights = moved(None, relative_tv(share)), relative_tv(share) * match(start, labels)
+        for row, weight in enumerate(weights.tolist()):
+            assert torch.equal(own[row], moved(weight)[row])
+        assert not torch.equal(own[0], moved(float(weights[1]))[0])
+
+
+def test_the_weight_without_a_number_falls_as_the_search_goes_on():
+    def match(images, labels):
+        return (images - 0.5).square().flatten(1).sum(1) + 1.0
+
+    start = torch.rand(1, 1, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    found = signed_adam(match, start, start, torch.zeros(1, 1, 10), steps=4, lr=0.0, tv=None)
+    weights = (found.trace[:, 0] / match(start, None)).log()
+    wanted = torch.tensor([relative_tv(step / 4) for step in range(5)])
+    torch.testing.assert_close(weights / weights[0], wanted / wanted[0])
+    assert wanted[0] > 5 * wanted[-1]
 
 
 def test_a_row_that_turns_nan_goes_on_from_its_spare():
