@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .graphs import Recorder, Step, captured, set_rate
-from .objectives import Objective, total_variation
+from .objectives import Objective, chroma, total_variation
 
 Extract = Callable[[Tensor], Tensor]
 """Images (n, C, H, W) to representations (n, d)."""
@@ -58,8 +58,9 @@ class Budget:
             `lr_floor` of the peak.
         average: decay of the running mean of output images, the answer; 0 takes the last image.
         tv: weight of the total variation (mean |dx| + mean |dy| per pixel).
-        loss: "log" minimises log D + tv TV, "plain" D + tv TV. Under the logarithm neither the
-            gradient nor the balance with the total variation fades as the match improves.
+        chroma: weight of the chroma (mean distance of a pixel's channels from their mean).
+        loss: "log" minimises log D + tv TV + chroma C, "plain" the same with D. Under the logarithm
+            neither the gradient nor the balance with the other terms fades as the match improves.
         restarts: independent starts per target.
         combine: "best" keeps the restart with the best match, "mean" averages their images,
             which comes closer to the posterior mean and so scores a higher PSNR.
@@ -73,6 +74,7 @@ class Budget:
     lr_floor: float = 0.1
     average: float = 0.95
     tv: float = 0.0
+    chroma: float = 0.0
     loss: str = "log"
     restarts: int = 1
     combine: str = "best"
@@ -317,6 +319,8 @@ class Search:
         loss = (match + TINY).log().sum() if budget.loss == "log" else match.sum()
         if budget.tv:
             loss = loss + budget.tv * total_variation(images).sum()
+        if budget.chroma:
+            loss = loss + budget.chroma * chroma(images).sum()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
