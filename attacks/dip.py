@@ -61,9 +61,6 @@ class DeepImagePrior(Attack):
     steps: int = knob(300, help="optimiser steps", ge=1)
     lr: float = knob(0.02, help="Adam step size", gt=0)
     tv: float = knob(10.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
-    chroma: float = knob(
-        10.0, help="weight of chroma (mean distance of a pixel's channels from their mean)", ge=0
-    )
     objective: str = knob("l2rel", help="distance between representations", choices=OBJECTIVES)
     channels: tuple[int, ...] = knob(
         (16, 32), help="width of each scale; scales below 2 pixels are left out", ge=1
@@ -115,7 +112,6 @@ class DeepImagePrior(Attack):
             lr=self.lr,
             average=self.average,
             tv=self.tv,
-            chroma=self.chroma,
             loss=self.loss,
             restarts=self.restarts,
             combine=self.combine,

@@ -45,8 +45,3 @@ def total_variation(images: Tensor) -> Tensor:
     dx = (images[..., :, 1:] - images[..., :, :-1]).abs().mean(dim=(1, 2, 3))
     dy = (images[..., 1:, :] - images[..., :-1, :]).abs().mean(dim=(1, 2, 3))
     return dx + dy
-
-
-def chroma(images: Tensor) -> Tensor:
-    """Mean distance of a pixel's channels from their mean, (n, C, H, W) -> (n,); 0 where grey."""
-    return (images - images.mean(1, keepdim=True)).abs().mean(dim=(1, 2, 3))

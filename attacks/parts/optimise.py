@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .graphs import Recorder, Step, captured, set_rate
-from .objectives import Objective, chroma, total_variation
+from .objectives import Objective, total_variation
 
 Extract = Callable[[Tensor], Tensor]
 """Images (n, C, H, W) to representations (n, d)."""
@@ -58,9 +58,8 @@ class Budget:
             `lr_floor` of the peak.
         average: decay of the running mean of output images, the answer; 0 takes the last image.
         tv: weight of the total variation (mean |dx| + mean |dy| per pixel).
-        chroma: weight of the chroma (mean distance of a pixel's channels from their mean).
-        loss: "log" minimises log D + tv TV + chroma C, "plain" the same with D. Under the logarithm
-            neither the gradient nor the balance with the other terms fades as the match improves.
+        loss: "log" minimises log D + tv TV, "plain" D + tv TV. Under the logarithm neither the
+            gradient nor the balance with the total variation fades as the match improves.
         restarts: independent starts per target.
         combine: "best" keeps the restart with the best match, "mean" averages their images,
             which comes closer to the posterior mean and so scores a higher PSNR.
@@ -74,7 +73,6 @@ class Budget:
     lr_floor: float = 0.1
     average: float = 0.95
     tv: float = 0.0
-    chroma: float = 0.0
     loss: str = "log"
     restarts: int = 1
     combine: str = "best"
@@ -107,6 +105,7 @@ class Fitted:
     images: Tensor
     prior: Tensor
     fit: Tensor
+    spread: Tensor
     trace: Tensor
     trace_steps: Tensor
     steps: int
@@ -124,9 +123,22 @@ def better_of(one: Fitted, rows: Sequence[int], other: Fitted) -> Fitted:
     where = index[nearer]
     images, fit, trace = one.images.clone(), one.fit.clone(), one.trace[:logged].clone()
     images[where], fit[where] = other.images[nearer], other.fit[nearer]
+    spread = one.spread.clone()
+    if len(spread):
+        spread[where] = other.spread[nearer]
     trace[:, where] = other.trace[:logged, nearer]
     steps = max(one.steps, other.steps)
-    return Fitted(images, one.prior, fit, trace, one.trace_steps[:logged], steps)
+    return Fitted(images, one.prior, fit, spread, trace, one.trace_steps[:logged], steps)
+
+
+def spread_of(answers: Tensor) -> Tensor:
+    """Mean squared distance between two of a target's restarts: (N, R, ...) -> (N,), (0,) if R = 1.
+
+    Restarts see the same upload: where they end apart, it does not settle the picture.
+    """
+    if answers.shape[1] == 1:
+        return answers.new_zeros(0)
+    return 2 * answers.flatten(2).var(1).mean(1)
 
 
 def by_owner(
@@ -243,6 +255,7 @@ def fit_tile(
                     run = search.ready(note)
     _answer(answers, search.average, rows, going)
     with torch.no_grad():
+        spread = spread_of(answers.unflatten(0, (count, restarts)))
         if budget.combine == "mean":
             mean = answers.reshape(count, restarts, *answers.shape[1:]).mean(1)
             answers = mean.repeat_interleave(restarts, 0)
@@ -253,6 +266,7 @@ def fit_tile(
         images=answers[chosen].cpu(),
         prior=start_images[chosen].cpu(),
         fit=fit[chosen].cpu(),
+        spread=spread.cpu(),
         trace=torch.stack(trace)[:, chosen].cpu(),
         trace_steps=torch.tensor(trace_steps),
         steps=step + 1,
@@ -319,8 +333,6 @@ class Search:
         loss = (match + TINY).log().sum() if budget.loss == "log" else match.sum()
         if budget.tv:
             loss = loss + budget.tv * total_variation(images).sum()
-        if budget.chroma:
-            loss = loss + budget.chroma * chroma(images).sum()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self.optimiser.step()
