@@ -11,6 +11,7 @@ half and other seeds are for reports only, and this program never mixes them: an
 half by the parity of the sum of its pixels (0-255). On other data sets nothing was chosen.
 
     python benchmarks/misses.py RUN [RUN ...] [--half report] [--out rows.csv]
+    python benchmarks/misses.py --rows rows.csv [more.csv ...]
 """
 
 from __future__ import annotations
@@ -181,10 +182,11 @@ def scored(case: Case, one: Reconstruction, other: Reconstruction, seed: int) ->
     }
     tables = []
     for name, images in combined(one, other).items():
-        rows = evaluate(
+        scores = evaluate(
             replace(one, images=images), case.truth, case.public, metrics=chosen, seed=seed
-        ).rows
-        tables.append(rows.assign(answer=name))
+        )
+        chance = scores.summary["identification"]["chance1_knowing_class"]
+        tables.append(scores.rows.assign(answer=name, chance=chance))
     return pd.concat(tables, ignore_index=True).assign(
         **{name: values.double().numpy().tolist() * len(tables) for name, values in marks.items()}
     )
@@ -198,7 +200,8 @@ def told(name: str, rows: pd.DataFrame) -> str:
         f"{name:<18}{COST[name]:>6.2f}{n:>5}"
         f"{rows['psnr'].mean():>8.2f} ({rows['psnr_floor'].mean():.2f})"
         f"{rows['ssim'].mean():>8.3f} ({rows['ssim_floor'].mean():.3f})"
-        f"{rows['hit1'].mean():>7.0%}{missed:>6} = {missed / n:.1%} [{low:.1%}, {high:.1%}]"
+        f"{rows['hit1'].mean():>7.0%} ({rows['chance'].mean():.1%})"
+        f"{missed:>6} = {missed / n:.1%} [{low:.1%}, {high:.1%}]"
     )
 
 
@@ -219,7 +222,8 @@ def table(rows: pd.DataFrame) -> str:
     """Everything that is printed of the scores of one or more runs."""
     parts = {name: rows[rows["answer"] == name].reset_index(drop=True) for name in ANSWERS}
     head = (
-        f"{'answer':<18}{'steps':>6}{'n':>5}{'PSNR (floor)':>16}{'SSIM (floor)':>16}{'found':>7}"
+        f"{'answer':<18}{'steps':>6}{'n':>5}{'PSNR (floor)':>16}{'SSIM (floor)':>16}"
+        f"{'found (chance)':>15}"
         f"{f'below {MISSED:.0f} dB':>26}"
     )
     first = parts[ANSWERS[0]]
@@ -250,13 +254,14 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    options.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    options.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
     options.add_argument("--half", choices=HALVES, default="report")
     options.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
     options.add_argument("--targets", type=int, default=40, help="kept of each run, at most")
     options.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     chosen = options.parse_args()
-    tables = []
+    tables = [pd.read_csv(path) for path in chosen.rows]
     for folder in chosen.runs:
         run = Run(folder)
         seed = run.settings.train.seed
@@ -269,7 +274,9 @@ def main() -> None:
             pd.concat(tables, ignore_index=True).to_csv(chosen.out, index=False)
         print(f"{run.name}: {seconds:.0f} s of processor time a start", flush=True)
         print(table(tables[-1]), flush=True)
-    if len(tables) > 1:
+    if not tables:
+        options.error("give runs, or --rows with scores written before")
+    if chosen.rows or len(tables) > 1:
         print("all runs")
         print(table(pd.concat(tables, ignore_index=True)))
 
