@@ -100,6 +100,7 @@ def invert(
 
     back = torch.tensor(order).argsort()
     joined = {key: torch.cat([p[key] for p in pieces])[back] for key in ("images", "prior", "fit")}
+    spread = torch.cat([p["spread"] for p in pieces])
     logged = min(p["trace"].shape[0] for p in pieces)
     trace = torch.cat([p["trace"][:logged] for p in pieces], dim=1)[:, back]
     diverged = ~joined["images"].isfinite().flatten(1).all(1)
@@ -113,6 +114,7 @@ def invert(
         trace_steps=pieces[0]["trace_steps"][:logged],
         stopped_because="no further improvement" if early else "budget spent",
         diverged=diverged,
+        spread=spread[back] if len(spread) else spread,
     )
 
 
@@ -229,6 +231,7 @@ def _fit(
         "images": done.images,
         "prior": done.prior,
         "fit": done.fit,
+        "spread": done.spread,
         "trace": done.trace,
         "trace_steps": done.trace_steps,
         "steps": torch.tensor(done.steps),

@@ -105,6 +105,7 @@ class Fitted:
     images: Tensor
     prior: Tensor
     fit: Tensor
+    spread: Tensor
     trace: Tensor
     trace_steps: Tensor
     steps: int
@@ -122,9 +123,22 @@ def better_of(one: Fitted, rows: Sequence[int], other: Fitted) -> Fitted:
     where = index[nearer]
     images, fit, trace = one.images.clone(), one.fit.clone(), one.trace[:logged].clone()
     images[where], fit[where] = other.images[nearer], other.fit[nearer]
+    spread = one.spread.clone()
+    if len(spread):
+        spread[where] = other.spread[nearer]
     trace[:, where] = other.trace[:logged, nearer]
     steps = max(one.steps, other.steps)
-    return Fitted(images, one.prior, fit, trace, one.trace_steps[:logged], steps)
+    return Fitted(images, one.prior, fit, spread, trace, one.trace_steps[:logged], steps)
+
+
+def spread_of(answers: Tensor) -> Tensor:
+    """Mean squared distance between two of a target's restarts: (N, R, ...) -> (N,), (0,) if R = 1.
+
+    Restarts see the same upload: where they end apart, it does not settle the picture.
+    """
+    if answers.shape[1] == 1:
+        return answers.new_zeros(0)
+    return 2 * answers.flatten(2).var(1).mean(1)
 
 
 def by_owner(
@@ -241,6 +255,7 @@ def fit_tile(
                     run = search.ready(note)
     _answer(answers, search.average, rows, going)
     with torch.no_grad():
+        spread = spread_of(answers.unflatten(0, (count, restarts)))
         if budget.combine == "mean":
             mean = answers.reshape(count, restarts, *answers.shape[1:]).mean(1)
             answers = mean.repeat_interleave(restarts, 0)
@@ -251,6 +266,7 @@ def fit_tile(
         images=answers[chosen].cpu(),
         prior=start_images[chosen].cpu(),
         fit=fit[chosen].cpu(),
+        spread=spread.cpu(),
         trace=torch.stack(trace)[:, chosen].cpu(),
         trace_steps=torch.tensor(trace_steps),
         steps=step + 1,

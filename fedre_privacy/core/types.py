@@ -617,6 +617,8 @@ class Reconstruction(Outcome):
         trace (num_logged, N): the fit along the way; trace_steps (num_logged,).
         labels (N,) int64: the class that the attack took each image to be of; empty (0,) where it
             took none.
+        spread (N,): mean squared distance between the answers of two restarts, a mark of doubt that
+            needs no truth; empty (0,) where there was one start only.
     """
 
     images: Tensor
@@ -627,6 +629,7 @@ class Reconstruction(Outcome):
     stopped_because: str
     diverged: Tensor
     labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    spread: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def problems(self, observation: Observation) -> list[str]:
         count = observation.image_count()
@@ -640,6 +643,8 @@ class Reconstruction(Outcome):
         found = []
         if len(self.labels) not in (0, count):
             found.append(f"returned {len(self.labels)} labels for {count} images.")
+        if len(self.spread) not in (0, count):
+            found.append(f"returned {len(self.spread)} spreads for {count} images.")
         if not bool((finite | self.diverged).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):

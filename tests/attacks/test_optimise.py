@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.parts import inversion, tiles
 from fedre_privacy.attacks.parts.objectives import l2rel
-from fedre_privacy.attacks.parts.optimise import Budget, by_owner, fit_tile
+from fedre_privacy.attacks.parts.optimise import (
+    Budget,
+    better_of,
+    by_owner,
+    fit_tile,
+    spread_of,
+)
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.types import Representations, Upload
@@ -504,3 +512,80 @@ def test_the_log_keeps_a_found_target_finite():
     start = fit(STILL, wanted).prior
     found = fit(Budget(steps=5, lr=1e-6), start.flatten(1))
     assert math.isfinite(float(found.fit)) and float(found.trace[0, 0]) == 0
+
+
+# --- how far restarts end apart ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarts", [2, 3, 5])
+def test_spread_is_the_mean_squared_distance_of_two_restarts(restarts):
+    answers = torch.rand(4, restarts, 3, 2, 2, dtype=torch.float64)
+    pairs = list(itertools.combinations(range(restarts), 2))
+    for target, found in zip(answers, spread_of(answers), strict=True):
+        apart = [float((target[a] - target[b]).square().mean()) for a, b in pairs]
+        assert float(found) == pytest.approx(sum(apart) / len(pairs))
+
+
+def test_one_start_has_no_spread(observe, rotation):
+    assert spread_of(torch.rand(4, 1, 3, 2, 2)).shape == (0,)
+    problem = observe([torch.rand(3, 256)], {(0, 1): rotation()})
+    assert PixelInversion(steps=2)(problem).spread.shape == (0,)
+
+
+@pytest.mark.parametrize("combine", ["best", "mean"])
+def test_spread_is_of_the_restarts_whatever_is_answered(combine):
+    wanted, single = targets(3), Budget(steps=20, lr=0.05)
+    both = fit(replace(single, restarts=2, combine=combine), wanted)
+    for i in range(3):
+        one, other = (fit(single, wanted[i : i + 1], first_index=2 * i + r) for r in range(2))
+        apart = float((one.images - other.images).square().mean())
+        assert float(both.spread[i]) == pytest.approx(apart, rel=1e-3) and apart > 0
+
+
+def test_spread_goes_with_its_target_and_with_the_search_that_is_kept(observe, rotation):
+    """Targets are searched for in the order of their clients and come back in their own."""
+    nets = {(1, 1): rotation(1), (0, 1): rotation(0)}
+    rows = [torch.rand(3, 256), torch.rand(2, 256)]
+    attack = PixelInversion(steps=30, restarts=2)
+    both = attack(observe(rows, nets)).spread
+    alone = [
+        attack(observe([r], {k: n})).spread for r, (k, n) in zip(rows, nets.items(), strict=True)
+    ]
+    assert torch.allclose(both, torch.cat(alone), rtol=1e-4)
+    found = fit(Budget(steps=2, lr=0.1, restarts=2), targets(3))
+    better = replace(found, fit=found.fit[1:2] / 2, spread=torch.tensor([9.0]))
+    better = replace(better, images=found.images[1:2], trace=found.trace[:, 1:2])
+    kept = better_of(found, [1], better).spread
+    assert kept[1] == 9 and torch.equal(kept[[0, 2]], found.spread[[0, 2]])
+
+
+def test_spread_marks_what_an_upload_leaves_open(observe, originals):
+    """Behind one extractor that tells all and one that keeps 32 numbers of 256."""
+
+    def random(outputs: int) -> nn.Module:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(256, outputs), nn.Linear(outputs, 256))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for layer in (net[1], net[2]):
+                nn.init.orthogonal_(layer.weight)
+                nn.init.zeros_(layer.bias)
+        return net.eval().requires_grad_(False)
+
+    nets = {(0, 1): random(256), (1, 1): random(32)}
+    seen = observe([net(originals[:6]) for net in nets.values()], nets)
+    found = PixelInversion(steps=250, restarts=2, tv=0.5, loss="log")(seen)
+    error = (found.images - originals[:6].repeat(2, 1, 1, 1)).square().flatten(1).mean(1)
+    assert float(found.spread[6:].min()) > 3 * float(found.spread[:6].max())
+    assert float(error[6:].min()) > 3 * float(error[:6].max())
+
+
+def test_noise_is_not_made_to_look_certain(observe, rotation, originals):
+    """No picture has these uploads: the match says so, and starts do not agree any better."""
+    net = rotation()
+    real = net(originals[:3])
+    noise = torch.randn(real.shape, generator=torch.Generator().manual_seed(1))
+    noise *= real.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True)
+    attack = DeepImagePrior(steps=120, channels=(8, 8), skip=2, depth=4, tv=1.0, restarts=2)
+    found = attack(observe([torch.cat([real, noise])], {(0, 1): net}))
+    assert float(found.fit[3:].min()) > 5 * float(found.fit[:3].max())
+    assert float(found.spread[3:].mean()) > float(found.spread[:3].mean())

@@ -92,6 +92,16 @@ def test_a_finished_answer_of_every_kind_is_read_back(kept):
             torch.testing.assert_close(tensor, other[0][key], equal_nan=True, rtol=0, atol=0)
 
 
+def test_how_far_restarts_end_apart_is_told_of_every_target(kept):
+    pixel = {"name": "pixel", "steps": 3}
+    once = attack(kept, ask("prototypes", pixel)).frame()
+    result = attack(kept, ask("prototypes", {**pixel, "restarts": 2}))
+    told = result.frame()
+    assert "spread" not in once and bool((told["spread"] > 0).all())
+    assert set(told["group"]) == {"target", "actual", "ceiling"}
+    assert told["spread"].tolist() == result.outcome.spread.tolist()
+
+
 def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
     game = prepare_attack(kept, ask("membership"))
     counts = torch.tensor(kept.record["class_counts"])

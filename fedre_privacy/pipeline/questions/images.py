@@ -213,8 +213,9 @@ class ImageCard(Card):
         """Per-target scores of all groups."""
         parts = []
         for name, scores in self.scores.items():
-            taken = self.recovered[name].labels
-            told = {"label_used": taken.numpy()} if len(taken) else {}
+            rec = self.recovered[name]
+            columns = {"label_used": rec.labels, "spread": rec.spread}
+            told = {title: values.numpy() for title, values in columns.items() if len(values)}
             parts.append(scores.rows.assign(group=name, **told))
         return pd.concat(parts, ignore_index=True)
 
@@ -336,6 +337,7 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
                 rec.stopped_because,
                 rec.diverged[rows],
                 rec.labels[rows],
+                rec.spread[rows],
             )
         )
         start += size
