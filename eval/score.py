@@ -180,11 +180,11 @@ def evaluate(
     if bool(bad.any()):
         black = score(torch.zeros_like(images))
         tried = [black, *(draw for draws in drawn.values() for draw in draws)]
-        for key, values in attack.items():
+        for key, own in attack.items():
             worst = worst_of(
                 [one[key] for one in tried], higher_leaks=key != _MSE and metrics[key].higher_leaks
             )
-            attack[key] = torch.where(bad, worst, values)
+            attack[key] = torch.where(bad, worst, own)
     floors = {
         name: {key: torch.stack([draw[key] for draw in draws]).nanmean(dim=0) for key in attack}
         for name, draws in drawn.items()

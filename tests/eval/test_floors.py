@@ -9,6 +9,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import FLOORS, PublicImages, floor_answers
 from fedre_privacy.eval.floors import cross_fit, mismatches, worst_of
+from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.metrics.mse import squared_error
 
 SIZES = [1, 3, 10, 2, 17, 1, 8, 3, 4, 2, 1, 1]
@@ -147,6 +148,23 @@ def test_equally_good_floors_are_not_flattered_by_the_choice():
         fitted.append(float(cross_fit(floors, clients, higher_leaks=True).values.mean()) - 15)
     assert sum(chosen) / 2000 == pytest.approx(0.5, abs=0.05)
     assert sum(fitted) / 2000 == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.parametrize("count", [5, 10])
+def test_an_attack_that_equals_the_floors_is_not_found_better(count):
+    """Nor worse: choosing the floor on the attacked targets would hide what little there is."""
+    rng = torch.Generator().manual_seed(count)
+    clients = torch.arange(24) % count
+    gaps = []
+    for _ in range(2000):
+        effects = 1.5 * torch.randn(9, count, generator=rng, dtype=torch.float64)
+        values = effects[:, clients] + torch.randn(9, 24, generator=rng, dtype=torch.float64)
+        floors = {str(i): own for i, own in enumerate(values[:8])}
+        gaps.append(values[8] - cross_fit(floors, clients, higher_leaks=True).values)
+    estimate = clustered(torch.stack(gaps, dim=1), clients)
+    low, high = estimate.interval()
+    assert float((low > 0).double().mean()) <= 0.035 and float((high < 0).double().mean()) <= 0.035
+    assert float(estimate.mean.mean()) == pytest.approx(0, abs=0.05)
 
 
 def test_a_clearly_best_floor_is_chosen_for_everybody():
