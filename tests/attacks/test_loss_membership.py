@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.models.split import parameters_of
+from fedre_privacy.pipeline.settings import Evaluation
 
 CLASSES, SIDE, EACH, CLIENTS = 4, 12, 20, 3
 SCORES = ("loss", "difference", "reference")
@@ -312,3 +314,14 @@ def test_knowledge_and_uploads_are_checked_first():
         made()(replace(world.observe(sent), targets=(Upload(0, 1, (rows,)),)))
     assert "membership: membership" in str(refusal.value)
     assert Knowledge.EXTRACTOR not in made().required
+
+
+def test_scores_are_chosen_on_other_seeds_than_reported(repo):
+    name = "membership_models"
+    spec = importlib.util.spec_from_file_location(name, repo / "benchmarks" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert len(script.REPORT) >= 2 and not set(script.TUNING) & set(script.REPORT)
+    assert Evaluation().seed not in script.TUNING  # the default must not be a tuning seed
+    assert script.SEEDS == {"tuning": script.TUNING, "report": script.REPORT}
+    assert AUTO in script.SCORES

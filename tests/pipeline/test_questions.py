@@ -128,7 +128,13 @@ def test_what_the_model_tells_alone_is_a_line_of_its_own(kept):
     assert "over the model alone" in found["verdict_rule"]
 
 
-SENT = {"fedavg": "realistic", "fedsgd": "realistic", "lg-fedavg": "fedre-paper"}
+SENT = {
+    "fedavg": "realistic",
+    "fedsgd": "realistic",
+    "fml": "realistic",
+    "fedkd": "realistic",
+    "lg-fedavg": "fedre-paper",
+}
 
 
 @pytest.mark.parametrize("protocol", SENT)
