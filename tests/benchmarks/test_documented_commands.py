@@ -58,7 +58,7 @@ def commands_in(page: str, text: str) -> Iterator[Command]:
     for line in RECIPE.finditer(text):
         yield command(page, line[1].removesuffix(")") if "$(if" in line[0] else line[1])
     for block in FENCE.finditer(text):
-        for line in LINE.finditer(block[1].replace("\\\n", " ")):
+        for line in LINE.finditer(re.sub(r"\s*\\\n\s*", " ", block[1])):
             yield command(page, re.split(r"\s{3,}|\s#", line[1])[0])
     spoken = FENCE.sub("", text)
     for span in SPAN.finditer(spoken):
