@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import tools
 import torch
+from disentangle import CHOSEN_SEEDS
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -147,6 +148,15 @@ def interval(values: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
 
 
 def print_images(images: pd.DataFrame) -> None:
+    """Print the table of images, seeds on which settings were chosen apart."""
+    chosen = images["seed"].isin(CHOSEN_SEEDS)
+    for part in (images[chosen], images[~chosen]):
+        if len(part):
+            print("seeds", *sorted(part["seed"].unique()))
+            print_sources(part)
+
+
+def print_sources(images: pd.DataFrame) -> None:
     """Print mean and spread of each source, and the paired differences."""
     for group, title in SOURCES.items():
         part = images[images["group"] == group]
@@ -166,7 +176,7 @@ def print_images(images: pd.DataFrame) -> None:
 
 
 def draw(means: pd.DataFrame, images: pd.DataFrame, path: Path) -> None:
-    """Draw the figure from the two tables."""
+    """Draw the figure from the two tables; of images, those of seeds of no choice."""
     figure = blank(7.2, 2.9)
     grid = figure.add_gridspec(
         1, 3, width_ratios=(1, 1, 1.15), left=0.065, right=0.99, top=0.9, bottom=0.3, wspace=0.3
@@ -179,14 +189,15 @@ def draw(means: pd.DataFrame, images: pd.DataFrame, path: Path) -> None:
             part = whole[whole["solver"] == solver].set_index("rounds").reindex(ROUNDS)
             axis.plot(range(4), part[column], style, color=colour, marker=marker, ms=3.5, lw=1.3,
                       label=solver)  # fmt: skip
-        axis.set_xticks(range(4), ["n", "2n", "3n", "all 40"])
-        axis.set_xlabel("rounds observed (n classes a client)", fontsize=7)
+        axis.set_xticks(range(4), ["k", "2k", "3k", "all"])
+        axis.set_xlabel("rounds observed (client of k classes)", fontsize=7)
         axis.set_ylim(-0.05, 1.05)
-        axis.set_title(f"{title}, {int(whole['n'].max())} prototypes", fontsize=8)
+        told = f"n = {int(whole['n'].max())}, seeds {whole['seeds'].iloc[0]}"
+        axis.set_title(f"{title} ({told})", fontsize=7.5)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.02, 0.0), ncol=4,
                   fontsize=6.5, frameon=False, columnspacing=1.2, handlelength=2)  # fmt: skip
-    dots(axes[2], images)
+    dots(axes[2], images[~images["seed"].isin(CHOSEN_SEEDS)])
     for axis in axes:
         axis.tick_params(labelsize=6.5)
         axis.spines[["top", "right"]].set_visible(False)
@@ -212,7 +223,8 @@ def dots(axis: Axes, images: pd.DataFrame) -> None:
     axis.set_xlim(-0.5, 3.7)
     axis.set_xticks(range(4), list(SOURCES.values()), fontsize=6.5)
     axis.set_xlabel("inverted from", fontsize=7)
-    axis.set_title(f"PSNR (dB), {count} classes of one image", fontsize=8)
+    seeds = " ".join(map(str, sorted(images["seed"].unique())))
+    axis.set_title(f"PSNR, dB (n = {count}, seeds {seeds})", fontsize=7.5)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -16,7 +16,9 @@ Found = TypeVar("Found")
 def options(text: str | None) -> argparse.ArgumentParser:
     """An empty parser whose help is a benchmark's docstring, line by line."""
     return argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
 
 

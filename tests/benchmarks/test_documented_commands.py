@@ -58,7 +58,7 @@ def commands_in(page: str, text: str) -> Iterator[Command]:
     for line in RECIPE.finditer(text):
         yield command(page, line[1].removesuffix(")") if "$(if" in line[0] else line[1])
     for block in FENCE.finditer(text):
-        for line in LINE.finditer(block[1].replace("\\\n", " ")):
+        for line in LINE.finditer(re.sub(r"\s*\\\n\s*", " ", block[1])):
             yield command(page, re.split(r"\s{3,}|\s#", line[1])[0])
     spoken = FENCE.sub("", text)
     for span in SPAN.finditer(spoken):
@@ -88,7 +88,7 @@ class Form:
     prints: str
 
 
-INVERSION = "--quick --targets 1 --sizes 32 --architectures cnn4 --device cpu"
+INVERSION = "--quick --steps 5 --targets 1 --sizes 32 --architectures cnn4 --device cpu"
 GRADIENTS = "--images 1 --steps 2 --warm-up 1 --models cnn4"
 SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+; SSIM"
 FORMS = (
@@ -128,7 +128,12 @@ FORMS = (
     Form("gradients", "speed", GRADIENTS, r"^cnn4 .*8 victims one after another [\d.]+, together"),
     Form("disentangle", "--unseen", "", r"^ImageData\('npz': 1000 images 3x32x32"),
     Form("disentangle", "--rows", "", r"prototype: all, n = 40\n(.|\n)*^aligned +0.900 / 0.100"),
-    Form("disentangle", "RUN", "", r"prototype: all, n = \d\d?\n(.|\n)*^aligned +-?\d\.\d+ / \d"),
+    Form(
+        "disentangle",
+        "RUN",
+        "--out scored.csv",
+        r"prototype: all, n = \d\d?\n(.|\n)*^aligned +-?\d\.\d+ / \d",
+    ),
     Form("disentangle", "", "--repeats 1 --first 3", r"^means of 1 draws(.|\n)*^ 10   10 .*1\.0"),
     Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
