@@ -17,6 +17,8 @@ from fedre_privacy.pipeline import attack as pipeline
 
 SLOW = ["--attack", "pixel", "--target", "representations", "--targets", "24"]
 SLOW += ["--set", "attack.steps=250", "--set", "eval.metrics=psnr"]
+HERE = ["--isolation", "same-process"]
+"""Run the attack where a test can reach into it."""
 
 
 def after(calls: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
@@ -139,7 +141,7 @@ def test_interrupted_attack(
     monkeypatch.setattr(inversion.torch, "get_num_threads", lambda: 1)
     with monkeypatch.context() as patch:
         patch.setattr(inversion, "_fit", after(1, inversion._fit, KeyboardInterrupt()))
-        stopped = cli.attack(copy, *SLOW, "--json")
+        stopped = cli.attack(copy, *SLOW, *HERE, "--json")
     assert stopped.code == 130 and stopped.events[-1]["type"] == "Interrupted"
     assert read_json(folder / "record.json")["status"] == "partial" and no_leftovers(folder)
     assert len(list((folder / "checkpoints").iterdir())) == 1
@@ -152,7 +154,7 @@ def test_interrupted_attack(
     fitted = []
     real = inversion._fit
     monkeypatch.setattr(inversion, "_fit", lambda *a, **o: (fitted.append(1), real(*a, **o))[1])
-    resumed = cli.attack(copy, *SLOW, "--resume")
+    resumed = cli.attack(copy, *SLOW, *HERE, "--resume")
     assert resumed.code == 0, resumed.err
     assert len(fitted) == 3  # of four tiles
     assert (folder / "recovered.safetensors").read_bytes() == plain.recovered
@@ -163,7 +165,7 @@ def test_failure_in_an_attack_is_logged_in_its_folder(
     cli: Any, copy: Path, fast: list[str], read_json: Callable[[Path], Any], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(inversion, "fit_tile", after(0, inversion.fit_tile, RuntimeError("odd")))
-    done = cli.attack(copy, *fast, "--runs-dir", copy.parent)
+    done = cli.attack(copy, *fast, *HERE, "--runs-dir", copy.parent)
     assert done.code == 1
     assert done.err.splitlines()[0] == "Unexpected error: RuntimeError: odd"
     (folder,) = (copy / "attacks").iterdir()
