@@ -108,11 +108,46 @@ class Chosen:
         names: of the floors that have an answer to every target.
         which: (N,) int64, position in `names`.
         values: (N,) float64, the metric of that floor; NaN without any.
+        table: (F, N) float64, the metric of every floor in `names`.
+        fold: (N,) int64, what was left out with each target: its client, numbered from 0.
+        higher_leaks: whether a higher value is a better answer.
     """
 
     names: tuple[str, ...]
     which: Tensor
     values: Tensor
+    table: Tensor
+    fold: Tensor
+    higher_leaks: bool
+
+    def jackknife(self, attack: Tensor, inside: Tensor) -> float:
+        """Variance of the mean difference to the floor with the choice in it, 0 if unknown.
+
+        Targets share the choice, which the spread of their differences does not show. So each
+        client is left out in turn, floors are chosen anew and the mean is taken again.
+
+        Args:
+            attack: (N,) the attack's metric.
+            inside: (N,) bool, the targets that the mean is over; all of them choose.
+        """
+        mine = torch.nn.functional.one_hot(self.fold).double()
+        count = mine.sum(dim=0)
+        clients = len(count)
+        kept = mine * inside.double().unsqueeze(1)
+        held = (kept.sum(dim=0) > 0).nonzero().squeeze(1)
+        if not self.names or clients < 3 or len(held) < 2:
+            return 0.0
+        sums = self.table @ mine
+        rest = sums.sum(dim=1)[:, None, None] - sums[:, :, None] - sums[:, None, :]
+        others = (len(self.fold) - count[:, None] - count[None, :]).clamp(min=1)
+        means = rest / others if self.higher_leaks else -rest / others
+        choice = torch.from_numpy(means.numpy().argmax(axis=0))
+        floor = (self.table @ kept).gather(0, choice)  # (client left out, client answered)
+        gap = (attack.nan_to_num(0.0).double() @ kept) - floor
+        stays = 1 - torch.eye(clients, dtype=torch.float64)
+        found = ((gap * stays).sum(dim=1) / (kept.sum(dim=0) * stays).sum(dim=1))[held]
+        scale = (len(held) - 1) / len(held)
+        return float(scale * (found - found.mean()).square().sum())
 
     def counts(self) -> dict[str, int]:
         """How many targets each chosen floor stands for, the most frequent first."""
@@ -144,7 +179,8 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     kept = {name: value.double() for name, value in floors.items() if value.isfinite().all()}
     if not kept:
         none = torch.zeros(len(clients), dtype=torch.int64)
-        return Chosen((), none, torch.full((len(clients),), torch.nan, dtype=torch.float64))
+        absent = torch.full((len(clients),), torch.nan, dtype=torch.float64)
+        return Chosen((), none, absent, absent.unsqueeze(0)[:0], none, higher_leaks)
     table = torch.stack(list(kept.values()))
     fold = torch.unique(clients, return_inverse=True)[1]
     if int(fold.max()) == 0:
@@ -155,7 +191,8 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     means = (table.sum(dim=1, keepdim=True) - own) / others if len(clients) > 1 else own
     best = (means if higher_leaks else -means).numpy().argmax(axis=0)
     which = torch.from_numpy(best)[fold]
-    return Chosen(tuple(kept), which, table.gather(0, which.unsqueeze(0)).squeeze(0))
+    values = table.gather(0, which.unsqueeze(0)).squeeze(0)
+    return Chosen(tuple(kept), which, values, table, fold, higher_leaks)
 
 
 def _class_means(truth: Truth, public: PublicImages, mean: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,7 +130,14 @@ class _Estimates:
             for key, value in values.items()
         }
         keys, shared = list(self.values), [key for key in self.values if key[1] in FOUND]
-        self.means = intervals.clustered(self._table(keys), clients)
+        means = intervals.clustered(self._table(keys), clients)
+        error = means.error.clone()
+        for place, (group, key) in enumerate(keys):
+            name = key.removesuffix("_leakage")
+            if name != key:
+                more = chosen[name].jackknife(values[name], self.inside[group])
+                error[place] = error[place].clamp(min=more**0.5)
+        self.means = dataclasses.replace(means, error=error)
         self.shares = intervals.shares(self._table(shared), clients)
         self.place = {key: i for i, key in enumerate(keys)}
         self.share_place = {key: i for i, key in enumerate(shared)}

@@ -1,5 +1,6 @@
 """Floors: what each answers, and that the mismatched control never cheats."""
 
+import dataclasses
 import math
 
 import pytest
@@ -155,16 +156,32 @@ def test_an_attack_that_equals_the_floors_is_not_found_better(count):
     """Nor worse: choosing the floor on the attacked targets would hide what little there is."""
     rng = torch.Generator().manual_seed(count)
     clients = torch.arange(24) % count
-    gaps = []
-    for _ in range(2000):
+    gaps, errors = [], []
+    everything = torch.ones(24, dtype=torch.bool)
+    for _ in range(1000):
         effects = 1.5 * torch.randn(9, count, generator=rng, dtype=torch.float64)
         values = effects[:, clients] + torch.randn(9, 24, generator=rng, dtype=torch.float64)
         floors = {str(i): own for i, own in enumerate(values[:8])}
-        gaps.append(values[8] - cross_fit(floors, clients, higher_leaks=True).values)
+        found = cross_fit(floors, clients, higher_leaks=True)
+        gaps.append(values[8] - found.values)
+        errors.append(found.jackknife(values[8], everything) ** 0.5)
     estimate = clustered(torch.stack(gaps, dim=1), clients)
     low, high = estimate.interval()
-    assert float((low > 0).double().mean()) <= 0.035 and float((high < 0).double().mean()) <= 0.035
-    assert float(estimate.mean.mean()) == pytest.approx(0, abs=0.05)
+    assert float((low > 0).double().mean()) > 0.035  # without the choice in the error
+    wide = dataclasses.replace(estimate, error=torch.maximum(estimate.error, torch.tensor(errors)))
+    low, high = wide.interval()
+    assert float((low > 0).double().mean()) <= 0.03 and float((high < 0).double().mean()) <= 0.03
+    assert float(estimate.mean.mean()) == pytest.approx(0, abs=0.1)
+
+
+def test_a_choice_that_never_changes_adds_no_error():
+    rng = torch.Generator().manual_seed(0)
+    clients, attack = torch.arange(20) % 5, torch.randn(20, generator=rng).double()
+    floor = torch.randn(20, generator=rng).double()
+    one = cross_fit({"good": floor, "bad": floor - 9}, clients, higher_leaks=True)
+    known = clustered((attack - floor)[:, None], clients)
+    variance = one.jackknife(attack, torch.ones(20, dtype=torch.bool))
+    assert variance == pytest.approx(float(known.error) ** 2)
 
 
 def test_a_clearly_best_floor_is_chosen_for_everybody():
