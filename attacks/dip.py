@@ -37,8 +37,9 @@ class DeepImagePrior(Attack):
 
     Minimises log D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small
     hour-glass network; its input z is fixed noise. The answer is the running mean of the output
-    images; a restart is chosen by the match it attained, never by truth. With a `start` the network
-    is first fitted to the picture that another attack gives.
+    images; a restart is chosen by the match it attained, never by truth, and how far restarts end
+    apart is told as `spread`. With a `start` the network is first fitted to the picture that
+    another attack gives.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA with a `start`          Recovers: inputs
