@@ -230,7 +230,7 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
             "Use --threat fedre-paper.",
         ),
         (("fedmrl",), "through a projector that clients keep", "Ask for what can be read"),
-        (("fedavg", "--threat", "eavesdropper"), "needs HEAD", "Use --threat fedre-paper"),
+        (("fml", "--threat", "eavesdropper"), "needs HEAD", "Use --threat fedre-paper"),
     ],
 )
 def test_membership_that_cannot_be_told(
