@@ -297,7 +297,7 @@ def centred_cosine(found, means):
     return float(gap.mean())
 
 
-@pytest.mark.parametrize("method", ["simulate", "ratio"])
+@pytest.mark.parametrize("method", ["combined", "simulate", "ratio"])
 def test_the_head_of_a_client_with_one_sample_gives_its_representation(watch, method):
     reps = torch.rand(1, 32, generator=torch.Generator().manual_seed(0))
     before, after = local_head(reps, torch.tensor([4]), 0.1, 1)
@@ -327,17 +327,23 @@ def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
     length = torch.cat([(short[name] - before[name]).flatten() for name in before]).norm()
     clip = KnownDefense("clip", {"norm": float(length), "where": "upload"})
     naive = observed_head(watch, before, short, 0.1, 10, 60)
-    told = attacks.get("head")()(replace(naive, defenses=(clip,)))
+    simulate = attacks.get("head")(method="simulate")
+    told = simulate(replace(naive, defenses=(clip,)))
     assert told.labels.tolist() == [0, 1, 2, 3]
     assert "lengthened 5.66 times" in told.notes[0]
     assert float((told.vectors - means).norm() / means.norm()) < 0.25
-    blind = attacks.get("head")()(naive)
+    blind = simulate(naive)
     assert len(blind.labels) > 4  # of a short change every class seems to be held
     assert centred_cosine(told, means) > 0.9
     noise = {name: torch.randn(value.shape, generator=rng) for name, value in before.items()}
     nothing = observed_head(watch, before, noise, 0.1, 10, 60)
-    nothing = attacks.get("head")()(replace(nothing, defenses=(clip,)))
-    assert centred_cosine(nothing, means) < 0.5
+    for attack in (simulate, attacks.get("head")()):
+        lost = attack(replace(nothing, defenses=(clip,)))
+        assert centred_cosine(lost, means) < 0.5
+    whole = attacks.get("head")()(observed_head(watch, before, after, 0.1, 10, 60))
+    same = attacks.get("head")()(naive)  # directions do not depend on how long a change is
+    assert same.labels.tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(same.vectors, whole.vectors, rtol=1e-3, atol=1e-3)
 
 
 def test_public_images_tell_what_all_classes_have_in_common(watch):
@@ -356,12 +362,19 @@ def test_public_images_tell_what_all_classes_have_in_common(watch):
         aux=public.reshape(10, 1, 8, 8),
         aux_labels=torch.arange(10),
     )  # fmt: skip
-    found = attacks.get("head")()(seen)
-    moved = attacks.get("head")(centre="public")(seen)
+    found, moved = (
+        attacks.get("head")(method="simulate", centre=c)(seen) for c in ("found", "public")
+    )
     gaps = [float((one.vectors - means).norm() / means.norm()) for one in (found, moved)]
     assert found.labels.tolist() == list(range(10)) and gaps[1] < 0.6 * gaps[0]
     own, same = found.vectors - found.vectors.mean(0), moved.vectors - moved.vectors.mean(0)
     torch.testing.assert_close(own, same, rtol=1e-3, atol=1e-3)
+    default, public, alone = (
+        attacks.get("head")(centre=c)(seen) for c in ("auto", "public", "found")
+    )
+    assert torch.equal(default.vectors, public.vectors)  # what is known is used
+    gaps = [float((one.vectors - means).norm() / means.norm()) for one in (alone, default)]
+    assert gaps[1] < 0.3 * gaps[0]
     with pytest.raises(IncompatibleError, match="labels of the auxiliary"):
         attacks.get("head")(centre="public")(replace(seen, aux_labels=None))
 
