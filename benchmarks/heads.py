@@ -26,9 +26,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from gradients import TUNED_HEAD
+from torch import Tensor
 
 from fedre_privacy import api
 from fedre_privacy.attacks.base import Context

@@ -395,3 +395,59 @@ def test_a_gradient_tells_the_representation_of_its_only_image(
     found = attacks.get("head")(method="ratio")(seen)
     assert found.labels.tolist() == small_labels[:1].tolist()
     torch.testing.assert_close(found.vectors, model.extractor(small[:1]), rtol=1e-3, atol=1e-4)
+
+
+CLASSES_HELD = ((0, 1, 2), (3, 4), (5, 6, 7, 8), (9, 1), (2, 6, 8))
+"""Of five clients; of the first class each holds 12 digits, of every next one half as many."""
+
+
+def trained_on_digits(dense, small, small_labels, trained, watch):
+    """Heads after real training of whole models, and true means and classes of each client."""
+    model, sent, sizes, truth = dense(width=64), [], {}, []
+    for client, classes in enumerate(CLASSES_HELD):
+        rows = torch.cat(
+            [(small_labels == c).nonzero().squeeze(1)[: 12 >> k] for k, c in enumerate(classes)]
+        )
+        after = trained(model, small[rows], small_labels[rows], 0.1, 4)
+        sent.append(ModelState(after))
+        sizes[client] = len(rows)
+        extractor = {k[10:]: v for k, v in after.items() if k.startswith("extractor.")}
+        reps = torch.func.functional_call(model.extractor, extractor, (small[rows],))
+        means = torch.stack([reps[small_labels[rows] == c].mean(0) for c in classes])
+        truth.append((means.detach(), list(classes)))
+    training = LocalTraining(0.1, 4, 64, sizes)
+    return watch(sent, model, training=training, size=0), truth
+
+
+def per_class(found, truth):
+    """Centred cosine of each true mean; 0 where there is no answer. And which have one."""
+    scores, answered = [], []
+    for client, (means, classes) in enumerate(truth):
+        for mean, c in zip(means, classes, strict=True):
+            row = ((found.clients == client) & (found.labels == c)).nonzero().flatten()
+            answered.append(len(row) == 1)
+            gap = found.vectors[row] - means.mean(0) if answered[-1] else torch.zeros(1, len(mean))
+            scores.append(torch.nn.functional.cosine_similarity(gap, mean[None] - means.mean(0)))
+    return torch.cat(scores), torch.tensor(answered)
+
+
+def test_the_default_tells_more_than_either_part_after_real_training(
+    dense, small, small_labels, trained, watch
+):
+    seen, truth = trained_on_digits(dense, small, small_labels, trained, watch)
+    best, said = per_class(attacks.get("head")()(seen), truth)
+    assert bool(said.all())  # rare classes, too
+    for method in ("simulate", "ratio"):
+        scores, answered = per_class(attacks.get("head")(method=method)(seen), truth)
+        assert float(best.mean()) > float(scores.mean()) + 0.1, method
+        assert float(best[answered].mean()) > float(scores[answered].mean()) + 0.05, method
+    rng = torch.Generator().manual_seed(0)
+    noise = [
+        ModelState({k: torch.randn(v.shape, generator=rng) for k, v in sent.params.items()})
+        for upload in seen.targets
+        for sent in upload.artifacts
+        if isinstance(sent, ModelState)
+    ]
+    blank = watch(noise, dense(width=64), training=seen.training, size=0)
+    assert abs(float(per_class(attacks.get("head")()(blank), truth)[0].mean())) < 0.2
+    assert float(best.mean()) > 0.8
