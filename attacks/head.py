@@ -25,11 +25,11 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .parts.adaptive import bound_of
 from .parts.disentangling.through import aux_reps, class_means
-from .parts.gradient.heads import ratio, shares, simulate_and_match
+from .parts.gradient.heads import combined, pulled, ratio, shares, simulate_and_match
 from .parts.gradient.victims import head_names, local_steps
 
-METHODS = ("simulate", "ratio")
-CENTRES = ("found", "public")
+METHODS = ("combined", "simulate", "ratio")
+CENTRES = ("auto", "found", "public")
 STRETCHES = tuple(2 ** (half / 2) for half in range(13))
 """By what a change that was perhaps shortened before it was sent is tried to be lengthened."""
 EXPLAINED = 1e-2
@@ -43,22 +43,26 @@ class HeadUpdate(Attack):
     """Recover class prototypes from a head (or a whole model, or its gradient) and the one before.
 
     Local training moves row c of a linear head towards the representations of class c and away
-    from those it mistakes for c. `simulate` seeks the class representations under which the known
-    number of steps would have moved the known head to the uploaded one; `ratio` divides the change
-    of each weight row by that of its bias. Inverting what is found is a second attack, as for
-    uploaded prototypes. Where clients declare that they shorten what they send, `simulate` tries
-    changes up to 64 times as long and keeps the longest that local training explains.
+    from those it mistakes for c. `ratio` divides the change of each weight row by that of its
+    bias; `simulate` seeks the class representations under which the known number of steps would
+    have moved the known head to the uploaded one. `combined` takes the direction of `ratio`, for
+    every class present and about what the rows of absent classes have in common, and one length
+    for all differences (see `length` and `centre`); of a gradient, during which no representation
+    moved, it is `simulate`. Inverting what is found is a second attack, as for uploaded prototypes.
+    Where clients declare that they shorten what they send, `simulate` tries changes up to 64 times
+    as long and keeps the longest that local training explains; what the others find in a trained
+    head is the same for a change of any length.
 
     Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
     Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from
                 Recovers: prototypes
-    Cost:       seconds; no extractor in the loop
-    Reference:  Phong et al., 2017, for the ratio; simulate-and-match is this package's own.
+    Cost:       milliseconds; `simulate` seconds; no extractor in the loop
+    Reference:  Phong et al., 2017, for the ratio; the other two are this package's own.
     Deviations: representations are held still during the local epochs, so what is found is an
-                average over them; all samples of a class share one representation; the local
-                steps are replayed as at most `replay` steps on all samples at once. For a client
-                that holds every class, differences between prototypes are found and what they have
-                in common is not (see `centre`).
+                average over them; all samples of a class share one representation; `simulate`
+                replays the local steps as at most `replay` steps on all samples at once. For a
+                client that holds every class, differences between prototypes are found and what
+                they have in common is not (see `centre`).
     """
 
     consumes = (HeadState, ModelState, GradientState)
@@ -66,9 +70,12 @@ class HeadUpdate(Attack):
     recovers = "prototypes"
     answers = "prototypes"
 
-    method: str = knob("simulate", help="how class means are found", choices=METHODS)
-    steps: int = knob(200, help="Adam steps", ge=1)
-    lr: float = knob(0.03, help="Adam step size, relative to a representation", gt=0)
+    method: str = knob("combined", help="how class means are found", choices=METHODS)
+    length: float = knob(
+        1.0, help="combined: a difference from what classes have in common, over its length", gt=0
+    )
+    steps: int = knob(200, help="simulate: Adam steps", ge=1)
+    lr: float = knob(0.03, help="simulate: Adam step size, relative to a representation", gt=0)
     replay: int = knob(5, help="most local steps simulated; fewer, larger ones above", ge=1)
     nonnegative: bool = knob(True, help="representations have no negative entry (ReLU)")
     least: float = knob(
@@ -76,11 +83,11 @@ class HeadUpdate(Attack):
     )
     free_share: bool = knob(True, help="adjust the class shares together with the means")
     centre: str = knob(
-        "found",
+        "auto",
         help="what a client's class means have in common: as found, or that of auxiliary images of "
-        "the same classes through its extractor (needs EXTRACTOR, AUX_DATA)",
+        "the same classes through its extractor (needs EXTRACTOR, AUX_DATA), which also give "
+        "`combined` the length of differences; auto: public for trained heads where it is known",
         choices=CENTRES,
-        later=True,
     )
 
     @property
@@ -93,12 +100,17 @@ class HeadUpdate(Attack):
         stretches = (1.0,) if bound_of(observation) is None else STRETCHES
         rows: list[tuple[_Case, Tensor, Tensor]] = []
         for case in cases:
-            if self.method == "ratio":
+            public = self._public(case, observation, context)
+            by_rows = self.method == "combined" and case.trained
+            if by_rows:
+                means, classes = self._combined(case, public, notes)
+            elif self.method == "ratio":
                 means, classes = ratio(case.change_weight, case.change_bias)
             else:
                 means, classes = self._simulate(case, stretches, context, notes)
-            if self.centre == "public" and len(classes):
-                means = self._centred(means, classes, case, observation, context)
+            if public is not None and not by_rows and len(classes):
+                means = means - means.mean(0) + public[classes].mean(0).to(means)
+                means = means.clamp(min=0) if self.nonnegative else means
             rows.append((case, means, classes))
         count = torch.tensor([len(classes) for _, _, classes in rows])
         return RecoveredPrototypes(
@@ -112,24 +124,33 @@ class HeadUpdate(Attack):
             notes=tuple(notes),
         )
 
-    def _centred(
-        self,
-        means: Tensor,
-        classes: Tensor,
-        case: _Case,
-        observation: Observation,
-        context: Context,
-    ) -> Tensor:
-        """Move the means (n, d) so that their mean is that of public images of these classes."""
+    def _public(self, case: _Case, observation: Observation, context: Context) -> Tensor | None:
+        """Class means of public images through the client's extractor (C, d), or None."""
+        known = observation.aux is not None and observation.aux_labels is not None
+        at_hand = known and (case.client, case.round) in observation.extractors
+        if self.centre == "found" or (self.centre == "auto" and not (at_hand and case.trained)):
+            return None
         if observation.aux_labels is None:
             raise IncompatibleError("'attack.centre=public' needs labels of the auxiliary images.")
         (reps,) = aux_reps(
-            observation, context.device, case.client, [case.round], length=means.shape[1],
+            observation, context.device, case.client, [case.round], length=case.weight.shape[1],
             limit=len(observation.aux_labels),
         )  # fmt: skip
-        public = class_means(reps, observation.aux_labels, classes).to(means)
-        moved = means - means.mean(0) + public.mean(0)
-        return moved.clamp(min=0) if self.nonnegative else moved
+        return class_means(reps, observation.aux_labels, torch.arange(observation.num_classes))
+
+    def _combined(
+        self, case: _Case, public: Tensor | None, notes: list[str]
+    ) -> tuple[Tensor, Tensor]:
+        """Class means (n, d) and their classes (n,), see `heads.combined`."""
+        weight, bias = case.change_weight.double(), case.change_bias.double()
+        present = pulled(weight) if self.nonnegative else self._share(case) > 0
+        if not bool(weight.any()):
+            present = torch.zeros_like(present)
+            notes.append(f"client {case.client}, round {case.round}: the head did not change")
+        means, classes = combined(
+            weight, bias, present, case.lr * case.steps, length=self.length, public=public
+        )
+        return means.to(case.weight.dtype), classes
 
     def _share(self, case: _Case) -> Tensor:
         """Estimated share of each class (C,), zero where it counts as absent."""
@@ -194,6 +215,7 @@ class _Case:
     lr: float
     steps: int
     size: int
+    trained: bool
 
     def stretched(self, factor: float) -> _Case:
         """The same with a longer change."""
@@ -249,6 +271,7 @@ def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:
                     lr=lr,
                     steps=steps,
                     size=size,
+                    trained=not isinstance(artifact, GradientState),
                 )
             )
     if not cases:

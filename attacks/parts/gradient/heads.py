@@ -7,11 +7,17 @@ from torch import Tensor
 
 from .labels import SMALL
 
+PUBLIC_SHARE = 0.3
+"""Of a direction, what public class means give where they are known; the head gives the rest."""
+PUBLIC_LENGTH = 2.0
+"""Length of differences over that of public class means, where those are known."""
+
 
 def ratio(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """dW_c / db_c where the class pulled its own bias up; exact for a single sample.
 
-    Good for two or three classes; with many balanced ones the other classes drown it.
+    Of several classes it lies beyond the class mean, away from the others. A class whose bias the
+    others pushed up has no answer.
 
     Args:
         weight, bias: head before minus after, or its gradient; (C, d) and (C,).
@@ -20,6 +26,91 @@ def ratio(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """
     classes = (bias < -SMALL * bias.abs().max()).nonzero().flatten()
     return weight[classes] / bias[classes, None], classes
+
+
+def pulled(weight: Tensor) -> Tensor:
+    """Classes present at the client (C,) bool, where representations have no negative entry.
+
+    Only a sample of class c moves row c of a head towards itself; all others move it away from
+    themselves. So a row that fell somewhere by more than rounding belongs to a class present.
+
+    Args:
+        weight: head before minus after, or its gradient (C, d).
+    """
+    fallen: Tensor = weight.clamp(max=0).norm(dim=1) > SMALL * weight.norm(dim=1)
+    return fallen
+
+
+def absent_input(weight: Tensor, bias: Tensor, present: Tensor, reach: float) -> Tensor:
+    """What the representations have in common (d,), read off the rows of absent classes.
+
+    Such a row is a sum of representations with positive weights, and its bias the sum of the
+    weights. Where no class is absent, the one input that explains all rows best stands in; where
+    the bias did not move, each weight is taken as that of a uniform output.
+
+    Args:
+        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
+        present: which classes are (C,) bool.
+        reach: step size times steps.
+    """
+    absent, pushes = weight[~present], bias[~present].sum()
+    if not bool(bias.any()):
+        uniform = reach * max(1, len(absent)) / len(weight)
+        return absent.sum(0) / uniform
+    if len(absent) and float(pushes) > 0:
+        return absent.sum(0) / pushes
+    return common_input(weight, bias)
+
+
+def combined(
+    weight: Tensor,
+    bias: Tensor,
+    present: Tensor,
+    reach: float,
+    *,
+    length: float,
+    public: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Class means from what each row moved by beyond the push that all classes share.
+
+    With m in common, dW_c - db_c m is -a_c (h_c - m), a_c > 0, if a mistake is as likely for one
+    class as for another. Its direction is that of dW_c / db_c - m where db_c < 0, and is told
+    where the others pushed the bias of a rare class up, too. The length of one difference is not
+    told by several steps on changing batches, so all have the same. It is more than the real one:
+    m is off by more than classes differ, and an answer should point the right way all the same.
+    None of it depends on how long the change is.
+
+    Args:
+        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
+        present: classes to answer for (C,) bool.
+        reach: step size times steps.
+        length: of a difference before they are centred, over that of what is in common. Where no
+            class is absent, the median one of `ratio` if that is longer.
+        public: class means of public images (C, d), which give m, the lengths and a share of the
+            directions; or None.
+
+    Returns: means (n, d) and their classes (n,) int64, ascending.
+    """
+    classes = present.nonzero().flatten()
+    common = absent_input(weight, bias, present, reach)
+    beyond = weight - bias[:, None] * common
+    directions = -_unit(beyond[classes])
+    directions = directions - directions.mean(0)
+    if public is not None:
+        known = public[classes].to(weight)
+        gaps = known - known.mean(0)
+        directions = (1 - PUBLIC_SHARE) * directions + PUBLIC_SHARE * _unit(gaps)
+        return known.mean(0) + PUBLIC_LENGTH * gaps.norm(dim=1).mean() * directions, classes
+    size = length * common.norm()
+    down = bias < -SMALL * bias.abs().max()
+    if bool(present.all()) and bool(down.any()):
+        size = torch.maximum(size, (beyond[down].norm(dim=1) / -bias[down]).median())
+    return common + size * directions, classes
+
+
+def _unit(rows: Tensor) -> Tensor:
+    length: Tensor = rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return rows / length
 
 
 def replay(

@@ -346,7 +346,7 @@ def centred_cosine(found, means):
     return float(gap.mean())
 
 
-@pytest.mark.parametrize("method", ["simulate", "ratio"])
+@pytest.mark.parametrize("method", ["combined", "simulate", "ratio"])
 def test_the_head_of_a_client_with_one_sample_gives_its_representation(watch, method):
     reps = torch.rand(1, 32, generator=torch.Generator().manual_seed(0))
     before, after = local_head(reps, torch.tensor([4]), 0.1, 1)
@@ -376,17 +376,23 @@ def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
     length = torch.cat([(short[name] - before[name]).flatten() for name in before]).norm()
     clip = KnownDefense("clip", {"norm": float(length), "where": "upload"})
     naive = observed_head(watch, before, short, 0.1, 10, 60)
-    told = attacks.get("head")()(replace(naive, defenses=(clip,)))
+    simulate = attacks.get("head")(method="simulate")
+    told = simulate(replace(naive, defenses=(clip,)))
     assert told.labels.tolist() == [0, 1, 2, 3]
     assert "lengthened 5.66 times" in told.notes[0]
     assert float((told.vectors - means).norm() / means.norm()) < 0.25
-    blind = attacks.get("head")()(naive)
+    blind = simulate(naive)
     assert len(blind.labels) > 4  # of a short change every class seems to be held
     assert centred_cosine(told, means) > 0.9
     noise = {name: torch.randn(value.shape, generator=rng) for name, value in before.items()}
     nothing = observed_head(watch, before, noise, 0.1, 10, 60)
-    nothing = attacks.get("head")()(replace(nothing, defenses=(clip,)))
-    assert centred_cosine(nothing, means) < 0.5
+    for attack in (simulate, attacks.get("head")()):
+        lost = attack(replace(nothing, defenses=(clip,)))
+        assert centred_cosine(lost, means) < 0.5
+    whole = attacks.get("head")()(observed_head(watch, before, after, 0.1, 10, 60))
+    same = attacks.get("head")()(naive)  # directions do not depend on how long a change is
+    assert same.labels.tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(same.vectors, whole.vectors, rtol=1e-3, atol=1e-3)
 
 
 def test_public_images_tell_what_all_classes_have_in_common(watch):
@@ -405,12 +411,19 @@ def test_public_images_tell_what_all_classes_have_in_common(watch):
         aux=public.reshape(10, 1, 8, 8),
         aux_labels=torch.arange(10),
     )  # fmt: skip
-    found = attacks.get("head")()(seen)
-    moved = attacks.get("head")(centre="public")(seen)
+    found, moved = (
+        attacks.get("head")(method="simulate", centre=c)(seen) for c in ("found", "public")
+    )
     gaps = [float((one.vectors - means).norm() / means.norm()) for one in (found, moved)]
     assert found.labels.tolist() == list(range(10)) and gaps[1] < 0.6 * gaps[0]
     own, same = found.vectors - found.vectors.mean(0), moved.vectors - moved.vectors.mean(0)
     torch.testing.assert_close(own, same, rtol=1e-3, atol=1e-3)
+    default, public, alone = (
+        attacks.get("head")(centre=c)(seen) for c in ("auto", "public", "found")
+    )
+    assert torch.equal(default.vectors, public.vectors)  # what is known is used
+    gaps = [float((one.vectors - means).norm() / means.norm()) for one in (alone, default)]
+    assert gaps[1] < 0.3 * gaps[0]
     with pytest.raises(IncompatibleError, match="labels of the auxiliary"):
         attacks.get("head")(centre="public")(replace(seen, aux_labels=None))
 
@@ -431,3 +444,59 @@ def test_a_gradient_tells_the_representation_of_its_only_image(
     found = attacks.get("head")(method="ratio")(seen)
     assert found.labels.tolist() == small_labels[:1].tolist()
     torch.testing.assert_close(found.vectors, model.extractor(small[:1]), rtol=1e-3, atol=1e-4)
+
+
+CLASSES_HELD = ((0, 1, 2), (3, 4), (5, 6, 7, 8), (9, 1), (2, 6, 8))
+"""Of five clients; of the first class each holds 12 digits, of every next one half as many."""
+
+
+def trained_on_digits(dense, small, small_labels, trained, watch):
+    """Heads after real training of whole models, and true means and classes of each client."""
+    model, sent, sizes, truth = dense(width=64), [], {}, []
+    for client, classes in enumerate(CLASSES_HELD):
+        rows = torch.cat(
+            [(small_labels == c).nonzero().squeeze(1)[: 12 >> k] for k, c in enumerate(classes)]
+        )
+        after = trained(model, small[rows], small_labels[rows], 0.1, 4)
+        sent.append(ModelState(after))
+        sizes[client] = len(rows)
+        extractor = {k[10:]: v for k, v in after.items() if k.startswith("extractor.")}
+        reps = torch.func.functional_call(model.extractor, extractor, (small[rows],))
+        means = torch.stack([reps[small_labels[rows] == c].mean(0) for c in classes])
+        truth.append((means.detach(), list(classes)))
+    training = LocalTraining(0.1, 4, 64, sizes)
+    return watch(sent, model, training=training, size=0), truth
+
+
+def per_class(found, truth):
+    """Centred cosine of each true mean; 0 where there is no answer. And which have one."""
+    scores, answered = [], []
+    for client, (means, classes) in enumerate(truth):
+        for mean, c in zip(means, classes, strict=True):
+            row = ((found.clients == client) & (found.labels == c)).nonzero().flatten()
+            answered.append(len(row) == 1)
+            gap = found.vectors[row] - means.mean(0) if answered[-1] else torch.zeros(1, len(mean))
+            scores.append(torch.nn.functional.cosine_similarity(gap, mean[None] - means.mean(0)))
+    return torch.cat(scores), torch.tensor(answered)
+
+
+def test_the_default_tells_more_than_either_part_after_real_training(
+    dense, small, small_labels, trained, watch
+):
+    seen, truth = trained_on_digits(dense, small, small_labels, trained, watch)
+    best, said = per_class(attacks.get("head")()(seen), truth)
+    assert bool(said.all())  # rare classes, too
+    for method in ("simulate", "ratio"):
+        scores, answered = per_class(attacks.get("head")(method=method)(seen), truth)
+        assert float(best.mean()) > float(scores.mean()) + 0.1, method
+        assert float(best[answered].mean()) > float(scores[answered].mean()) + 0.05, method
+    rng = torch.Generator().manual_seed(0)
+    noise = [
+        ModelState({k: torch.randn(v.shape, generator=rng) for k, v in sent.params.items()})
+        for upload in seen.targets
+        for sent in upload.artifacts
+        if isinstance(sent, ModelState)
+    ]
+    blank = watch(noise, dense(width=64), training=seen.training, size=0)
+    assert abs(float(per_class(attacks.get("head")()(blank), truth)[0].mean())) < 0.2
+    assert float(best.mean()) > 0.8
