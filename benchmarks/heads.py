@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from gradients import TUNED_HEAD
+from tools import options
 from torch import Tensor
 
 from fedre_privacy import api
@@ -177,20 +178,23 @@ def joined(parts: Sequence[VectorScores]) -> VectorScores:
     return VectorScores(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = options(__doc__)
+    made.add_argument("settings", nargs="+", choices=SETTINGS)
+    made.add_argument("--data", default="", help="CIFAR-10 as .npz")
+    made.add_argument("--part", default="report", choices=PARTS)
+    made.add_argument("--seeds", default="0,1,2")
+    made.add_argument("--methods", default=",".join([*METHODS, "combined+public"]))
+    made.add_argument("--rounds", type=int, default=10)
+    made.add_argument("--clients", type=int, default=10)
+    made.add_argument("--out", type=Path, default=Path("runs"))
+    return made
+
+
 def main(given: Sequence[str] | None = None) -> None:
     """Train, attack and print."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("settings", nargs="+", choices=SETTINGS)
-    options.add_argument("--data", default="", help="CIFAR-10 as .npz")
-    options.add_argument("--part", default="report", choices=PARTS)
-    options.add_argument("--seeds", default="0,1,2")
-    options.add_argument("--methods", default=",".join([*METHODS, "combined+public"]))
-    options.add_argument("--rounds", type=int, default=10)
-    options.add_argument("--clients", type=int, default=10)
-    options.add_argument("--out", type=Path, default=Path("runs"))
-    chosen = options.parse_args(given)
+    chosen = parser().parse_args(given)
     seeds = [int(seed) for seed in chosen.seeds.split(",")]
     check_seeds(chosen.part, seeds)
     methods = chosen.methods.split(",")

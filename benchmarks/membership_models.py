@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import tools
 import torch
 from torch import Tensor
 
@@ -100,21 +101,26 @@ def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, An
     }
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = tools.options(__doc__)
+    made.add_argument("--data", type=Path, required=True, help="a .npz file of images")
+    made.add_argument("--seeds", choices=tuple(SEEDS), default="report")
+    made.add_argument("--protocols", default="fedavg", help="comma list")
+    made.add_argument("--partitions", default="iid", help="comma list, for example iid,pra:0.1")
+    made.add_argument("--per-class", type=int, default=60)
+    made.add_argument("--clients", type=int, default=10)
+    made.add_argument("--rounds", type=int, default=20)
+    made.add_argument("--epochs", type=int, default=1)
+    made.add_argument("--batch", type=int, default=8)
+    made.add_argument("--runs", type=Path, default=Path("runs"))
+    made.add_argument("--out", type=Path)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, attack, print."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--data", type=Path, required=True, help="a .npz file of images")
-    parser.add_argument("--seeds", choices=tuple(SEEDS), default="report")
-    parser.add_argument("--protocols", default="fedavg", help="comma list")
-    parser.add_argument("--partitions", default="iid", help="comma list, for example iid,pra:0.1")
-    parser.add_argument("--per-class", type=int, default=60)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser().parse_args(arguments)
     rows = []
     for protocol in options.protocols.split(","):
         for partition in options.partitions.split(","):

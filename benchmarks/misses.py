@@ -19,11 +19,13 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 import torch
+from tools import options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
@@ -40,7 +42,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.eval import PublicImages, evaluate
-from fedre_privacy.eval.bootstrap import cluster_means, interval
+from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.pipeline.attack import prepare_attack
@@ -239,7 +241,7 @@ def paired(before: pd.DataFrame, after: pd.DataFrame) -> str:
     missed = [torch.tensor(rows["psnr"].to_numpy() < MISSED) for rows in (after, before)]
     gains = torch.cat([gains, (missed[0].double() - missed[1].double())[:, None]], dim=1)
     codes = (before["run"] + " " + before["client"].astype(str)).astype("category").cat.codes
-    low, high = interval(cluster_means(gains, torch.tensor(codes.to_numpy()).long()))
+    low, high = clustered(gains, torch.tensor(codes.to_numpy()).long()).interval()
     parts = [
         f"{name} {mean:+.3f} [{a:+.3f}, {b:+.3f}]"
         for name, mean, a, b in zip(
@@ -249,18 +251,21 @@ def paired(before: pd.DataFrame, after: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = options(__doc__)
+    made.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
+    made.add_argument("--half", choices=HALVES, default="report")
+    made.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
+    made.add_argument("--targets", type=int, default=40, help="kept of each run, at most")
+    made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Attack every run from two starts and print one table."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("runs", nargs="*", type=Path, metavar="RUN")
-    options.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
-    options.add_argument("--half", choices=HALVES, default="report")
-    options.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
-    options.add_argument("--targets", type=int, default=40, help="kept of each run, at most")
-    options.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
-    chosen = options.parse_args()
+    chosen = parser().parse_args(arguments)
     tables = [pd.read_csv(path) for path in chosen.rows]
     for folder in chosen.runs:
         run = Run(folder)
@@ -275,7 +280,7 @@ def main() -> None:
         print(f"{run.name}: {seconds:.0f} s of processor time a start", flush=True)
         print(table(tables[-1]), flush=True)
     if not tables:
-        options.error("give runs, or --rows with scores written before")
+        parser().error("give runs, or --rows with scores written before")
     if chosen.rows or len(tables) > 1:
         print("all runs")
         print(table(pd.concat(tables, ignore_index=True)))

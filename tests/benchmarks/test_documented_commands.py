@@ -126,6 +126,19 @@ FORMS = (
     Form("gradients", "update", GRADIENTS, SCORE.format("4,")),
     Form("gradients", "head", GRADIENTS, r"^cnn4 +2 classes, .*cosine.*classes 2 of 2"),
     Form("gradients", "speed", GRADIENTS, r"^cnn4 .*8 victims one after another [\d.]+, together"),
+    Form(
+        "heads",
+        "",
+        "--seeds 0 --rounds 1 --clients 3 --methods combined,ratio --out runs",
+        r"^lg-cifar, seed 0: accuracy(.|\n)*combined(.|\n)*n = \d",
+    ),
+    Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
+    Form(
+        "membership_models",
+        "",
+        "--per-class 30 --clients 3 --rounds 1 --runs runs",
+        r"setting +score +seeds +n (.|\n)*difference",
+    ),
     Form("disentangle", "--unseen", "", r"^ImageData\('npz': 1000 images 3x32x32"),
     Form("disentangle", "--rows", "", r"prototype: all, n = 40\n(.|\n)*^aligned +0.900 / 0.100"),
     Form(
@@ -263,6 +276,7 @@ def reader(tmp_path_factory) -> Path:
         "fedre",
         clients=3,
         rounds=6,
+        seed=2,
         partition="pra:0.5",
         runs=folder,
         set={"data.size": 16, "data.per_class": 12, "record.keep_every": 1},
