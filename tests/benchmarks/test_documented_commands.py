@@ -130,7 +130,7 @@ FORMS = (
         "heads",
         "",
         "--seeds 0 --rounds 1 --clients 3 --methods combined,ratio --out runs",
-        r"^lg-cifar, seed 0: accuracy(.|\n)*combined(.|\n)*n = \d",
+        r"^lg-cifar, seed 0: accuracy(.|\n)*^ +combined +answers +\d+ of +\d+: cosine",
     ),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
     Form(

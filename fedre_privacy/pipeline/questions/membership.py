@@ -10,11 +10,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedre_privacy.attacks.base import needed_for
 from fedre_privacy.attacks.parts.messages import asked_of
 from fedre_privacy.attacks.parts.sent_models import exchanges, losses, settle
 from fedre_privacy.core.types import (
     Artifact,
     Candidates,
+    Knowledge,
     MembershipScores,
     Observation,
     Upload,
@@ -66,13 +68,20 @@ GRANTED = Beside(
 
 RECEIVED = Beside(
     "the model before the upload",
-    "minus the loss under the model that the server held before the upload (a broadcast head: "
-    "with the extractor that is granted)",
+    "minus the loss under the model that the server held before the upload",
     "floor",
     "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
     "sees the image alone above 0. What the upload adds to the model before it is its own line",
 )
-"""Beside models, heads and gradients: what is uploaded is the model itself."""
+"""Beside models and gradients: what is uploaded is the model itself."""
+
+HALF_GRANTED = Beside(
+    "the granted extractor and the head before the upload",
+    "minus the loss under the client's extractor, which is granted, and the head as broadcast",
+    "baseline",
+    GRANTED.rule.replace("the model alone", "the extractor and the head as broadcast"),
+)
+"""Beside heads, which compute a loss only with the client's extractor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +123,9 @@ class Membership(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
-        models = all(kind.updates for kind in self.kinds(run.settings.protocol, settings))
+        kinds = self.kinds(run.settings.protocol, settings)
+        models = all(kind.updates for kind in kinds)
+        granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
         targets = _models if models else _rows
         kind, uploads, counterfactual = targets(run, settings, source, aux)
         observation = observe(
@@ -141,7 +152,7 @@ class Membership(Question):
             class_sizes=asked.class_sizes,
             baseline=before,
             floor=by_image_alone(asked.candidates, aux),
-            beside=RECEIVED if models else GRANTED,
+            beside=(HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
         )
 
     def score(self, game: MembershipGame, outcome: MembershipScores) -> MembershipCard:
