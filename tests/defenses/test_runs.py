@@ -243,6 +243,10 @@ def test_the_mixture_of_private_training_names_the_samples_that_were_drawn(feder
     for k, sent in fed.emissions[1].items():
         task = loop.Task(fed.setting, 1, k)
         drawn = torch.cat(
-            list(defense.batches(len(fed.clients[k].train), 8, 1, task.rng("batches")))
+            list(
+                defense.batches(
+                    len(fed.clients[k].train), 8, 1, task.secret_rng(fed.clients[k], "batches")
+                )
+            )
         )
         assert sent[0].mixture.support(0).tolist() == drawn.unique().tolist()

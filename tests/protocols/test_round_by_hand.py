@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from fedre_privacy.blocks.state import client_secret
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import HeadState
 from fedre_privacy.protocols.base import protocols
@@ -45,8 +46,9 @@ def pairs_by_hand(name, model, samples, client):
     means = {c: sum(own) / len(own) for c, own in members.items() if own}
     if name == "fedgh":
         return [(mean, {c: 1.0}) for c, mean in means.items()]
+    seed = client_secret(samples.fingerprint(), 0, client)
     drawn = torch.rand(
-        4, generator=stream(0, "entangle", client=client, round=1), dtype=torch.float64
+        4, generator=stream(seed, "entangle", client=client, round=1), dtype=torch.float64
     ).tolist()
     total = sum(drawn[c] for c in means)
     weights = {c: drawn[c] / total for c in means}
