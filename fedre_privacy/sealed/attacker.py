@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -137,13 +138,17 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     sys.argv = sys.argv[:1]
     attacks.names()  # imports them all, those of installed packages too
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that ended leave nothing behind
+    folders: dict[int, str] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: _forget(folders))
     Line(control).send({"path": sys.path, "prefixes": [sys.prefix, sys.base_prefix]})
     while True:
-        told, ends, _, _ = socket.recv_fds(control, 1, 1)
-        if not told:  # the evaluator is gone, and with it every reason to go on
-            os.killpg(0, signal.SIGKILL)
-        if os.fork() == 0:
+        told, ends, _, _ = socket.recv_fds(control, 4096, 1)
+        _forget(folders)
+        if not told:
+            _end(folders)
+            return
+        copy = os.fork()
+        if copy == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             try:
@@ -151,7 +156,24 @@ def main() -> None:
             finally:
                 sys.stdout.flush()
                 os._exit(0)
+        folders[copy] = os.fsdecode(told)
         os.close(ends[0])
+
+
+def _forget(folders: dict[int, str]) -> None:
+    """Strike out the copies that have ended."""
+    for copy in list(folders):
+        if os.waitpid(copy, os.WNOHANG)[0]:
+            del folders[copy]
+
+
+def _end(folders: dict[int, str]) -> None:
+    """The evaluator is gone: end what is still running and remove what it was given."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for copy, folder in folders.items():
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

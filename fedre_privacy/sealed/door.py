@@ -238,7 +238,7 @@ def _played(
 ) -> tuple[Outcome, int]:
     """Follow an attack to its end."""
     name = str(order["attack"]["name"])
-    line = _Attendant.get().connect()
+    line = _Attendant.get().connect(folder)
     pid = 0
     try:
         line.send(order)
@@ -382,11 +382,11 @@ class _Attendant:
             self._roots = [path.resolve() for path in given if path.is_absolute()]
         return self._roots
 
-    def connect(self) -> Line:
-        """A line to a new copy."""
+    def connect(self, folder: Path) -> Line:
+        """A line to a new copy, which is given a folder."""
         self.roots  # noqa: B018 (waits until it is ready)
         mine, other = socket.socketpair()
-        socket.send_fds(self._control, [b"+"], [other.fileno()])
+        socket.send_fds(self._control, [os.fsencode(folder)], [other.fileno()])
         other.close()
         return Line(mine)
 

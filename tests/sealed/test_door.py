@@ -261,3 +261,39 @@ def test_a_deep_message_is_refused():
     with pytest.raises(BrokenLine):
         Line(other).receive()
     assert json.loads("{}") == {}
+
+
+def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
+    """Its attack would sleep for ten minutes."""
+    (tmp_path / "sleeping.py").write_text(
+        f"{BEGIN}        context.shelf.save('a', {{'pid': torch.tensor(os.getpid())}})\n"
+        "        import time; time.sleep(600)\n"
+    )
+    (tmp_path / "evaluator.py").write_text(
+        "import os, signal, sys\n"
+        f"sys.path[:0] = [{str(tmp_path)!r}, {str(Path(__file__).parent)!r}]\n"
+        "import sleeping, test_door\n"
+        "class Shelf(test_door.Shelf):\n"
+        "    def save(self, name, tensors):\n"
+        "        print(int(tensors['pid']), flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "context = test_door.Context(5, shelf=Shelf())\n"
+        "test_door.play(sleeping.Plugin(), test_door.observation(), context,\n"
+        "    outcome=test_door.Reconstruction, isolation=test_door.PROCESS)\n"
+    )
+    room = tmp_path / "tmp"
+    room.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "evaluator.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(room)},
+    )
+    assert done.returncode == -9, done.stderr
+    pid = int(done.stdout)
+    for _ in range(200):
+        gone = not Path(f"/proc/{pid}").exists() if Path("/proc").is_dir() else True
+        if gone and not list(room.iterdir()):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError((gone, list(room.iterdir())))
