@@ -330,6 +330,8 @@ def beside_floor(
 def spread(values: Tensor, size: int) -> str:
     """95 % interval of a mean over victims of `size` images each."""
     low, high = clustered(values.double()[:, None], torch.arange(len(values)) // size).interval()
+    if not bool(low.isfinite()):
+        return "no interval"
     return f"95 % {float(low):.2f} to {float(high):.2f}"
 
 

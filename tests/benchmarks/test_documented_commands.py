@@ -90,7 +90,7 @@ class Form:
 
 INVERSION = "--quick --steps 5 --targets 1 --sizes 32 --architectures cnn4 --device cpu"
 GRADIENTS = "--images 1 --steps 2 --warm-up 1 --models cnn4"
-SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+; SSIM"
+SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+, above it .*; SSIM"
 FORMS = (
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
