@@ -57,7 +57,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 ATTACKS: dict[str, dict[str, Any]] = {
     "average": {"protocol": "fedgh", "rounds": 2, "threat": "strong"},
     "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
-    "dip": {"attack": {"steps": 6, "restarts": 2, "patience": 2}},
+    "dip": {"attack": {"steps": 3, "restarts": 2, "patience": 2}},
     "disentangle": {"rounds": 6, "threat": "strong"},
     "dlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
     "head": {"protocol": "lg-fedavg", "defense": ["clip:norm=0.1"], "attack": {"steps": 10}},
@@ -72,6 +72,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     },
     "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
     "linear": {"threat": "strong"},
+    "loss-membership": {"protocol": "fedavg", "target": "membership"},
     "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
     "membership": {"target": "membership"},
     "pixel": {"attack": {"steps": 6}},
