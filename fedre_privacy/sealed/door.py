@@ -406,7 +406,9 @@ class _Attendant:
             one, cls._one = cls._one, None
         if one is not None and one._owner == os.getpid():
             one._control.close()
-            one._process.wait(timeout=10)
+            if one._roots is None:  # still starting: it has made no copy yet
+                one._process.kill()
+            one._process.wait()
 
 
 atexit.register(_Attendant.drop)
