@@ -20,8 +20,8 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.gradient.closed_form import agreeing_inputs, single_input
-from .parts.gradient.victims import Victim, victims_of
+from .gradient.closed_form import agreeing_inputs, single_input
+from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05
 """How far an image may leave [0, 1] on average and still count as one."""

@@ -12,12 +12,12 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios, sent_in_part
-from .parts.disentangling.gaussian import most_likely_of_sent
-from .parts.disentangling.linear import Solved
-from .parts.disentangling.random_walk import random_walk, walk_models
-from .parts.disentangling.through import aux_reps, class_means
-from .parts.messages import messages_of
+from .mixtures.gaussian import most_likely_of_sent
+from .mixtures.linear import Solved
+from .mixtures.random_walk import random_walk, walk_models
+from .mixtures.through import aux_reps, class_means
+from .running.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios, sent_in_part
+from .running.messages import messages_of
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Drift of a prototype in a round, in units of the noise, of which only the ratio matters."""

@@ -15,9 +15,9 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.amortised import decoder_answers
-from .parts.decoder_net import Schooling
-from .parts.linear_map import Linear
+from .inversion.amortised import decoder_answers
+from .inversion.decoder_net import Schooling
+from .inversion.linear_map import Linear
 
 
 @attacks.register("decoder")

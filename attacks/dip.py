@@ -20,11 +20,11 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.dip_net import HourGlass, fastest, scales_that_fit
-from .parts.inversion import invert
-from .parts.objectives import OBJECTIVES
-from .parts.optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, imitate
-from .parts.starts import STARTS, knowledge_for, pictures_for
+from .inversion.dip_net import HourGlass, fastest, scales_that_fit
+from .inversion.optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, imitate
+from .inversion.solve import invert
+from .inversion.starts import STARTS, knowledge_for, pictures_for
+from .running.objectives import OBJECTIVES
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 """auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""

@@ -19,7 +19,16 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import (
+from .mixtures.aligned import NOISES as ALIGNED_NOISES
+from .mixtures.aligned import Alignment, Images, align, aligned, error_models, images_of
+from .mixtures.bounded import expected_factors, factors_that_agree
+from .mixtures.gaussian import most_likely_of_sent
+from .mixtures.linear import Solved, least_squares, non_negative, ridge
+from .mixtures.mixing import Kind, Mixing, mixings
+from .mixtures.random_walk import NOISES as WALK_NOISES
+from .mixtures.random_walk import random_walk
+from .mixtures.through import aux_reps, class_means, lagging
+from .running.adaptive import (
     LOUDEST_FIRST,
     WHOLE,
     blurred,
@@ -29,15 +38,6 @@ from .parts.adaptive import (
     sent_in_part,
     total_least_squares,
 )
-from .parts.disentangling.aligned import NOISES as ALIGNED_NOISES
-from .parts.disentangling.aligned import Alignment, Images, align, aligned, error_models, images_of
-from .parts.disentangling.bounded import expected_factors, factors_that_agree
-from .parts.disentangling.gaussian import most_likely_of_sent
-from .parts.disentangling.linear import Solved, least_squares, non_negative, ridge
-from .parts.disentangling.random_walk import NOISES as WALK_NOISES
-from .parts.disentangling.random_walk import random_walk
-from .parts.disentangling.through import aux_reps, class_means, lagging
-from .parts.mixing import Kind, Mixing, mixings
 
 SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
 EXACT = ("least-squares",)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reconstruction
 
 from .base import Attack, Context, attacks
-from .parts.gradient.leakage import Leakage, deep_leakage
+from .gradient.leakage import Leakage, deep_leakage
 
 
 @attacks.register("dlg")

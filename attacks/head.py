@@ -23,10 +23,10 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import bound_of
-from .parts.disentangling.through import aux_reps, class_means
-from .parts.gradient.heads import combined, pulled, ratio, shares, simulate_and_match
-from .parts.gradient.victims import head_names, local_steps
+from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
+from .gradient.victims import head_names, local_steps
+from .mixtures.through import aux_reps, class_means
+from .running.adaptive import bound_of
 
 METHODS = ("combined", "simulate", "ratio")
 CENTRES = ("auto", "found", "public")

@@ -8,10 +8,10 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reconstruction
 
 from .base import Attack, Context, attacks
-from .parts.gradient import labels as label_rules
-from .parts.gradient.leakage import Leakage, deep_leakage
-from .parts.gradient.solve import batch_labels
-from .parts.gradient.victims import victims_of
+from .gradient import labels as label_rules
+from .gradient.leakage import Leakage, deep_leakage
+from .gradient.solve import batch_labels
+from .gradient.victims import victims_of
 
 
 @attacks.register("idlg")

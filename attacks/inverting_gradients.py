@@ -18,12 +18,12 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import update_as_sent
-from .parts.gradient.match import Match, gradient
-from .parts.gradient.objectives import DISTANCES, SCALE_FREE
-from .parts.gradient.signed import SignedSearch, signed_search
-from .parts.gradient.solve import check
-from .parts.gradient.victims import Victim
+from .gradient.match import Match, gradient
+from .gradient.objectives import DISTANCES, SCALE_FREE
+from .gradient.signed import SignedSearch, signed_search
+from .gradient.solve import check
+from .gradient.victims import Victim
+from .running.adaptive import update_as_sent
 
 
 @attacks.register("inverting-gradients")

@@ -22,9 +22,9 @@ from fedre_privacy.core.types import (
 
 from .base import Attack, Context, Shelf, attacks
 from .dip import DeepImagePrior
-from .parts.adaptive import Channel, bound_of, sent_in_part
-from .parts.disentangling.sightings import Sightings, sightings
-from .parts.mixing import Kind, mixings
+from .mixtures.mixing import Kind, mixings
+from .mixtures.sightings import Sightings, sightings
+from .running.adaptive import Channel, bound_of, sent_in_part
 
 
 @attacks.register("joint-disentangle")

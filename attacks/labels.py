@@ -28,8 +28,7 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
-from .parts.head_changes import (
+from .gradient.head_changes import (
     even_response,
     head_of,
     is_telling,
@@ -38,8 +37,9 @@ from .parts.head_changes import (
     step_scale,
     steps_of,
 )
-from .parts.messages import Sent, messages_of, received_by
-from .parts.unmixing import unmix
+from .mixtures.encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
+from .mixtures.unmixing import unmix
+from .running.messages import Sent, messages_of, received_by
 
 AUX = 1000
 """Auxiliary images through which the responses of a model are measured, at most."""

@@ -14,8 +14,8 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.amortised import linear_answers
-from .parts.linear_map import Linear
+from .inversion.amortised import linear_answers
+from .inversion.linear_map import Linear
 
 
 @attacks.register("linear")

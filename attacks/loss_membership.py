@@ -11,17 +11,11 @@ from torch import Tensor
 
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Artifact,
-    HeadState,
-    Knowledge,
-    MembershipScores,
-    Observation,
-)
+from fedre_privacy.core.types import Artifact, HeadState, Knowledge, MembershipScores, Observation
 
 from .base import Attack, Context, attacks
-from .parts.messages import asked_of
-from .parts.sent_models import READ, exchanges, losses, settle
+from .gradient.sent_models import READ, exchanges, losses, settle
+from .running.messages import asked_of
 
 LOSS, DIFFERENCE, REFERENCE = "loss", "difference", "reference"
 AUTO = REFERENCE

@@ -24,8 +24,8 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
-from .parts.messages import Sent, asked_of, messages_of
+from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
+from .running.messages import Sent, asked_of, messages_of
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")

@@ -19,10 +19,10 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.inversion import invert
-from .parts.objectives import OBJECTIVES
-from .parts.optimise import COMBINE, LOSSES, Budget, Start
-from .parts.starts import STARTS, knowledge_for, pictures_for
+from .inversion.optimise import COMBINE, LOSSES, Budget, Start
+from .inversion.solve import invert
+from .inversion.starts import STARTS, knowledge_for, pictures_for
+from .running.objectives import OBJECTIVES
 
 
 @attacks.register("pixel")

@@ -16,13 +16,13 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, attacks
-from .parts.adaptive import update_as_sent
-from .parts.gradient.match import Match, Simulate, gradient
-from .parts.gradient.objectives import DISTANCES, SCALE_FREE
-from .parts.gradient.signed import SignedSearch, signed_search
-from .parts.gradient.solve import check, training_of
-from .parts.gradient.unroll import LocalSteps
-from .parts.gradient.victims import Victim, local_steps, steps_per_epoch
+from .gradient.match import Match, Simulate, gradient
+from .gradient.objectives import DISTANCES, SCALE_FREE
+from .gradient.signed import SignedSearch, signed_search
+from .gradient.solve import check, training_of
+from .gradient.unroll import LocalSteps
+from .gradient.victims import Victim, local_steps, steps_per_epoch
+from .running.adaptive import update_as_sent
 
 
 @attacks.register("update-inversion")

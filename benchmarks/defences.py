@@ -31,9 +31,9 @@ from fedre_privacy.defenses.accounting import epsilon_of, gdp_mu, least_noise
 from fedre_privacy.defenses.base import Release, defenses
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
-from fedre_privacy.pipeline.benchmark import Benchmark, BenchmarkResult, benchmark, read_sweep
-from fedre_privacy.pipeline.settings import resolve_training
-from fedre_privacy.pipeline.train import facts_of, prepare
+from fedre_privacy.runs.settings import resolve_training
+from fedre_privacy.runs.training import facts_of, prepare
+from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult, benchmark, read_sweep
 
 BASE = {
     "data": {"per_class": 60},

@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.disentangle import Disentangle, head_of
-from fedre_privacy.attacks.parts.disentangling.aligned import Alignment, align, images_of
-from fedre_privacy.attacks.parts.disentangling.linear import least_squares
-from fedre_privacy.attacks.parts.disentangling.random_walk import random_walk
-from fedre_privacy.attacks.parts.disentangling.through import aux_reps, class_means
-from fedre_privacy.attacks.parts.mixing import Kind, Mixing, mixings
+from fedre_privacy.attacks.mixtures.aligned import Alignment, align, images_of
+from fedre_privacy.attacks.mixtures.linear import least_squares
+from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
+from fedre_privacy.attacks.mixtures.random_walk import random_walk
+from fedre_privacy.attacks.mixtures.through import aux_reps, class_means
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means as true_means
 from fedre_privacy.blocks.state import Samples
@@ -50,10 +50,10 @@ from fedre_privacy.core.types import Prototypes
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift, score_vectors
-from fedre_privacy.pipeline.attack import prepare_attack
-from fedre_privacy.pipeline.questions.prototypes import PrototypeGame
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_attack
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.questions.prototypes import PrototypeGame
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_attack
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.attacks.gradient import labels as label_rules
+from fedre_privacy.attacks.gradient.match import Match
+from fedre_privacy.attacks.gradient.match import gradient as simulate
+from fedre_privacy.attacks.gradient.objectives import cosine
+from fedre_privacy.attacks.gradient.search import Descent
+from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
-from fedre_privacy.attacks.parts.gradient import labels as label_rules
-from fedre_privacy.attacks.parts.gradient.match import Match
-from fedre_privacy.attacks.parts.gradient.match import gradient as simulate
-from fedre_privacy.attacks.parts.gradient.objectives import cosine
-from fedre_privacy.attacks.parts.gradient.search import Descent
-from fedre_privacy.attacks.parts.gradient.victims import Victim
-from fedre_privacy.attacks.parts.graphs import recorder_for
+from fedre_privacy.attacks.running.graphs import recorder_for
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
     THREAT_MODELS,

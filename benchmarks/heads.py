@@ -37,9 +37,9 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import VectorScores, score_vectors
-from fedre_privacy.pipeline.attack import prepare_attack
-from fedre_privacy.pipeline.questions.prototypes import PrototypeGame
-from fedre_privacy.pipeline.settings import resolve_attack
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.questions.prototypes import PrototypeGame
+from fedre_privacy.runs.settings import resolve_attack
 
 PARTS = ("report", "tuning")
 TUNED_DIGITS = 60

@@ -48,18 +48,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import decoder_net, dip_net, inversion
-from fedre_privacy.attacks.parts.decoder_net import (
+from fedre_privacy.attacks.inversion import decoder_net, dip_net
+from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion.decoder_net import (
     Lessons,
     Pool,
     Refiner,
     Schooling,
     train_refiner,
 )
-from fedre_privacy.attacks.parts.graphs import recorder_for
-from fedre_privacy.attacks.parts.objectives import OBJECTIVES
-from fedre_privacy.attacks.parts.optimise import Search, fit_tile
-from fedre_privacy.attacks.parts.tiles import CPU_TILE, single_threaded
+from fedre_privacy.attacks.inversion.optimise import Search, fit_tile
+from fedre_privacy.attacks.running.graphs import recorder_for
+from fedre_privacy.attacks.running.objectives import OBJECTIVES
+from fedre_privacy.attacks.running.tiles import CPU_TILE, single_threaded
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.rng import seeded, stream

@@ -26,10 +26,10 @@ from torch import Tensor
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.loss_membership import DIFFERENCE, LOSS, REFERENCE, LossMembership
 from fedre_privacy.eval.membership import evaluate_membership
-from fedre_privacy.pipeline.attack import prepare_attack
-from fedre_privacy.pipeline.questions.membership import MembershipGame
-from fedre_privacy.pipeline.settings import resolve_attack, resolve_training
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.questions.membership import MembershipGame
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.training import train
 
 TUNING = (101, 102)
 REPORT = (0, 1)

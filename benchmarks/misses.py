@@ -30,8 +30,8 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts.objectives import total_variation
-from fedre_privacy.attacks.parts.optimise import spread_of
+from fedre_privacy.attacks.inversion.optimise import spread_of
+from fedre_privacy.attacks.running.objectives import total_variation
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     Mixture,
@@ -45,10 +45,10 @@ from fedre_privacy.eval import PublicImages, evaluate
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
-from fedre_privacy.pipeline.attack import prepare_attack
-from fedre_privacy.pipeline.questions.images import TARGET, ImageGame
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_attack
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.questions.images import TARGET, ImageGame
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_attack
 
 MISSED = 12.0
 """PSNR (dB) below which an answer counts as a miss."""

@@ -18,28 +18,31 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .cli import attack as attack_command
-from .cli import benchmark as benchmark_command
-from .cli import train as train_command
-from .cli.options import choose_device, gather
-from .core.config import load_yaml
-from .core.errors import ConfigError
-from .core.events import Report, silent
-from .eval.report import training_curves
-from .eval.report.html import fragment
-from .pipeline import attack as attacking
-from .pipeline import benchmark as benchmarking
-from .pipeline import runs as recorded
-from .pipeline import train as training
-from .pipeline.report import NAME
-from .pipeline.settings import (
+from fedre_privacy.cli import attack as attack_command
+from fedre_privacy.cli import benchmark as benchmark_command
+from fedre_privacy.cli import train as train_command
+from fedre_privacy.cli.job import WORKER
+from fedre_privacy.cli.options import choose_device, gather
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.eval.report import training_curves
+from fedre_privacy.eval.report.html import fragment
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.pages.shared import NAME
+from fedre_privacy.play import attack as attacking
+from fedre_privacy.runs import folder as recorded
+from fedre_privacy.runs import training as training
+from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,
     check_sections,
     resolve_attack,
     resolve_training,
 )
-from .sealed.door import AUTO
+from fedre_privacy.sealed.door import AUTO
+from fedre_privacy.study import benchmark as benchmarking
 
 Settings = Mapping[str, Any]
 
@@ -244,6 +247,7 @@ def attack(
         report=report,
         isolation=isolation,
     )
+    attack_page(result)
     return AttackResult(**_fields(result))
 
 
@@ -337,8 +341,10 @@ def benchmark(
         engine=engine,
         retry=retry,
         prune=prune,
+        worker=WORKER,
         report=report,
     )
+    write_benchmark_report(result)
     return BenchmarkResult(**_fields(result))
 
 

@@ -14,10 +14,11 @@ import torch
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, MissingInputError, nearest
 from fedre_privacy.core.units import human_seconds
-from fedre_privacy.pipeline.attack import AttackResult, attack, check_ahead, require_complete
-from fedre_privacy.pipeline.rehearse import rehearse
-from fedre_privacy.pipeline.runs import COMPLETE, Run, begin, status_of
-from fedre_privacy.pipeline.settings import (
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.play.attack import AttackResult, attack, check_ahead, require_complete
+from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.runs.folder import COMPLETE, Run, begin, status_of
+from fedre_privacy.runs.settings import (
     ATTACKERS,
     TARGETS,
     TRAIN_SECTIONS,
@@ -27,7 +28,7 @@ from fedre_privacy.pipeline.settings import (
     resolve_attack,
     resolve_training,
 )
-from fedre_privacy.pipeline.train import prepare, train
+from fedre_privacy.runs.training import prepare, train
 from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
 from .explain import explain, list_all, list_for
@@ -151,6 +152,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         report=output,
         isolation=options.isolation,
     )
+    attack_page(result)
     print_result(result, options, output)
     return 0
 

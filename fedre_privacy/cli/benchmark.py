@@ -12,11 +12,13 @@ from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, PartialError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.units import human_seconds, plural
-from fedre_privacy.pipeline.benchmark import Benchmark, benchmark, planned, read_sweep
-from fedre_privacy.pipeline.rehearse import rehearse_suite
-from fedre_privacy.pipeline.sweep import ENGINES, Job
+from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.play.rehearse import rehearse_suite
+from fedre_privacy.study.benchmark import Benchmark, benchmark, planned, read_sweep
+from fedre_privacy.study.sweep import ENGINES, Job
 
 from . import communication, toy
+from .job import WORKER
 from .options import add_settings_options, add_training_options, choose_device, gather
 from .output import Output, guarded
 
@@ -100,8 +102,10 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         engine=options.engine,
         retry=options.retry,
         prune=options.prune,
+        worker=WORKER,
         report=_Progress(output),
     )
+    write_benchmark_report(result)
     output.text()
     output.table(result.table())
     for text in result.failures():

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.units import human_bytes, plural
-from fedre_privacy.pipeline.communication import (
+from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
     SETTINGS,
     Cell,
@@ -33,9 +33,9 @@ from fedre_privacy.pipeline.communication import (
     table_4,
     table_11,
 )
-from fedre_privacy.pipeline.published_tables import DATA_SETS
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.train import write_csv
+from fedre_privacy.reproduction.published_tables import DATA_SETS
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.training import write_csv
 
 from .output import Output, guarded
 

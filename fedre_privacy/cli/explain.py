@@ -17,18 +17,18 @@ from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.pipeline.observe import effective
-from fedre_privacy.pipeline.runs import COMPLETE, Run
-from fedre_privacy.pipeline.settings import (
+from fedre_privacy.play.observe import effective
+from fedre_privacy.play.targets import KINDS
+from fedre_privacy.presets import presets
+from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.runs.folder import COMPLETE, Run
+from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     RECOVERED,
     TRAIN_SECTIONS,
     AttackSettings,
     TrainSettings,
 )
-from fedre_privacy.pipeline.targets import KINDS
-from fedre_privacy.presets import presets
-from fedre_privacy.protocols.base import Protocol, protocols
 
 from .output import Output
 

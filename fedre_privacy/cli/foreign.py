@@ -9,9 +9,9 @@ from typing import Any
 
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.pipeline.foreign import Recorded, attack_foreign, prepare_foreign
-from fedre_privacy.pipeline.foreign_report import command
-from fedre_privacy.pipeline.settings import TRAIN_SECTIONS, resolve_attack
+from fedre_privacy.pages.foreign import command, write_foreign
+from fedre_privacy.play.foreign import Recorded, attack_foreign, prepare_foreign
+from fedre_privacy.runs.settings import TRAIN_SECTIONS, resolve_attack
 
 from .options import assigned, choose_device
 from .output import Output
@@ -94,7 +94,8 @@ def run_foreign(
         output.final(None, {"checked": True})
         return 0
     result = attack_foreign(
-        recorded, settings, runs=options.runs_dir, device=device, resume=options.resume,
+        recorded, settings, page=write_foreign, runs=options.runs_dir, device=device,
+        resume=options.resume,
         restart=options.restart, report=output, isolation=options.isolation,
     )  # fmt: skip
     output.text()

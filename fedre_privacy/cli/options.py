@@ -12,8 +12,8 @@ import torch
 from fedre_privacy.core.config import load_yaml, merge, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.data.base import datasets
-from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, set_defenses
 from fedre_privacy.presets import Preset, preset
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, set_defenses
 
 from .explain import list_presets
 from .output import Output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedre_privacy.core.config import build, parse_assignments
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.pipeline.toy import ToySettings, run_toy, write_toy
+from fedre_privacy.reproduction.toy import ToySettings, run_toy, write_toy
 
 from .output import Output, guarded
 

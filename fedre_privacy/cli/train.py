@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_seconds
-from fedre_privacy.pipeline.rehearse import rehearse
-from fedre_privacy.pipeline.run_figures import draw
-from fedre_privacy.pipeline.runs import Run, begin
-from fedre_privacy.pipeline.settings import ATTACK_SECTIONS, check_sections, resolve_training
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.pages.run_figures import draw
+from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.runs.folder import Run, begin
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, check_sections, resolve_training
+from fedre_privacy.runs.training import train
 
 from .explain import explain
 from .options import add_common_options, add_training_options, assigned, choose_device, gather

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.parts import dip_net
-from fedre_privacy.attacks.parts.dip_net import STACKINGS, HourGlass, fastest, scales_that_fit
+from fedre_privacy.attacks.inversion import dip_net
+from fedre_privacy.attacks.inversion.dip_net import STACKINGS, HourGlass, fastest, scales_that_fit
 from fedre_privacy.core.rng import stream
 
 NETS = {

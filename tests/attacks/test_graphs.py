@@ -20,15 +20,16 @@ from torch.utils._pytree import tree_leaves
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import amortised, inversion
-from fedre_privacy.attacks.parts.gradient.match import Match, gradient
-from fedre_privacy.attacks.parts.gradient.objectives import cosine
-from fedre_privacy.attacks.parts.gradient.search import Found, signed_adam
-from fedre_privacy.attacks.parts.gradient.unroll import LocalSteps
-from fedre_privacy.attacks.parts.gradient.victims import Victim
-from fedre_privacy.attacks.parts.graphs import CudaRecorder, captured, recorder_for
-from fedre_privacy.attacks.parts.objectives import l2rel
-from fedre_privacy.attacks.parts.optimise import Budget, Fitted, fit_tile
+from fedre_privacy.attacks.gradient.match import Match, gradient
+from fedre_privacy.attacks.gradient.objectives import cosine
+from fedre_privacy.attacks.gradient.search import Found, signed_adam
+from fedre_privacy.attacks.gradient.unroll import LocalSteps
+from fedre_privacy.attacks.gradient.victims import Victim
+from fedre_privacy.attacks.inversion import amortised
+from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion.optimise import Budget, Fitted, fit_tile
+from fedre_privacy.attacks.running.graphs import CudaRecorder, captured, recorder_for
+from fedre_privacy.attacks.running.objectives import l2rel
 
 COUNT = 5
 

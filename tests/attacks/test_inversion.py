@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks import dip, pixel
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import inversion, optimise
-from fedre_privacy.attacks.parts.dip_net import HourGlass
-from fedre_privacy.attacks.parts.objectives import l2rel
-from fedre_privacy.attacks.parts.optimise import Budget, by_owner
+from fedre_privacy.attacks.inversion import optimise
+from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion.dip_net import HourGlass
+from fedre_privacy.attacks.inversion.optimise import Budget, by_owner
+from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 
 

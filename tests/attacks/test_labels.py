@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.parts.encodings import common_divisor, effective_number
-from fedre_privacy.attacks.parts.head_changes import head_of
-from fedre_privacy.attacks.parts.messages import messages_of
-from fedre_privacy.attacks.parts.unmixing import unmix
+from fedre_privacy.attacks.gradient.head_changes import head_of
+from fedre_privacy.attacks.mixtures.encodings import common_divisor, effective_number
+from fedre_privacy.attacks.mixtures.unmixing import unmix
+from fedre_privacy.attacks.running.messages import messages_of
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.linear import LinearDecoder
-from fedre_privacy.attacks.parts.linear_map import PENALTIES, Sums, choose_penalty, fit, total
-from fedre_privacy.attacks.parts.simulate import (
+from fedre_privacy.attacks.inversion.linear_map import PENALTIES, Sums, choose_penalty, fit, total
+from fedre_privacy.attacks.inversion.simulate import (
     MOST_AVERAGED,
     MOST_VIEWS,
     blend_weights,
     prototype_weights,
     views,
 )
+from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Counts, EntangledRep, Prototypes, Upload
 from fedre_privacy.data.base import datasets

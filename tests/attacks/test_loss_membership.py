@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, attacks, mismatch
+from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.loss_membership import AUTO
-from fedre_privacy.attacks.parts.sent_models import exchanges, losses, settle
 from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -36,7 +36,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.models.split import parameters_of
-from fedre_privacy.pipeline.settings import Evaluation
+from fedre_privacy.runs.settings import Evaluation
 
 CLASSES, SIDE, EACH, CLIENTS = 4, 12, 20, 3
 SCORES = ("loss", "difference", "reference")

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.parts.gaussians import class_statistics, log_likelihoods
+from fedre_privacy.attacks.mixtures.gaussians import class_statistics, log_likelihoods
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (

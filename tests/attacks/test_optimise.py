@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.parts import inversion, tiles
-from fedre_privacy.attacks.parts.objectives import l2rel
-from fedre_privacy.attacks.parts.optimise import (
+from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion.optimise import (
     Budget,
     better_of,
     by_owner,
@@ -23,6 +22,8 @@ from fedre_privacy.attacks.parts.optimise import (
     spread_of,
 )
 from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.attacks.running import tiles
+from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.types import Representations, Upload
 
@@ -178,7 +179,7 @@ def test_the_first_step_follows_the_stated_loss(loss, tv):
 
 
 def test_warm_up_rises_and_the_cosine_falls_to_the_floor():
-    from fedre_privacy.attacks.parts.optimise import _schedule
+    from fedre_privacy.attacks.inversion.optimise import _schedule
 
     budget = Budget(steps=110, lr=1.0, warmup=10, lr_floor=0.1)
     rates = [_schedule(step, budget) for step in range(110)]

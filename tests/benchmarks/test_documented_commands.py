@@ -92,6 +92,8 @@ INVERSION = "--quick --steps 5 --targets 1 --sizes 32 --architectures cnn4 --dev
 GRADIENTS = "--images 1 --steps 2 --warm-up 1 --models cnn4"
 SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+, above it .*; SSIM"
 FORMS = (
+    Form("fingerprints", "--compare", "--only linear --compare before.json", r"^(\d) of \1 as before"),
+    Form("fingerprints", "", "--only linear --out before.json", r"^3 prints$"),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
         "rounds",
@@ -294,6 +296,7 @@ def reader(tmp_path_factory) -> Path:
     table.assign(run="made", seed=7, kind="made", drift=0.1, drift_max=0.2).to_csv(
         folder / "rows.csv", index=False
     )
+    (folder / "before.json").write_text("{}")
     (folder / "docs").mkdir()
     shutil.copytree(ROOT / "docs" / "data", folder / "docs" / "data")
     return folder

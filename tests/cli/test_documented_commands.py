@@ -17,9 +17,9 @@ import torch
 from fedre_privacy.cli import attack, benchmark, communication, foreign, toy, train
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
-from fedre_privacy.pipeline import attack as pipeline
-from fedre_privacy.pipeline.runs import Run
+from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.folder import Run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

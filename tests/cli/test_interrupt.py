@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy.attacks.parts import inversion
+from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.federation import loop
-from fedre_privacy.pipeline import attack as pipeline
+from fedre_privacy.play import attack as pipeline
 
 SLOW = ["--attack", "pixel", "--target", "representations", "--targets", "24"]
 SLOW += ["--set", "attack.steps=250", "--set", "eval.metrics=psnr"]

@@ -17,7 +17,7 @@ from fedre_privacy.cli import attack
 from fedre_privacy.cli.output import Output, table_lines
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.events import Event
-from fedre_privacy.pipeline.settings import Evaluation
+from fedre_privacy.runs.settings import Evaluation
 
 
 class Terminal(io.StringIO):

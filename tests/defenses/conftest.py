@@ -27,7 +27,7 @@ from fedre_privacy.defenses.base import Facts, Scene
 
 _tests = Path(__file__).parent.parent
 federation = runpy.run_path(str(_tests / "protocols" / "conftest.py"))["federation"]
-tiny = runpy.run_path(str(_tests / "pipeline" / "conftest.py"))["tiny"]
+tiny = runpy.run_path(str(_tests / "play" / "conftest.py"))["tiny"]
 
 
 def _named(seed: int) -> dict[str, torch.Tensor]:

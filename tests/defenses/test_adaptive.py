@@ -8,15 +8,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.parts.adaptive import (
+from fedre_privacy.attacks.mixtures.bounded import factors_that_agree
+from fedre_privacy.attacks.running.adaptive import (
     Channel,
     channel_of,
     objective_as_sent,
     total_least_squares,
     update_as_sent,
 )
-from fedre_privacy.attacks.parts.disentangling.bounded import factors_that_agree
-from fedre_privacy.attacks.parts.objectives import l2rel
+from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.types import (
     THREAT_MODELS,
     EntangledRep,
@@ -30,9 +30,9 @@ from fedre_privacy.core.types import (
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.quantised import largest_remainder
 from fedre_privacy.models.split import Normalise, SplitModel
-from fedre_privacy.pipeline.attack import attack
-from fedre_privacy.pipeline.settings import resolve_attack
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.play.attack import attack
+from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.training import train
 
 SHAPE = (1, 8, 8)
 

@@ -11,10 +11,10 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_training, set_defenses
-from fedre_privacy.pipeline.train import train
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_training, set_defenses
+from fedre_privacy.runs.training import train
 
 CASES = {
     "clip": ("fedavg", "clip:norm=0.5"),

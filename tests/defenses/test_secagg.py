@@ -18,10 +18,10 @@ from fedre_privacy.defenses.base import defenses
 from fedre_privacy.defenses.secagg import FITTING, aggregated
 from fedre_privacy.defenses.statement import check_all, state
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.pipeline.attack import attack, check_ahead
-from fedre_privacy.pipeline.settings import resolve_attack
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.play.attack import attack, check_ahead
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.training import train
 
 SECAGG = defenses.get("secagg")()
 SUPER = {"name": "fedre", "super_pair": True}

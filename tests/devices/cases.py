@@ -22,11 +22,11 @@ from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.files import read_tensors
 from fedre_privacy.defenses import dp_sgd
-from fedre_privacy.pipeline.attack import attack
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_attack, resolve_training
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.play.attack import attack
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.training import train
 
 DEVICE = stand_in.install()
 dp_sgd._on = lambda device, rng: rng  # the stand-in has no generators of its own
@@ -154,7 +154,7 @@ def trainings(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
 
     def away() -> str | None:
         """A GPU too small for all models: each travels there and back."""
-        with mock.patch("fedre_privacy.pipeline.train.free_bytes", lambda device: 0):
+        with mock.patch("fedre_privacy.runs.training.free_bytes", lambda device: 0):
             return case({"protocol": {"name": "fedproto"}, "train": {"rounds": 2}})
 
     for name, sections in TRAININGS.items():

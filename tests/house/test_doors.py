@@ -14,10 +14,6 @@ from fedre_privacy.core import types
 from fedre_privacy.core.types import Artifact, Observation
 
 ROOT = "fedre_privacy"
-BELOW_PIPELINE = {
-    "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
-    "blocks", "protocols", "federation", "sealed",
-}  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "data": {"core"},
@@ -33,13 +29,29 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
     },
     "sealed": {"core", "models", "attacks.base"},
-    "pipeline": BELOW_PIPELINE,
-    "cli": {
-        "pipeline", "core", "attacks.base", "data.base", "entanglement.base", "eval.metrics.base",
-        "models.zoo", "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door",
-    },
     "presets": {"core"},
-    "api": {"pipeline", "core", "cli", "eval.report", "sealed.door"},
+    "runs": {
+        "core", "data", "models", "partition", "blocks", "protocols.base", "federation",
+        "attacks.base", "defenses.base", "defenses.statement", "eval.matching",
+        "eval.metrics.base",
+    },
+    "play": {
+        "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
+        "blocks", "protocols", "federation", "sealed", "runs",
+    },
+    "study": {
+        "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
+    },
+    "pages": {"core", "data", "eval", "runs", "play", "study"},
+    "reproduction": {
+        "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
+    },
+    "cli": {
+        "runs", "play", "study", "pages", "reproduction", "core", "attacks.base", "data.base",
+        "entanglement.base", "eval.metrics.base", "models.zoo", "partition.base",
+        "protocols.base", "defenses.base", "presets", "sealed.door",
+    },
+    "api": {"runs", "play", "study", "pages", "core", "cli", "eval.report", "sealed.door"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
 
@@ -68,7 +80,7 @@ def violations(name: str, tree: ast.Module) -> list[str]:
     if room == "__init__":
         return [target for target in imported(name, tree)]
     allowed = MAY_IMPORT[room] | {room}
-    if room in {"pipeline", "cli"}:
+    if room in {"runs", "cli"}:
         allowed = allowed | {"__version__"}
     bad = []
     for target in imported(name, tree):
@@ -102,11 +114,11 @@ def test_imports_go_one_way(modules):
     [
         ("attacks.dip", "from ..data.base import datasets", "data.base.datasets"),
         ("attacks.dip", "from .. import data", "data"),
-        ("attacks.parts.inversion", "from ...eval import evaluate", "eval.evaluate"),
-        ("attacks.parts.inversion", "from ...protocols.base import x", "protocols.base.x"),
+        ("attacks.inversion.solve", "from ...eval import evaluate", "eval.evaluate"),
+        ("attacks.inversion.solve", "from ...protocols.base import x", "protocols.base.x"),
         ("attacks.__init__", "from ..federation import loop", "federation.loop"),
         ("attacks.dip", "import fedre_privacy.data.base as d", "data.base"),
-        ("attacks.dip", "from fedre_privacy import pipeline", "pipeline"),
+        ("attacks.dip", "from fedre_privacy import play", "play"),
         ("attacks.dip", "def f():\n    from fedre_privacy.eval import x", "eval.x"),
         ("attacks.dip", "import importlib as i\ni.import_module('fedre_privacy.data')", "data"),
         ("eval.metrics.psnr", "from fedre_privacy.attacks.base import a", "attacks.base.a"),
@@ -119,7 +131,7 @@ def test_imports_go_one_way(modules):
         ("federation.loop", "from fedre_privacy.protocols import base_two", "protocols.base_two"),
         ("blocks.local", "from ..protocols.base import P", "protocols.base.P"),
         ("protocols.fedre", "from fedre_privacy.federation import loop", "federation.loop"),
-        ("pipeline.train", "from fedre_privacy.cli import output", "cli.output"),
+        ("runs.training", "from fedre_privacy.cli import output", "cli.output"),
         ("cli.attack", "from fedre_privacy.attacks.dip import D", "attacks.dip.D"),
         ("__init__", "from .core import types", "core.types"),
     ],
@@ -132,17 +144,91 @@ def test_a_planted_violation_is_caught(name, source, target):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("attacks.parts.inversion", "from ...core.types import Observation"),
-        ("attacks.parts.inversion", "from ..base import Context"),
+        ("attacks.inversion.solve", "from ...core.types import Observation"),
+        ("attacks.inversion.solve", "from ..base import Context"),
         ("attacks.dip", '"""See fedre_privacy.data."""'),
         ("attacks.dip", "from fedre_privacy.models.split import Normalise"),
         ("federation.loop", "from fedre_privacy.protocols.base import Protocol"),
-        ("pipeline.runs", "from fedre_privacy import __version__"),
+        ("runs.folder", "from fedre_privacy import __version__"),
         ("core.config", "from .registry import Registry"),
     ],
 )
 def test_an_open_door_is_open(name, source):
     assert violations(f"{ROOT}.{name}", ast.parse(source)) == []
+
+
+# --- no circles --------------------------------------------------------------------------------
+
+
+def imports_between(modules) -> dict[str, set[str]]:
+    """Each module's imports of ours as module names, lazy and type-only ones too."""
+    out: dict[str, set[str]] = {}
+    for name, tree in modules.items():
+        found = set()
+        for target in imported(name, tree):
+            own = target if target in modules else target.rpartition(".")[0]
+            found |= {own} & (modules.keys() - {name})
+        out[name] = found
+    return out
+
+
+def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of names that reach each other."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for target in edges.get(todo.pop(), set()) - seen:
+                seen.add(target)
+                todo.append(target)
+        return seen
+
+    reached = {name: reach(name) for name in edges}
+    return [
+        {other for other in reached[name] if name in reached.get(other, set())}
+        for name in edges
+        if name in reached[name]
+    ]
+
+
+def room_of(name: str) -> str:
+    """Rooms of attacks are rooms of their own; what they all stand on is one too."""
+    parts = name.split(".")[1:]
+    if parts[:1] == ["attacks"] and len(parts) > 1:
+        return ".".join(parts[:2]) if len(parts) > 2 or parts[1] == "base" else "attacks"
+    return parts[0] if parts else ROOT
+
+
+def test_no_circle_between_modules(modules):
+    assert circles(imports_between(modules)) == []
+
+
+def test_no_circle_between_rooms(modules):
+    rooms: dict[str, set[str]] = {}
+    for name, found in imports_between(modules).items():
+        rooms.setdefault(room_of(name), set()).update(room_of(t) for t in found)
+    assert circles({room: found - {room} for room, found in rooms.items()}) == []
+
+
+def test_a_planted_circle_is_caught():
+    one = ast.parse("from fedre_privacy.study import sweep")
+    other = ast.parse("def f():\n    from fedre_privacy.play.attack import attack")
+    found = imports_between({"fedre_privacy.play.attack": one, "fedre_privacy.study.sweep": other})
+    assert circles(found) == [{"fedre_privacy.play.attack", "fedre_privacy.study.sweep"}] * 2
+
+
+LARGEST = 0.2
+"""Share of the product that one room may have."""
+
+
+def test_no_room_is_a_dumping_ground(repo, modules):
+    sizes: dict[str, int] = {}
+    for name, tree in modules.items():
+        last = max((node.end_lineno or 0 for node in tree.body), default=0)
+        sizes[room_of(name)] = sizes.get(room_of(name), 0) + last
+    total = sum(sizes.values())
+    assert {room: size for room, size in sizes.items() if size > LARGEST * total} == {}
 
 
 # --- the attacker's blindness ------------------------------------------------------------------

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy.pipeline import sweep, sweep_job
-from fedre_privacy.pipeline.sweep import Job
+from fedre_privacy.cli import job as sweep_job
+from fedre_privacy.study import sweep
+from fedre_privacy.study.sweep import Job
 
 Namespace = dict[str, Any]
 

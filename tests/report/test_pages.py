@@ -11,9 +11,10 @@ import yaml
 
 import fedre_privacy as fp
 from fedre_privacy.cli import attack as attack_command
-from fedre_privacy.pipeline.benchmark import BenchmarkResult, planned, read_sweep
-from fedre_privacy.pipeline.report import write_attack_report, write_benchmark_report
-from fedre_privacy.pipeline.sweep import Place, frame, over_seeds, run_job
+from fedre_privacy.pages.attack import attack_page, write_attack_report
+from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.sweep import Place, frame, over_seeds, run_job
 
 
 def words(reader) -> str:
@@ -113,14 +114,14 @@ def compared(runs):
     wanted = read_sweep(SWEEP, BASE, name="")
     place = Place(runs / "benchmarks" / "small", runs)
     jobs = planned(wanted)
-    results = [run_job(jobs[0], place, torch.device("cpu"))]
+    results = [run_job(jobs[0], place, torch.device("cpu"), attack_page)]
     results.append(
         {**jobs[1].plain(), "attacks": [], "status": "failed", "failure": "too <much>",
          "traceback": "Traceback\n  <line 1>", "wall_s": 1.0}
     )  # fmt: skip
     rows = frame(results)
-    result = BenchmarkResult(place.folder, rows, over_seeds(rows))
-    write_benchmark_report(result, wanted, results, runs)
+    result = BenchmarkResult(place.folder, rows, over_seeds(rows), wanted, results, runs)
+    write_benchmark_report(result)
     return result, wanted, results
 
 
@@ -152,8 +153,8 @@ def test_a_benchmarks_settings_repeat_it(compared):
 def test_a_benchmark_where_all_failed_has_a_page(compared, tmp_path, read, runs):
     _, wanted, results = compared
     rows = frame(results[1:])
-    result = BenchmarkResult(tmp_path, rows, over_seeds(rows))
-    write_benchmark_report(result, wanted, results[1:], runs)
+    result = BenchmarkResult(tmp_path, rows, over_seeds(rows), wanted, results[1:], runs)
+    write_benchmark_report(result)
     assert "No training has finished." in words(read((tmp_path / "report.html").read_text()))
 
 

@@ -19,11 +19,11 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Reconstruction
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
-from fedre_privacy.pipeline.attack import attack, prepare_attack
-from fedre_privacy.pipeline.runs import Run
-from fedre_privacy.pipeline.settings import resolve_attack, resolve_training
-from fedre_privacy.pipeline.targets import attack_seed, evaluator_secret
-from fedre_privacy.pipeline.train import train
+from fedre_privacy.play.attack import attack, prepare_attack
+from fedre_privacy.play.targets import attack_seed, evaluator_secret
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.training import train
 from fedre_privacy.sealed import walls
 from fedre_privacy.sealed.door import play
 

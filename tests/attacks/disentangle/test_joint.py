@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.joint_disentangle import JointDisentangle
-from fedre_privacy.attacks.parts.disentangling.sightings import sightings, spread
+from fedre_privacy.attacks.mixtures.sightings import sightings, spread
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import THREAT_MODELS, KnownDefense, Prototypes, Upload

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.parts.disentangling.linear import least_squares
-from fedre_privacy.attacks.parts.disentangling.random_walk import random_walk
+from fedre_privacy.attacks.mixtures.linear import least_squares
+from fedre_privacy.attacks.mixtures.random_walk import random_walk
 from fedre_privacy.core.rng import stream
 
 DIMS, SEEDS = 128, 8

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.parts.disentangling.aligned import align, aligned, images_of
-from fedre_privacy.attacks.parts.disentangling.gaussian import condition, most_likely
-from fedre_privacy.attacks.parts.disentangling.linear import choose_penalty, least_squares, ridge
-from fedre_privacy.attacks.parts.disentangling.random_walk import random_walk, walk_models
+from fedre_privacy.attacks.mixtures.aligned import align, aligned, images_of
+from fedre_privacy.attacks.mixtures.gaussian import condition, most_likely
+from fedre_privacy.attacks.mixtures.linear import choose_penalty, least_squares, ridge
+from fedre_privacy.attacks.mixtures.random_walk import random_walk, walk_models
 from fedre_privacy.core.rng import stream
 
 

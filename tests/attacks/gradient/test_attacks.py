@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
-from fedre_privacy.attacks.parts.gradient import signed
+from fedre_privacy.attacks.gradient import signed
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
     THREAT_MODELS,

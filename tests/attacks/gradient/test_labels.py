@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.parts.gradient.heads import shares
-from fedre_privacy.attacks.parts.gradient.labels import (
+from fedre_privacy.attacks.gradient.heads import shares
+from fedre_privacy.attacks.gradient.labels import (
     STRATEGIES,
     as_batch,
     counts,

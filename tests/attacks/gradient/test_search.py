@@ -6,17 +6,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedre_privacy.attacks.parts.gradient.match import Match, gradient
-from fedre_privacy.attacks.parts.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
-from fedre_privacy.attacks.parts.gradient.search import (
-    Descent,
-    align,
-    lbfgs,
-    relative_tv,
-    signed_adam,
-)
-from fedre_privacy.attacks.parts.gradient.unroll import LocalSteps
-from fedre_privacy.attacks.parts.gradient.victims import Victim
+from fedre_privacy.attacks.gradient.match import Match, gradient
+from fedre_privacy.attacks.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
+from fedre_privacy.attacks.gradient.search import Descent, align, lbfgs, relative_tv, signed_adam
+from fedre_privacy.attacks.gradient.unroll import LocalSteps
+from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.models.families import ModelSettings, build_model
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.attacks.parts.gradient.victims import victims_of
+from fedre_privacy.attacks.gradient.victims import victims_of
 from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (

@@ -18,9 +18,9 @@ from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.pipeline.settings import Recording, TrainSettings
-from fedre_privacy.pipeline.train import build_clients, prepare
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.settings import Recording, TrainSettings
+from fedre_privacy.runs.training import build_clients, prepare
 
 SMALL = {"fedmrl", "fml", "fedapen", "fedkd"}
 

@@ -1,0 +1,1 @@
+"""What gradients, updates and models tell: gradient matching, labels and heads in closed form."""

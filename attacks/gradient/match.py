@@ -1,0 +1,183 @@
+"""The match of candidate batches to uploads: one number per row, all rows in one tensor program.
+
+A row is one start of one victim. Rows run under `torch.func.vmap`; a single row runs without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from ..running.adaptive import Sent
+from .objectives import Distance, layer_weights
+from .victims import Victim, batch_norms, prepared, stacked
+
+Named = Mapping[str, Tensor]
+Simulate = Callable[[nn.Module, Named, Named, Tensor, Tensor], dict[str, Tensor]]
+"""(module, parameters, buffers, images (B, C, H, W), labels (B, K)) to what a client would send."""
+
+
+def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy with label distributions; logits, labels (B, K)."""
+    return -(labels * F.log_softmax(logits, dim=1)).sum(1).mean()
+
+
+def gradient(
+    module: nn.Module, params: Named, buffers: Named, images: Tensor, labels: Tensor
+) -> dict[str, Tensor]:
+    """The gradient of one batch, by parameter name, itself differentiable."""
+
+    def loss(at: Named) -> Tensor:
+        return soft_cross_entropy(
+            functional_call(module, (dict(at), dict(buffers)), images), labels
+        )
+
+    slopes: dict[str, Tensor] = grad(loss)(dict(params))
+    return slopes
+
+
+class Match:
+    """How well candidate batches explain the uploads of the rows of a tile.
+
+    Args:
+        victims: one per row; of one family. Repeat a victim for its restarts.
+        simulate: what a client sends when it holds given images and labels.
+        distance: from what is simulated to what was uploaded.
+        bn: see `prepared`.
+        bn_weight: weight of the distance between batch statistics and the model's running ones.
+        keep: compare only so many parameters, those of largest norm in the upload; None: all.
+        masked: compare only coordinates that are not zero in the upload.
+        sent: what a client's declared defences make of an update; None: nothing.
+        device, dtype: where and in which precision.
+    """
+
+    def __init__(
+        self,
+        victims: Sequence[Victim],
+        simulate: Simulate,
+        distance: Distance,
+        *,
+        bn: str,
+        bn_weight: float = 0.0,
+        keep: int | None = None,
+        masked: bool = False,
+        sent: Sent | None = None,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        first = victims[0]
+        self.module = prepared(first.model, bn, device, dtype)
+        self.simulate, self.distance = simulate, distance
+        self.bn_weight, self.masked, self.sent = bn_weight, masked, sent
+        kept_buffers = {name for name, _ in self.module.named_buffers()}
+
+        def moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {
+                name: value.detach().to(device, dtype if value.is_floating_point() else None)
+                for name, value in values.items()
+            }
+
+        unique = {id(victim): victim for victim in victims}
+        params = {key: moved(dict(v.model.named_parameters())) for key, v in unique.items()}
+        every = {key: moved(dict(v.model.named_buffers())) for key, v in unique.items()}
+        wanted = {key: moved(v.upload) for key, v in unique.items()}
+        rows = [id(victim) for victim in victims]
+        self.params, shared_params = stacked([params[key] for key in rows])
+        buffers, shared_buffers = stacked([every[key] for key in rows])
+        self.buffers = {name: value for name, value in buffers.items() if name in kept_buffers}
+        self.wanted, shared_wanted = stacked([wanted[key] for key in rows])
+        self.weights = torch.stack(
+            [layer_weights(list(wanted[key].values()), keep) for key in rows]
+        )
+        self.norms = sorted(batch_norms(first.model)) if bn_weight else []
+        self.running = {
+            f"{layer}.{kind}": buffers[f"{layer}.running_{kind}"]
+            for layer in self.norms
+            for kind in ("mean", "var")
+        }
+        self.dims = (
+            None if shared_params else 0,
+            None if shared_buffers or not self.buffers else 0,
+            None if shared_wanted else 0,
+            0,
+            None if shared_buffers or not self.running else 0,
+            0,
+            0,
+        )
+
+    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Rows' distances (n,) from images (n, B, C, H, W) and label distributions (n, B, K)."""
+        held: tuple[Any, ...] = (
+            self.params,
+            self.buffers,
+            self.wanted,
+            self.weights,
+            self.running,
+            images,
+            labels,
+        )
+        if len(images) == 1:
+            picked = [
+                part if dim is None else _first(part)
+                for part, dim in zip(held, self.dims, strict=True)
+            ]
+            value: Tensor = self._row(*picked)
+            return value[None]
+        out: Tensor = vmap(self._row, in_dims=self.dims)(*held)
+        return out
+
+    def _row(
+        self,
+        params: Named,
+        buffers: Named,
+        wanted: Named,
+        weights: Tensor,
+        running: Named,
+        images: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
+        made = self.simulate(self.module, params, buffers, images, labels)
+        found, target = [made[name] for name in wanted], list(wanted.values())
+        if self.masked:
+            found = [a * (b != 0) for a, b in zip(found, target, strict=True)]
+        if self.sent is not None:
+            found = self.sent(found, target)
+        value = self.distance(found, target, weights)
+        if self.norms:
+            value = value + self.bn_weight * self._statistics(params, buffers, running, images)
+        return value
+
+    def _statistics(self, params: Named, buffers: Named, running: Named, images: Tensor) -> Tensor:
+        """Mean over layers of how far batch statistics are from running ones."""
+        seen: dict[str, Tensor] = {}
+        layers = dict(self.module.named_modules())
+
+        def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                seen[name] = inputs[0]
+
+            return hook
+
+        handles = [layers[name].register_forward_pre_hook(watch(name)) for name in self.norms]
+        try:
+            functional_call(self.module, (dict(params), dict(buffers)), images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        gaps = []
+        for name, value in seen.items():
+            axes = [0, *range(2, value.dim())]
+            variance, mean = torch.var_mean(value, dim=axes, correction=0)
+            gaps.append((mean - running[f"{name}.mean"]).square().mean())
+            gaps.append((variance - running[f"{name}.var"]).square().mean())
+        return torch.stack(gaps).mean()
+
+
+def _first(part: Any) -> Any:
+    """Row 0 of a tensor, or of every tensor of a mapping."""
+    return part[0] if isinstance(part, Tensor) else {name: v[0] for name, v in part.items()}

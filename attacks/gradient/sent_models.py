@@ -1,0 +1,200 @@
+"""What a server can compute with: the model before an upload, and the model that the upload makes.
+
+Parameters are tensors by name. A gradient makes a model by one step of the learning rate, factors
+of low rank are multiplied out, and a head joins the client's extractor, which must be granted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import (
+    Artifact,
+    GradientState,
+    HeadState,
+    LowRankUpdate,
+    ModelState,
+    Observation,
+    SmallModelState,
+    Upload,
+)
+
+from ..running.messages import received_by
+from .victims import after as after_training
+from .victims import dense
+
+BATCH = 256
+"""Images per pass; a constant, so that results do not depend on memory."""
+STEP = 0.01
+"""Length of a gradient step where the learning rate is not known; only its sign matters much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Two models, images in [0, 1] to logits, in eval mode.
+
+    Args:
+        before: with what the client received in the round.
+        after: with what it uploaded.
+        settled: whether statistics of BatchNorm were sent, granted, or are not needed.
+    """
+
+    before: nn.Module
+    after: nn.Module
+    settled: bool
+
+
+def exchanges(observation: Observation) -> dict[int, Exchange]:
+    """The models of every target, by client, clients ascending.
+
+    Raises:
+        IncompatibleError: a model that was not given, or parameters that do not fit it.
+    """
+    found: dict[int, Exchange] = {}
+    for upload in sorted(observation.targets, key=lambda one: one.client):
+        for artifact in upload.artifacts:
+            if isinstance(artifact, tuple(_READERS)):
+                found[upload.client] = _READERS[type(artifact)](observation, upload, artifact)
+    return found
+
+
+@torch.no_grad()
+def losses(
+    model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | None = None
+) -> Tensor:
+    """Cross-entropy of each image (n,), float64 on the CPU."""
+    model = copy.deepcopy(model).to(device or torch.device("cpu"))
+    parts = [model(part.to(device)).cpu().double() for part in images.split(BATCH)]
+    return nn.functional.cross_entropy(torch.cat(parts), labels.long(), reduction="none")
+
+
+@torch.no_grad()
+def settle(exchange: Exchange, images: Tensor) -> Exchange:
+    """Take statistics of BatchNorm that were not sent from images; a copy, unless they were."""
+    if exchange.settled:
+        return exchange
+    made = []
+    for model in (exchange.before, exchange.after):
+        own = copy.deepcopy(model)
+        for layer in _normalising(own):
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over all batches
+            layer.train()
+        for part in images.split(BATCH):
+            own(part)
+        made.append(own.eval())
+    return Exchange(made[0], made[1], True)
+
+
+def _normalising(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
+    ]
+
+
+# --- one reader per kind -------------------------------------------------------------------------
+
+
+def _model(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+    model = _given(observation, upload)
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    sent = dense(_params(artifact), own)
+    if isinstance(artifact, LowRankUpdate):
+        sent = after_training(sent, own)
+    return _made(model, sent, upload)
+
+
+def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+    model = _given(observation, upload)
+    step = observation.training.lr if observation.training else STEP
+    slopes = _params(artifact)
+    moved = {
+        name: value.detach() - step * slopes[name]
+        for name, value in model.named_parameters()
+        if name in slopes and slopes[name].shape == value.shape
+    }
+    return _made(model, moved, upload)
+
+
+def _head(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+    who = f"client {upload.client} in round {upload.round}"
+    extractor = observation.extractors.get((upload.client, upload.round))
+    received = received_by(observation, upload.client).get(upload.round, ())
+    heads = [_params(one) for one in received if isinstance(one, HeadState)]
+    if extractor is None or not heads:
+        absent = "extractor" if extractor is None else "broadcast head"
+        raise IncompatibleError(
+            f"No {absent} of {who} was given; a head alone computes no loss on images."
+        )
+    joined = [
+        nn.Sequential(extractor, _linear(params)).eval() for params in (heads[0], _params(artifact))
+    ]
+    return Exchange(joined[0], joined[1], True)
+
+
+def _linear(params: Mapping[str, Tensor]) -> nn.Linear:
+    classes, dim = params["weight"].shape
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, dim, classes)
+    with torch.no_grad():
+        layer.weight.copy_(params["weight"])
+        layer.bias.copy_(params["bias"])
+    layer.requires_grad_(False)
+    return layer
+
+
+def _params(artifact: Artifact) -> dict[str, Tensor]:
+    return {key.partition("/")[2]: value for key, value in artifact.tensors().items()}
+
+
+def _given(observation: Observation, upload: Upload) -> nn.Module:
+    model = observation.models.get((upload.client, upload.round))
+    if model is None:
+        raise IncompatibleError(
+            f"No model of client {upload.client} in round {upload.round} was given; a loss needs "
+            "the model that the parameters belong to.",
+            next_step="Attack a protocol that sends whole models, and keep its broadcasts.",
+        )
+    return model
+
+
+def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> Exchange:
+    """The model before, and a copy with what was sent."""
+    after = copy.deepcopy(model)
+    own = dict(after.named_parameters())
+    odd = sorted(
+        name for name, value in own.items() if name not in sent or sent[name].shape != value.shape
+    )
+    if odd:
+        listed = ", ".join(odd[:5]) + (", ..." if len(odd) > 5 else "")
+        raise IncompatibleError(
+            f"The upload of client {upload.client} in round {upload.round} and its model disagree "
+            f"on {len(odd)} parameters ({listed}). Is it another architecture or number of classes?"
+        )
+    places = own | dict(after.named_buffers())
+    with torch.no_grad():
+        for name, value in sent.items():
+            if name in places:
+                places[name].copy_(value)
+    settled = not _normalising(model) or any(name.endswith("running_mean") for name in sent)
+    return Exchange(copy.deepcopy(model).eval(), after.eval(), settled)
+
+
+Reader = Callable[[Observation, Upload, Artifact], Exchange]
+
+_READERS: dict[type[Artifact], Reader] = {
+    ModelState: _model,
+    SmallModelState: _model,
+    LowRankUpdate: _model,
+    GradientState: _gradient,
+    HeadState: _head,
+}
+READ = tuple(_READERS)
+"""Artifacts from which a loss can be computed."""

@@ -1,0 +1,105 @@
+"""The search that attacks by the direction of a gradient or update share, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.types import Observation, Reconstruction
+
+from ..running.graphs import recorder_for
+from . import labels as label_rules
+from .match import Match
+from .objectives import DISTANCES
+from .search import Tick, signed_adam
+from .solve import Answer, batch_labels, choose, known, one_hot, solve
+from .starts import STARTS, draw
+from .victims import BN_MODES, Victim
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedSearch:
+    """Settings of a search by Adam on the sign of the gradient, inside the box [0, 1]."""
+
+    steps: int = knob(1000, help="optimiser steps", ge=1)
+    lr: float = knob(0.1, help="step size in pixel values", gt=0)
+    tv: float | None = knob(
+        None,
+        help="weight of total variation (per-pixel mean |dx| + |dy|); none: that of the mismatch",
+        ge=0,
+    )
+    objective: str = knob("cosine", help="distance between gradients or updates", choices=DISTANCES)
+    labels: str = knob(
+        "joint", help="how labels are read off the upload", choices=label_rules.STRATEGIES
+    )
+    start: str = knob("normal", help="where images begin", choices=STARTS)
+    bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
+    restarts: int = knob(1, help="independent starts per target", ge=1)
+    chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
+
+
+def signed_search(
+    observation: Observation,
+    context: Context,
+    victims: Sequence[Victim],
+    how: SignedSearch,
+    match: Callable[[Sequence[Victim]], Match],
+    *,
+    consensus: float = 0.0,
+    together: bool = True,
+    split: Callable[[Victim], Hashable] = lambda victim: 0,
+    note: str = "",
+) -> Reconstruction:
+    """Read labels off the uploads, then seek the images that explain them.
+
+    On a GPU a step is captured once per tile and replayed; what cannot be captured runs step by
+    step, and says so once.
+
+    Args:
+        match: from rows (a victim once per restart) to how well candidates explain their uploads.
+        consensus: see `signed_adam`.
+        together, split, note: see `solve`.
+    """
+    shape = (observation.images_per_target, *observation.image_shape)
+    device, tries = context.device, range(how.restarts)
+    say = noted_once(context.report)
+
+    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
+        start, spare = (
+            draw(members, shape, context.seed, how.start, restarts=tries, purpose=purpose)
+            for purpose in ("start", "spare")
+        )
+        found = signed_adam(
+            match([victim for victim in members for _ in tries]),
+            start.to(device),
+            spare.to(device),
+            one_hot(known(given), observation.num_classes, how.restarts).to(device),
+            steps=how.steps,
+            lr=how.lr,
+            tv=how.tv,
+            consensus=consensus,
+            restarts=how.restarts,
+            tick=tick,
+            recorder=recorder_for(device),
+            note=say,
+        )
+        return choose(found, start, how.restarts)
+
+    return solve(
+        observation,
+        context,
+        victims,
+        batch_labels(observation, victims, how.labels),
+        search,
+        steps=how.steps,
+        restarts=how.restarts,
+        chunk=how.chunk,
+        together=together,
+        split=split,
+        note=note,
+    )

@@ -1,0 +1,256 @@
+"""From victims to a reconstruction: tiles of one family, each kept when finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from threading import Event
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import LocalTraining, Observation, Reconstruction
+
+from ..running.tiles import CPU_TILE, in_tiles, progress
+from . import labels as label_rules
+from .heads import shares
+from .search import Found, Tick
+from .victims import Victim, check_batch, family, head_names, local_steps, mean_gradient, victims_of
+
+GPU_ROWS = 64
+"""Rows (victims times restarts) at once on a GPU unless the attack's chunk says otherwise."""
+SMALL_MODEL = 3_000_000
+"""Parameters up to which rows share one program on a CPU; larger models run one by one there,
+where stacked copies of their weights cost more memory traffic than they save in calls."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a tile of victims came to; rows are victims.
+
+    Shape: images, prior (v, B, C, H, W); labels (v, B); fit (v,); trace (T, v), trace_steps (T,);
+    redrawn, failed (v,): starts begun anew after a NaN, and starts that ended without a number.
+    """
+
+    images: Tensor
+    prior: Tensor
+    labels: Tensor
+    fit: Tensor
+    trace: Tensor
+    trace_steps: Tensor
+    redrawn: Tensor
+    failed: Tensor
+
+
+Search = Callable[[Sequence[Victim], Sequence[Tensor | None], Tick], Answer]
+"""(victims of one family, their labels (B,) or None where they are sought, tick) to an answer."""
+
+
+def check(observation: Observation, bn: str) -> list[Victim]:
+    """The victims of an observation, each with a model that can take its batch.
+
+    Raises:
+        IncompatibleError: see `victims_of` and `check_batch`.
+    """
+    victims = victims_of(observation)
+    for _, members in groupby(sorted(victims, key=_key), key=_key):
+        check_batch(
+            next(members).model,
+            bn,
+            observation.images_per_target,
+            observation.image_shape,
+            observation.num_classes,
+        )
+    return victims
+
+
+def batch_labels(
+    observation: Observation, victims: Sequence[Victim], strategy: str
+) -> list[Tensor]:
+    """Labels (B,) of each victim in ascending order, by a strategy of `labels.STRATEGIES`.
+
+    For updates by several known steps, `joint` follows the drift of the head (`heads.shares`).
+    """
+    size, training, found = observation.images_per_target, observation.training, []
+    for victim in victims:
+        weight, bias = head_names(victim.model, observation.num_classes)
+        own = dict(victim.model.named_parameters())
+        steps = local_steps(training, victim.client) if training and victim.local else 1
+        if strategy == "joint" and bias and training and steps > 1:
+            share = shares(
+                victim.upload[weight],
+                victim.upload[bias],
+                own[weight].detach(),
+                own[bias].detach(),
+                training.lr,
+                steps,
+                least=0.5 / size,
+            )
+            found.append(label_rules.as_batch(label_rules.rounded(share * size, size)))
+            continue
+        scale_free = strategy in label_rules.SCALE_FREE
+        sent = victim.upload if scale_free else mean_gradient(victim, training)
+        count = label_rules.STRATEGIES[strategy](
+            sent[weight],
+            sent[bias] if bias else None,
+            size,
+            own[weight].detach(),
+            own[bias].detach() if bias else None,
+        )
+        found.append(label_rules.as_batch(count))
+    return found
+
+
+def solve(
+    observation: Observation,
+    context: Context,
+    victims: Sequence[Victim],
+    labels: Sequence[Tensor | None],
+    search: Search,
+    *,
+    steps: int,
+    restarts: int,
+    chunk: int | None,
+    together: bool = True,
+    split: Callable[[Victim], Hashable] = lambda victim: 0,
+    note: str = "",
+) -> Reconstruction:
+    """Attack all victims and put their images in the observation's order, B for each.
+
+    Within a target, images are ordered by the label found for them, which is reported too.
+
+    Args:
+        steps, restarts: for progress and for the size of tiles.
+        chunk: rows at once on a GPU; None: 64.
+        together: whether rows may share a tensor program.
+        split: victims of different keys never share one, as those of different families.
+        note: what else to say of how it went.
+    """
+    keys = [(_key(victim), str(split(victim)), victim.client, victim.round) for victim in victims]
+    order = sorted(range(len(victims)), key=lambda i: keys[i])
+
+    def piece(start: int, stop: int, stopped: Event) -> dict[str, Tensor]:
+        name = f"victims-{start:06d}-{stop:06d}"
+        kept = context.shelf.load(name)
+        if kept is not None:
+            return kept
+        tick = progress(
+            context, stopped, of=steps, first=start, rows=stop - start, total=len(victims)
+        )
+        answers = []
+        for _, group in groupby(order[start:stop], key=lambda i: keys[i][:2]):
+            members = list(group)
+
+            answers.append(
+                search([victims[i] for i in members], [labels[i] for i in members], tick)
+            )
+        done = _joined(answers)
+        context.shelf.save(name, done)
+        return done
+
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+        small = all(_size(victim) <= SMALL_MODEL for victim in victims)
+        pieces = in_tiles(
+            piece,
+            len(victims),
+            context,
+            cpu=(CPU_TILE if together and small else 1) // restarts,
+            gpu=((chunk or GPU_ROWS) if together else 1) // restarts,
+        )
+    back = torch.tensor(order).argsort()
+    joined = {
+        name: torch.cat([p[name] for p in pieces])[back]
+        for name in ("images", "prior", "labels", "fit", "redrawn", "failed")
+    }
+    trace = torch.cat([p["trace"] for p in pieces], dim=1)[:, back]
+    size = observation.images_per_target
+    by_label = joined["labels"].argsort(dim=1, stable=True)
+    rows_of = torch.arange(len(victims))[:, None]
+    images = joined["images"][rows_of, by_label].flatten(0, 1)
+    said = ["budget spent", note] if note else ["budget spent"]
+    if bool(joined["redrawn"].any()):
+        said.append(f"{int(joined['redrawn'].sum())} starts drawn anew after NaN")
+    if bool(joined["failed"].any()):
+        said.append(f"{int(joined['failed'].sum())} of {restarts * len(victims)} starts diverged")
+    return Reconstruction(
+        images=images,
+        prior=joined["prior"].clamp(0, 1).flatten(0, 1),
+        fit=joined["fit"].repeat_interleave(size),
+        trace=trace.repeat_interleave(size, dim=1),
+        trace_steps=pieces[0]["trace_steps"],
+        stopped_because="; ".join(said),
+        diverged=~images.isfinite().flatten(1).all(1),
+        labels=joined["labels"].sort(dim=1).values.flatten(),
+    )
+
+
+def choose(found: Found, start: Tensor, restarts: int) -> Answer:
+    """Keep the restart of the least objective of each victim; rows are victims times restarts."""
+    count = len(found.fit) // restarts
+    ranked = torch.where(found.fit.isfinite(), found.fit, torch.inf).reshape(count, restarts)
+    picked = ranked.argmin(1).cpu() + torch.arange(count) * restarts
+    return Answer(
+        images=found.images.cpu().float()[picked],
+        prior=start.cpu().float()[picked],
+        labels=found.labels.cpu()[picked].argmax(2),
+        fit=found.fit.cpu().float()[picked],
+        trace=found.trace.cpu().float()[:, picked],
+        trace_steps=found.trace_steps,
+        redrawn=found.redrawn.cpu().reshape(count, restarts).sum(1),
+        failed=(~found.fit.isfinite()).cpu().reshape(count, restarts).sum(1),
+    )
+
+
+def one_hot(labels: Sequence[Tensor], num_classes: int, restarts: int) -> Tensor:
+    """Label distributions (n, B, K) of victims' labels (B,), repeated for their restarts."""
+    stacked = torch.stack(list(labels))
+    return F.one_hot(stacked, num_classes).float().repeat_interleave(restarts, 0)
+
+
+def known(labels: Sequence[Tensor | None]) -> list[Tensor]:
+    """The labels, all of which must have been found before.
+
+    Raises:
+        ValueError: some were not.
+    """
+    found = [one for one in labels if one is not None]
+    if len(found) != len(labels):
+        raise ValueError("this search needs labels for every victim")
+    return found
+
+
+def training_of(observation: Observation) -> LocalTraining:
+    """How the clients train.
+
+    Raises:
+        IncompatibleError: it was not given.
+    """
+    if observation.training is None:
+        raise IncompatibleError(
+            "The observation does not say how clients train (lr, epochs, batch size, sizes), "
+            "which this attack needs to re-run it."
+        )
+    return observation.training
+
+
+def _key(victim: Victim) -> str:
+    return family(victim.model)
+
+
+def _size(victim: Victim) -> int:
+    return sum(value.numel() for value in victim.upload.values())
+
+
+def _joined(answers: Sequence[Answer]) -> dict[str, Tensor]:
+    out = {
+        name: torch.cat([getattr(answer, name) for answer in answers])
+        for name in ("images", "prior", "labels", "fit", "redrawn", "failed")
+    }
+    out["trace"] = torch.cat([answer.trace for answer in answers], dim=1)
+    out["trace_steps"] = answers[0].trace_steps
+    return out

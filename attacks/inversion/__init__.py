@@ -1,0 +1,1 @@
+"""Inversion of representations: priors, optimisation, maps and decoders fitted to public images."""

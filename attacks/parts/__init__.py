@@ -1,1 +1,0 @@
-"""Parts that attacks are composed of."""

@@ -1,1 +1,0 @@
-"""Parts of attacks on gradients and model updates."""

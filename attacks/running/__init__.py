@@ -1,0 +1,1 @@
+"""How attacks run: targets in tiles, graph capture, messages of rounds, knowledge of defences."""

@@ -1,0 +1,48 @@
+"""The process of one job of a sweep: ``python -m fedre_privacy.cli.job FILE ...``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.study.sweep import PARENT, Job, Place, run_job
+
+WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.cli.job"
+"""This module, for those that start its process."""
+
+
+def main(file: str, folder: str, runs: str, device: str) -> int:
+    """Run the job described in a file; return 0 if it finished well."""
+    values = load_yaml(Path(file)).values
+    problems: list[str] = []
+    training = resolve_training(values["training"], {}, problems)
+    found = [resolve_attack(chosen, {}, problems) for chosen in values["attacks"]]
+    if training is None or problems:
+        raise ConfigError(*problems)
+    attacks = tuple(settings for settings in found if settings is not None)
+    job = Job(values["label"], values["seed"], training, attacks)
+    result = run_job(job, Place(Path(folder), Path(runs)), torch.device(device), attack_page)
+    return 0 if result["status"] == COMPLETE else 1
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after the one that started it, however that ended."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    if PARENT in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ[PARENT]),), daemon=True).start()
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What results look like: ``report.html`` of attacks and benchmarks, and pictures of runs."""

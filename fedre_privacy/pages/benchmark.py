@@ -1,0 +1,199 @@
+"""``report.html`` of a benchmark, and beside it the settings that repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+import yaml
+
+from fedre_privacy.core import files
+from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.eval.report import html
+from fedre_privacy.eval.report.html import Html, Link, Section
+from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult
+
+from .shared import DEFINITIONS, NAME, absent, figures, versions
+
+SWEEP = "sweep.yaml"
+
+
+def write_benchmark_report(result: BenchmarkResult) -> Path:
+    """Write the page of a benchmark into its folder, and beside it the settings that repeat it.
+
+    Returns:
+        The page's file.
+    """
+    folder, wanted, jobs, runs = result.folder, result.wanted, result.jobs, result.runs
+    sweep = _sweep(wanted)
+    text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=False)
+    files.write_text(folder / SWEEP, text)
+    failed = [job for job in jobs if job["status"] != COMPLETE]
+    sections = [
+        Section("Result", html.table(list(result.table()), label="Variants side by side")),
+        Section("Figures", figures(folder)),
+        Section("Failures", html.join(*(_failure(job) for job in failed))),
+        *(
+            Section(variant.label, _variant(variant.label, result, jobs, runs))
+            for variant in wanted.variants
+        ),
+        Section("All trainings", html.table([_job(job) for job in jobs], label="All trainings")),
+        Section("What the words mean", html.facts({**DEFINITIONS, **COLUMNS})),
+        Section("Settings", html.preformatted(text, label="Settings of the benchmark")),
+        Section("How it was made", html.facts(_made(jobs, runs))),
+        Section(
+            "Again",
+            html.join(
+                html.paragraph("In the folder of this page:"),
+                html.preformatted(
+                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}",
+                    label="Command",
+                ),
+                html.paragraph("What is finished is not repeated; --retry repeats what failed."),
+            ),
+        ),
+    ]
+    bad = f", {len(failed)} failed" if failed else ""
+    seeds = ", ".join(map(str, wanted.seeds))
+    lead = html.join(
+        html.paragraph(
+            f"{plural(len(wanted.variants), 'variant')}, seeds {seeds}: "
+            f"{plural(len(jobs), 'training')}{bad}."
+        ),
+        html.flag("INCOMPLETE", "failed trainings are in no mean; see Failures.")
+        if failed
+        else Html(""),
+    )
+    path = folder / NAME
+    files.write_text(path, html.page(f"Benchmark {wanted.name}", lead, sections))
+    return path
+
+
+COLUMNS = {
+    "images, dB over floor": "PSNR over the floor of the strongest attack on images that the "
+    "suite holds; '-': no such attack could read the upload, which does not mean that it is safe",
+    "found, prototypes, labels, membership": "the strongest attack's value, its floor in brackets",
+    "Pareto": "no other variant is at least as good in accuracy, scalars and leakage of images and "
+    "better in one",
+    "+-": "sd over seeds",
+}
+
+
+def _sweep(wanted: Benchmark) -> dict[str, Any]:
+    """The benchmark as a sweep file that `read_sweep` takes back."""
+    sweep = {
+        "name": wanted.name,
+        "base": dict(wanted.base),
+        "vary": {variant.label: dict(variant.values) for variant in wanted.variants},
+        "seeds": list(wanted.seeds),
+        "attacks": None if wanted.attacks is None else [dict(a) for a in wanted.attacks],
+        "targets": wanted.targets,
+    }
+    plain = json.loads(json.dumps(sweep, default=str))
+    return {key: value for key, value in plain.items() if value not in (None, {}, [])}
+
+
+def _variant(
+    label: str, result: BenchmarkResult, jobs: Sequence[Mapping[str, Any]], runs: Path
+) -> Html:
+    part = result.summary
+    rows: list[dict[str, object]] = []
+    if len(part):
+        for row in part[part["label"] == label].to_dict("records"):
+            if absent(row["attack"]):
+                continue
+            rows.append(
+                {
+                    "attack": row["attack"],
+                    "target": row["target"],
+                    "threat": row["threat"],
+                    "measure": f"{row['measure']} {row['unit'] or ''}".strip(),
+                    "value": _mean_sd(row["value"], row["value_sd"]),
+                    "floor": _mean_sd(row["floor"], None),
+                    "over floor": _mean_sd(row["leakage"], row["leakage_sd"]),
+                    "n": row["n"],
+                    "seeds": row["seeds"],
+                    "counterfactual": "yes" if row["counterfactual"] is True else "",
+                }
+            )
+    own = [job for job in jobs if job["label"] == label]
+    verdicts: list[dict[str, object]] = []
+    for job in own:
+        for entry in job["attacks"]:
+            if "verdict" not in entry:  # as planned: the job never got so far
+                continue
+            page = runs / str(job["run"]) / "attacks" / entry.get("folder", "") / NAME
+            link = Link("report", quote(_relative(page, result.folder)))
+            verdicts.append(
+                {
+                    "attack": f"{entry['attack']} on {entry['target']}",
+                    "seed": job["seed"],
+                    "verdict": entry["verdict"],
+                    "because": entry["because"],
+                    "page": link if page.is_file() else None,
+                }
+            )
+    none = "No attack of the suite could read its uploads, which does not mean that they are safe."
+    finished = any(job["status"] == COMPLETE for job in own)
+    return html.join(
+        html.table(rows, label=f"Measures of {label}")
+        or html.paragraph(none if finished else "No training has finished."),
+        html.details("Verdicts of single attacks", html.table(verdicts, label="Verdicts")),
+    )
+
+
+def _mean_sd(mean: float | None, sd: float | None) -> str:
+    if mean is None or pd.isna(mean):
+        return "-"
+    return f"{mean:.4g}" + ("" if sd is None or pd.isna(sd) else f" +- {sd:.2g}")
+
+
+def _job(job: Mapping[str, Any]) -> dict[str, object]:
+    final = job.get("final") or {}
+    took = job.get("wall_s")
+    return {
+        "variant": job["label"],
+        "seed": job["seed"],
+        "status": job["status"],
+        "accuracy after local training": final.get("acc_post_local"),
+        "accuracy after the broadcast": final.get("acc_post_broadcast"),
+        "took (s)": None if took is None else round(took, 1),
+        "run": job.get("run"),
+    }
+
+
+def _failure(job: Mapping[str, Any]) -> Html:
+    return html.join(
+        html.heading(f"{job['label']}, seed {job['seed']}"),
+        html.paragraph(str(job.get("failure") or "no reason was recorded")),
+        html.details(
+            "Traceback",
+            html.preformatted(str(job.get("traceback") or "none"), label="Traceback"),
+        ),
+    )
+
+
+def _made(jobs: Sequence[Mapping[str, Any]], runs: Path) -> dict[str, str]:
+    out = {}
+    for job in jobs:
+        path = runs / str(job.get("run")) / "record.json"
+        if path.is_file():
+            record = files.read_json(path)
+            out = {
+                "Started": record["started"],
+                "Device": record["device"],
+                "Versions": versions(record),
+            }
+            break
+    took = sum(job.get("wall_s") or 0.0 for job in jobs)
+    return {**out, "Took": f"{human_seconds(took)} (sum over trainings)"}
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

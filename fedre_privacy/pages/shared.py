@@ -1,0 +1,77 @@
+"""What the pages of attacks and benchmarks share: names of files, words, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.eval.report import html
+from fedre_privacy.eval.report.html import Html
+
+NAME = "report.html"
+
+SHOWN_TARGETS = 60
+"""Targets whose pictures are on the page; the table has all."""
+
+FIGURES = {
+    "frontier": "Accuracy against communication and against leakage; a ring marks the Pareto set.",
+    "comparison": "Every variant with its accuracy, communication and kinds of leakage.",
+    "matrix": "Which attack reads which upload, and how far above its floor it comes.",
+    "rounds-attacked": "Leakage over the floor against the attacked round.",
+    "rounds-read": "Leakage over the floor against the number of rounds that the attack reads.",
+    "figure": "What the attack recovered, beside the truth and the floor.",
+    "trace": "The attack's own objective along the way.",
+}
+"""Captions of figures by file name, in the order in which they stand on the page."""
+
+DEFINITIONS = {
+    "floor": "the best answer that needs no upload, scored by the same rule on the same targets",
+    "over floor": "paired difference to the floor; in brackets its 95 % interval over clients, "
+    "each interval by itself",
+    "ceiling": "the same attack on single representations, which mix nothing",
+    "found among N": "share of targets whose true image is the nearest, by MSE, in a line-up of N: "
+    "one image that entered the target, the others not, of the same class first; a guess that "
+    "knows the class takes any image of that class",
+    "identification@1": "images: as 'found', N = 1; prototypes: share of answers that are nearest "
+    "(Euclidean) to their own true prototype among the client's",
+    "centred cosine": "cosine of recovered and true prototype, both less the mean of the client's "
+    "true prototypes",
+    "relative error": "||p - p'|| / ||p'||, p' the true prototype",
+    "median s_min(W)": "smallest singular value of the matrix of label weights; 0: the uploads do "
+    "not determine the prototypes",
+    "support Jaccard": "classes said and held, over classes said or held",
+    "support precision": "share of the classes said that are held",
+    "support recall": "share of the classes held that are said",
+    "L1 error of shares": "sum over classes of the absolute error of their share",
+    "relative error of size": "error of the number of samples, over that number",
+    "AUC": "share of pairs (training image, other image) of one client and class that the attack "
+    "puts in the right order; floor: the model alone, without any upload",
+    "TPR at FPR": "share of training images recognised at that rate of false alarms",
+}
+"""Measures in words, by how their names begin."""
+
+
+def figures(folder: Path) -> Html:
+    """Every PNG of a folder, in the order of `FIGURES`."""
+    order = list(FIGURES)
+    found = sorted(
+        folder.glob("*.png"),
+        key=lambda p: (order.index(p.stem) if p.stem in order else len(order), p.name),
+    )
+    return html.join(
+        *(
+            html.figure(path.read_bytes(), alt=path.stem, caption=FIGURES.get(path.stem, path.stem))
+            for path in found
+        )
+    )
+
+
+def versions(record: Mapping[str, Any]) -> str:
+    """A record's versions in one line."""
+    return ", ".join(f"{name} {number}" for name, number in record["versions"].items())
+
+
+def absent(value: object) -> bool:
+    """Whether a cell of a table holds nothing."""
+    return value is None or (isinstance(value, float) and value != value)

@@ -1,1 +1,0 @@
-"""Wiring: resolve settings, connect the rooms, write the run folder."""

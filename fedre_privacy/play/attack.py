@@ -1,0 +1,415 @@
+"""Attack a recorded run: the only place where attacks and truth meet, on opposite sides."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Context, attacks, mismatch, needed_for, readers_of_any
+from fedre_privacy.core import files
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    FedreError,
+    IncompatibleError,
+    MissingInputError,
+)
+from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.memory import peak_bytes
+from fedre_privacy.core.types import ORACLES, THREAT_MODELS, Outcome
+from fedre_privacy.core.units import plural
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses.base import Defense
+from fedre_privacy.eval.report import save_figure
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.folder import (
+    COMPLETE,
+    FAILED,
+    PARTIAL,
+    Run,
+    begin,
+    device_name,
+    logging_to,
+    versions,
+)
+from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
+from fedre_privacy.sealed.door import AUTO, chosen, play
+
+from .observe import effective, stale
+from .questions import QUESTIONS, Card, Game, Question
+from .questions.base import is_uploaded
+
+SIMULATED = ("images", "membership")
+"""Questions that attacks on parameters answer by computing as the clients did."""
+
+
+def question_of(settings: AttackSettings) -> Question:
+    """The question that an attack answers."""
+    return QUESTIONS[settings.attack.answers]
+
+
+def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Game:
+    """Check that the attack fits the run, choose targets, and build the observation.
+
+    Raises:
+        IncompatibleError: the attack cannot read the target, or the threat model is too weak.
+        MissingInputError: the run lacks a round, an extractor, or its truth.
+        DamagedInputError: the data set is not the one the run was trained on.
+    """
+    require_complete(run)
+    check_fit(run.settings.protocol, settings)
+    check_sums(run.settings, settings)
+    data = data or run.settings.data.load()
+    if data.sha256 != run.record["data_sha256"]:
+        raise DamagedInputError(
+            f"The data set '{data.name}' has changed since {run.name} was trained (SHA-256 "
+            f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
+            next_step="Restore the data, or train again with fedre-train --restart.",
+        )
+    return question_of(settings).prepare(run, settings, data)
+
+
+def require_complete(run: Run) -> None:
+    """Refuse a run that cannot be attacked whatever the attack.
+
+    Raises:
+        MissingInputError: its training did not finish.
+        DamagedInputError: its record lacks what every record has.
+    """
+    absent = [key for key in ("status", "image_shape", "classes") if key not in run.record]
+    if absent:
+        raise DamagedInputError(
+            f"{run.folder / 'record.json'} lacks {', '.join(absent)}: it is not a run's record, "
+            "or it was changed.",
+            next_step="Train again with fedre-train --restart.",
+        )
+    if run.record["status"] != COMPLETE:
+        raise MissingInputError(
+            f"Run {run.name} is {run.record['status']}: training did not finish.",
+            next_step="Give the training command again with --resume.",
+        )
+
+
+def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse, before anything is trained, an attack that the trained run could not serve.
+
+    Raises:
+        IncompatibleError: see `check_fit`.
+        ConfigError: the round would not exist or not be kept, or the truth would be missing.
+    """
+    check_fit(training.protocol, settings)
+    check_sums(training, settings)
+    last, every = training.train.rounds, training.record.keep_every
+    wanted = settings.evaluation.round or last
+    problems = []
+    if wanted > last:
+        problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
+    elif wanted != last and not (every and wanted % every == 0):
+        problems.append(
+            f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
+            f"{every}. Add --set record.keep_every={wanted}."
+        )
+    if not training.record.truth:
+        problems.append(
+            "Without the truth (--no-truth) no attack can be scored. Leave it out, or train alone "
+            "with fedre-train."
+        )
+    if problems:
+        raise ConfigError(*problems)
+    age = settings.evaluation.staleness
+    if age:
+        kept = [r for r in range(1, last + 1) if r == last or (every and r % every == 0)]
+        threat = effective(settings.threat, training.protocol.uploads)
+        stale(threat, training.protocol, wanted, age, kept)
+
+
+def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
+    """Refuse an attack that cannot read the target, before anything is trained or loaded.
+
+    Raises:
+        IncompatibleError: with the attacks or the threat model that would do.
+    """
+    if not protocol.uploads and is_uploaded(settings.target):
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads nothing, so target '{settings.target}' is empty.",
+            next_step="Ask what it would leak if it did: --target representations, prototypes or "
+            "entangled (counterfactual).",
+        )
+    kinds = question_of(settings).kinds(protocol, settings)
+    if not kinds:
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads "
+            f"{', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}, none of which "
+            f"is a target '{settings.target}'.",
+            next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
+            "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
+        )
+    simulated = settings.attack.answers in SIMULATED and any(kind.updates for kind in kinds)
+    if protocol.unseen and simulated:
+        raise IncompatibleError(
+            "Attacks on parameters repeat the training of clients, or compute its loss, on images "
+            f"they try; '{protocol.name}' {protocol.unseen}.",
+            next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
+            "labels.",
+        )
+    threat = effective(settings.threat, protocol.uploads)
+    problems = mismatch(settings.attack, threat, kinds)
+    if settings.via is not None:
+        problems += [
+            text
+            for text in mismatch(settings.via, threat, set(settings.via.consumes))
+            if "needs" in text
+        ]
+        if not any(issubclass(kind, settings.via.consumes) for kind in protocol.uploads):
+            problems.append(
+                f"Attack '{settings.via.name}', which would recover the prototypes, reads "
+                f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "
+                f"uploads {', '.join(k.__name__ for k in protocol.uploads) or 'nothing'}."
+            )
+    if not problems:
+        return
+    step = "See: fedre-attack list."
+    fitting = [
+        name
+        for name, read in readers_of_any(kinds).items()
+        if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
+    ]
+    needed = needed_for(settings.attack, kinds)
+    if needed - threat.grants:
+        options = [
+            f"--threat {name}" for name, other in THREAT_MODELS.items() if needed <= other.grants
+        ][:1]
+        options += [
+            f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants
+        ]
+        step = f"Use {', or '.join(options)}." if options else step
+    elif fitting and settings.target == "uploaded" and all(kind.updates for kind in kinds):
+        step = f"Use --target update, or --attack {' or '.join(fitting)}."
+    elif fitting and settings.target in ATTACKS_FOR:
+        step = f"Use --attack {' or '.join(fitting)}."
+    elif not fitting:
+        step = (
+            "Ask what it would leak if it uploaded them: --target representations, prototypes or "
+            "entangled (counterfactual)."
+        )
+    raise IncompatibleError(*problems, next_step=step)
+
+
+def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse an attack on single clients where the server sees their sum only.
+
+    A sum of gradients or parameters is that of one larger batch and can be attacked as such.
+
+    Raises:
+        IncompatibleError: the attack asks about single clients.
+    """
+    summed = [d.name for d in training.defense if type(d).seen is not Defense.seen]
+    updates = any(kind.updates for kind in training.protocol.uploads)
+    on_updates = settings.target == "update" or (settings.target == "uploaded" and updates)
+    if not summed or (on_updates and settings.attack.answers == "images"):
+        return
+    raise IncompatibleError(
+        f"Under defence '{summed[0]}' the server sees one sum over clients a round; attack "
+        f"'{settings.attack.name}' on target '{settings.target}' asks about single clients.",
+        next_step="Attack the sum as one update of more images (--attack inverting-gradients "
+        "--target update, for protocols that send gradients or parameters), or a run without "
+        f"{summed[0]}.",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """What an attack recovered, how well, and where it was written.
+
+    Args:
+        folder: the attack's folder inside the run.
+        game: what was played.
+        outcome: what the attack returned.
+        card: its scores beside their floors.
+        record: the contents of ``record.json``.
+    """
+
+    folder: Path
+    game: Game
+    outcome: Outcome
+    card: Card
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def table(self) -> list[dict[str, str]]:
+        """The result table, row by row."""
+        return self.card.table()
+
+    def verdict(self) -> str:
+        """The verdict and its reason."""
+        return self.card.verdict()
+
+    def frame(self) -> pd.DataFrame:
+        """Scores of single targets."""
+        return self.card.frame()
+
+    def figure(self) -> Figure:
+        """The main figure."""
+        return next(iter(self.card.figures().values()))
+
+    def __repr__(self) -> str:
+        summary = self.card.summary
+        return (
+            f"AttackResult({self.game.settings.attack.name} on {self.game.kind} of "
+            f"{self.game.run.name}: {summary['verdict']}; {summary['verdict_because']})"
+        )
+
+
+class _Shelf:
+    """Finished tiles in the attack's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        path = self.folder / f"{name}.safetensors"
+        return files.read_tensors(path) if path.is_file() else None
+
+    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        files.write_tensors(self.folder / f"{name}.safetensors", tensors)
+
+    def clear(self) -> None:
+        for path in self.folder.glob("*.safetensors"):
+            path.unlink()
+        if self.folder.is_dir():
+            self.folder.rmdir()
+
+
+def attack(
+    run: Run,
+    settings: AttackSettings,
+    *,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    game: Game | None = None,
+    isolation: str = AUTO,
+) -> AttackResult:
+    """Attack a recorded run, score the result, and write the attack's folder.
+
+    All groups of targets go through the attack in one call. An identical finished attack is read
+    back, not repeated.
+
+    Args:
+        isolation: how far the attack is kept from the run, see `sealed.door.ISOLATION`.
+
+    Raises:
+        FedreError: anything that `prepare_attack` refuses, or an unfinished identical attack.
+    """
+    chosen(isolation, device)
+    folder = run.folder / "attacks" / settings.folder_name
+    finished = begin(folder, resume=resume, restart=restart, what="Attack")
+    with logging_to(folder):
+        return _attack(run, settings, folder, finished, device, report, game, isolation)
+
+
+def _attack(
+    run: Run,
+    settings: AttackSettings,
+    folder: Path,
+    finished: bool,
+    device: torch.device,
+    report: Report,
+    game: Game | None,
+    isolation: str,
+) -> AttackResult:
+    game = game or prepare_attack(run, settings)
+    report(Event("attack.game", {"lines": game.lines()}))
+    started = time.monotonic()
+    record: dict[str, Any] = {
+        "status": PARTIAL,
+        "run": run.name,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "device": device_name(device),
+        **settings.plain(),
+        "kind": game.kind,
+        "counterfactual": game.counterfactual,
+        "oracles": sorted(settings.threat.grants & ORACLES),
+        "game": game.lines(),
+    }
+    shelf = _Shelf(folder / "checkpoints")
+    if finished:
+        report(Event("attack.reused", {"folder": str(folder)}))
+        outcome = _read_back(folder, question_of(settings))
+        record = files.read_json(folder / "record.json")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**run.settings.plain(), **settings.plain()}
+        files.write_yaml(folder / "config.yaml", config)
+        files.write_json(folder / "record.json", record)
+        context = Context(game.attack_seed, device, report, shelf)
+        try:
+            played = play(
+                settings.attack,
+                game.observation,
+                context,
+                outcome=question_of(settings).outcome(),
+                isolation=isolation,
+                hidden=game.hidden(),
+            )
+        except BaseException as error:
+            record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
+            record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+            files.write_json(folder / "record.json", record)
+            raise
+        outcome = played.outcome
+        record |= {"isolation": played.how}
+        tensors, texts = outcome.save()
+        files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
+    attack_s = time.monotonic() - started
+    report(Event("attack.scoring"))
+    card = question_of(settings).score(game, outcome)
+    result = AttackResult(folder, game, outcome, card, record)
+    if not finished:
+        record |= {
+            "status": COMPLETE,
+            "attack_s": attack_s,
+            "wall_s": time.monotonic() - started,
+            "peak_memory": peak_memory(device, played.peak_bytes),
+            **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
+            **card.record(),
+            "measures": [asdict(measure) for measure in card.measures()],
+        }
+        _write(result)
+        shelf.clear()
+        files.write_json(folder / "record.json", record)
+    report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
+    return result
+
+
+def _read_back(folder: Path, question: Question) -> Outcome:
+    path, kind = folder / "recovered.safetensors", question.outcome()
+    try:
+        return kind.load(files.read_tensors(path), files.read_metadata(path))
+    except ValueError as error:
+        raise DamagedInputError(f"{path} is not a recorded result: {error}.") from None
+
+
+def _write(result: AttackResult) -> None:
+    folder = result.folder
+    files.write_text(folder / "scores.csv", result.frame().to_csv(index=False))
+    result.card.write(folder)
+    for name, figure in result.card.figures().items():
+        save_figure(figure, folder / name)
+
+
+def peak_memory(device: torch.device, attack_bytes: int = 0) -> dict[str, int]:
+    """Peak memory of the larger process, and of the GPU where one is used (bytes)."""
+    out = {"process_bytes": max(peak_bytes(), attack_bytes)}
+    if device.type == "cuda":
+        out["device_bytes"] = peak_bytes(device)
+    return out

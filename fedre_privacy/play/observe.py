@@ -1,0 +1,265 @@
+"""From a recorded run to an observation: what the threat model lets through, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.blocks.averaging import load_state
+from fedre_privacy.core.config import plain, plain_plugin
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    AGGREGATE,
+    Artifact,
+    Broadcast,
+    Candidates,
+    Knowledge,
+    KnownDefense,
+    LocalTraining,
+    ModelState,
+    Observation,
+    ThreatModel,
+    Upload,
+)
+from fedre_privacy.core.units import plural
+from fedre_privacy.eval import PublicImages
+from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import ADAPTIVE
+from fedre_privacy.runs.small_models import small_states_before
+from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
+
+from .targets import TargetSource
+
+
+def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> ThreatModel:
+    """Add what the protocol itself hands over: who uploads whole models gives away extractors."""
+    if not any(issubclass(kind, ModelState) for kind in uploads):
+        return threat
+    given = {Knowledge.EXTRACTOR, Knowledge.HEAD}
+    if threat.rounds == "all":
+        given.add(Knowledge.ALL_EXTRACTORS)
+    return dataclasses.replace(threat, grants=threat.grants | given)
+
+
+def kept_extractors(run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> Modules:
+    """Extractors of a run by (client, round), read from disk when they are asked for.
+
+    Args:
+        rounds: round asked for, and the round whose extractor is given for it.
+    """
+    return Modules(
+        {
+            (client, asked): Held(
+                recipe_of(run, client, EXTRACTOR), partial(_extractor_state, run, client, given)
+            )
+            for asked, given in rounds.items()
+            for client in clients
+        }
+    )
+
+
+def _extractor_state(run: Run, client: int, round: int) -> dict[str, Tensor]:
+    prefix = "extractor."
+    state = run.state(client, round)
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def recipe_of(
+    run: Run, client: int, part: str = MODEL, settings: ModelSettings | None = None
+) -> Recipe:
+    """How the model of a client of a run is built, or another one for its images and classes."""
+    return Recipe(
+        settings=plain(settings or run.settings.model),
+        client=max(client, 0),
+        image_shape=run.image_shape,
+        num_classes=len(run.record["classes"]),
+        part=part,
+    )
+
+
+def observe(
+    run: Run,
+    threat: ThreatModel,
+    round: int,
+    targets: Collection[Upload],
+    aux: PublicImages,
+    *,
+    candidates: Candidates | None = None,
+    images_per_target: int = 0,
+    staleness: int = 0,
+    attacker: str = ADAPTIVE,
+) -> Observation:
+    """Build the observation of an attack on some uploads of one round.
+
+    Args:
+        aux: held-out images, passed on if the threat model grants auxiliary data.
+        candidates: samples whose membership is asked.
+        images_per_target: images sought in each upload that carries no rows.
+        staleness: rounds by which the newest extractor held is older than the attacked uploads;
+            it stands in for the extractor of their round, those of rounds between are not held.
+        attacker: ``adaptive`` knows the defences that the run declares, ``naive`` does not.
+
+    Raises:
+        MissingInputError: the extractors of the round were not kept.
+        IncompatibleError: staleness where no extractor is granted or the uploads hold it, or
+            before the first round.
+    """
+    threat = effective(threat, run.settings.protocol.uploads)
+    if staleness:
+        threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
+    observed = [0, round] if threat.rounds == "last" else None
+    uploads, broadcasts = read_messages(run.folder / "uploads", observed)
+    broadcasts = [b for b in broadcasts if b.round <= round]
+    senders = sorted({upload.client for upload in targets})
+    clients = [client for client in senders if client != AGGREGATE]
+    extractors = Modules({})
+    if Knowledge.EXTRACTOR in threat.grants and clients:
+        newest = round - staleness
+        if not staleness:
+            run.state(clients[0], round)  # refuses a round that was not kept, naming the nearest
+        past = Knowledge.ALL_EXTRACTORS in threat.grants
+        held = {r: r for r in run.kept_rounds() if past and r <= newest}
+        extractors = kept_extractors(run, clients, {**held, round: newest})
+    aux_granted = Knowledge.AUX_DATA in threat.grants
+    return Observation(
+        threat=threat,
+        targets=tuple(targets),
+        uploads=tuple(u for u in uploads if u.round <= round),
+        broadcasts=tuple(broadcasts) if Knowledge.HEAD in threat.grants else (),
+        extractors=extractors,
+        image_shape=run.image_shape,
+        num_classes=len(run.record["classes"]),
+        aux=aux.images if aux_granted else None,
+        aux_labels=aux.labels if aux_granted else None,
+        training=_training(run) if Knowledge.TRAINING in threat.grants else None,
+        candidates=candidates,
+        models=_models(run, senders, round, broadcasts)
+        if Knowledge.HEAD in threat.grants
+        else Modules({}),
+        images_per_target=images_per_target,
+        defenses=known_defenses(run) if attacker == ADAPTIVE else (),
+    )
+
+
+def stale(
+    threat: ThreatModel, protocol: Protocol, round: int, staleness: int, kept: Sequence[int]
+) -> ThreatModel:
+    """Say in the threat model that its extractors are old; refuse where that means nothing.
+
+    Args:
+        kept: rounds whose extractors are, or will be, kept.
+
+    Raises:
+        IncompatibleError: no extractor is granted, or the uploads hold it, or that of the round
+            asked for is not kept.
+    """
+    asked = f"'eval.staleness' is {staleness}"
+    problem, step = None, "Leave eval.staleness out."
+    kept = [r for r in kept if r < round]
+    if Knowledge.EXTRACTOR not in threat.grants:
+        problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
+        step = "Leave it out, or use --threat fedre-paper or strong."
+    elif any(issubclass(kind, ModelState) for kind in protocol.uploads):
+        problem = f"{asked}, but {protocol.name} uploads whole models: no extractor is ever old."
+    elif staleness >= round:
+        problem = f"{asked}, but round {round} is attacked: the oldest extractor is of round 1."
+        step = f"Use --set eval.staleness={round - 1} at most."
+    elif round - staleness not in kept:
+        listed = ", ".join(map(str, kept)) or "none"
+        problem = (
+            f"{asked}: the extractors of round {round - staleness} were not kept; kept before "
+            f"round {round}: {listed}."
+        )
+        step = "Train with --set record.keep_every=1."
+        if kept:
+            near = round - min(kept, key=lambda r: abs(r - (round - staleness)))
+            step = f"Use --set eval.staleness={near}, or train with --set record.keep_every=1."
+    if problem is not None:
+        raise IncompatibleError(problem, next_step=step)
+    age = f"the newest extractor held is {plural(staleness, 'round')} old"
+    return dataclasses.replace(threat, summary=f"{threat.summary}; {age}")
+
+
+def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
+    """Defences and entanglement schemes as the run's record declares them, settings only.
+
+    A scheme that wraps another is followed by it.
+    """
+    found = [_known(settings) for settings in run.record.get("defense", ())]
+    scheme = getattr(run.settings.protocol, "entanglement", None)
+    while scheme is not None:
+        found.append(_known(plain_plugin(scheme)))
+        scheme = getattr(scheme, "base", None)
+    return tuple(found)
+
+
+def _known(settings: Mapping[str, Any]) -> KnownDefense:
+    return KnownDefense(settings["name"], {k: v for k, v in settings.items() if k != "name"})
+
+
+def _training(run: Run) -> LocalTraining:
+    training = run.settings.train
+    sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
+    sizes[AGGREGATE] = sum(sizes.values())
+    lr = getattr(run.settings.protocol, "student_lr", training.lr)
+    return LocalTraining(lr, training.epochs, training.batch_size, sizes)
+
+
+def _models(
+    run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
+) -> Modules:
+    """Whole models as clients started the round, where broadcasts hold all parameters."""
+    small = getattr(run.settings.protocol, "small", None)
+    if small is not None:
+        states = small_states_before(run, small, clients, round)
+        recipe = recipe_of(run, 0, settings=small)
+        return Modules(
+            {
+                (client, round): Held(recipe, partial(_with_buffers, recipe, state))
+                for client, state in states.items()
+            }
+        )
+    found: dict[tuple[int, int], Held] = {}
+    for broadcast in broadcasts:
+        sent = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
+        if broadcast.round != round or not sent:
+            continue
+        for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
+            recipe = recipe_of(run, client)
+            found[client, round] = Held(recipe, partial(_with_buffers, recipe, sent[0].params))
+    return Modules(found)
+
+
+def _with_buffers(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors of a model whose parameters these are; buffers as they begin unless given."""
+    model = recipe.build()
+    load_state(model, params)
+    return model.state_dict()
+
+
+def held_out(source: TargetSource, limit: int) -> tuple[PublicImages, PublicImages]:
+    """Images that no client trained on, in two halves: for floors, and for the attacker.
+
+    Raises:
+        IncompatibleError: the clients' test parts hold fewer than two images.
+    """
+    pool = torch.cat(source.test)
+    if len(pool) < 2:
+        raise IncompatibleError(
+            "No held-out images are left for the floors: the clients' test parts are empty.",
+            next_step="Lower train.train_ratio, or use more images.",
+        )
+    order = pool[torch.randperm(len(pool), generator=stream(source.seed, "held out"))]
+    half = len(order) // 2
+    parts = (order[:half][:limit], order[half:][:limit])
+    made = [PublicImages(source.data.floats(p), source.data.labels[p]) for p in parts]
+    return made[0], made[1]

@@ -1,0 +1,239 @@
+"""What an attack can be asked, what it is given for it, and what is made of its answer.
+
+One question per kind of outcome. A question chooses the targets and keeps the truth; the attack
+sees the observation only; the card holds scores beside their floors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload
+from fedre_privacy.core.units import human_bytes
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import NAIVE, AttackSettings
+
+from ..targets import KINDS, attack_seed
+
+NAMES = {
+    "entangled": "entangled representations",
+    "recovered-prototypes": "prototypes recovered from the uploads",
+    "update": "gradients or updates",
+}
+"""Kinds whose name does not say what they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """An attack ready to run: what the attacker gets, and what the evaluator keeps.
+
+    Args:
+        kind: what is attacked, in the words of ``--target``.
+        counterfactual: the protocol does not upload it.
+        round: the attacked round.
+    """
+
+    run: Run
+    settings: AttackSettings
+    data: ImageData
+    observation: Observation
+    kind: str
+    counterfactual: bool
+    round: int
+
+    @property
+    def attack_seed(self) -> int:
+        """The seed that the attack is given."""
+        return attack_seed(self.run, self.data, self.settings.evaluation.seed)
+
+    def hidden(self) -> list[Path]:
+        """What the attack must not be able to open: all runs beside this one, and the data."""
+        return self.run.secrets()
+
+    def lines(self) -> dict[str, str]:
+        """The game in words: what was uploaded, who attacks, what is sought."""
+        threat = self.observation.threat
+        attacker = threat.summary
+        given = sorted(threat.grants - self.settings.threat.grants)
+        if given:
+            attacker += f"; this protocol hands over {', '.join(given)}"
+        declared = [defense.name for defense in self.run.settings.defense]
+        if declared:
+            naive = self.settings.evaluation.attacker == NAIVE
+            knows = "does not know" if naive else "knows"
+            attacker += f"; {self.settings.evaluation.attacker}: {knows} {', '.join(declared)}"
+        oracles = sorted(threat.grants & ORACLES)
+        if oracles:
+            attacker += f". ORACLE: {', '.join(oracles)}"
+        named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
+        if self.counterfactual:
+            named += f"   COUNTERFACTUAL: not uploaded by {self.run.settings.protocol.name}"
+        return {
+            "Uploaded": described(self.run, self.round),
+            "Attacker": attacker,
+            "Target": named,
+            "Unknown": self.unknown(),
+        }
+
+    def unknown(self) -> str:
+        """What is sought, with its size."""
+        channels, height, width = self.run.image_shape
+        count = self.observation.image_count()
+        sought = f"{count} x {channels}x{height}x{width} values"
+        if self.observation.images_per_target:
+            return f"{sought} in {len(self.observation.targets)} uploads"
+        rows, _ = self.observation.target_rows()
+        return f"{sought} from {count} x {rows.shape[1]} observed"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number about leakage beside its floor, the unit in which benchmarks compare.
+
+    Args:
+        name: what was measured, for example "PSNR" or "identification@1".
+        value, floor: means over the same targets, in `unit`; None where there is no target.
+        leakage: their difference turned so that positive means that more leaked.
+        interval: 95 % interval of `leakage`, or None.
+        n: targets (or clients, or candidates) behind the means.
+    """
+
+    name: str
+    value: float | None
+    floor: float | None
+    leakage: float | None
+    interval: tuple[float, float] | None
+    n: int
+    unit: str = ""
+
+
+class Card(ABC):
+    """The score card of one attack.
+
+    Attributes:
+        summary: numbers and words for ``record.json``; has at least ``n``, ``targets``,
+            ``diverged``, ``rule_text``, ``verdict`` and ``verdict_because``.
+    """
+
+    summary: dict[str, Any]
+
+    @abstractmethod
+    def table(self) -> list[dict[str, str]]:
+        """The result table, row by row; every score stands beside its floor."""
+
+    @abstractmethod
+    def frame(self) -> pd.DataFrame:
+        """Scores of single targets."""
+
+    @abstractmethod
+    def figures(self) -> dict[str, Figure]:
+        """Figures by file name, the main one first."""
+
+    def verdict(self) -> str:
+        """The verdict and its reason."""
+        return f"{self.summary['verdict']}: {self.summary['verdict_because']}"
+
+    @abstractmethod
+    def measures(self) -> list[Measure]:
+        """The numbers that benchmarks compare, the leading one first."""
+
+    def record(self) -> dict[str, Any]:
+        """What to add to ``record.json``."""
+        return {"scores": self.summary}
+
+    def write(self, folder: Path) -> None:  # noqa: B027 (nothing more by default)
+        """Write further files."""
+
+
+class Question(ABC):
+    """What is asked of an attack, from the choice of targets to the score card."""
+
+    @abstractmethod
+    def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
+        """Kinds of artifacts that the attack must be able to read."""
+
+    @abstractmethod
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> Game:
+        """Choose targets and build the observation."""
+
+    @abstractmethod
+    def score(self, game: Any, outcome: Any) -> Card:
+        """Compare an outcome with the truth."""
+
+    @abstractmethod
+    def outcome(self) -> type[Outcome]:
+        """What the attack returns, for reading a finished attack back."""
+
+
+def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
+    """Kinds of artifacts behind a ``--target``; those of ``uploaded`` are the protocol's own."""
+    if target in KINDS:
+        return {KINDS[target]}
+    carried = set(protocol.uploads)
+    return {k for k in carried if k.updates} if target == "update" else carried
+
+
+def is_uploaded(target: str) -> bool:
+    """Whether a target means whatever was uploaded; labels and membership name the question."""
+    return target in ("uploaded", "labels", "membership")
+
+
+def described(run: Run, round: int) -> str:
+    """What a client uploaded in a round, in words and sizes."""
+    uploads, _ = read_messages(run.folder / "uploads", [round])
+    first = next((u for u in uploads if u.artifacts), None)
+    if first is None:
+        return f"nothing: {run.settings.protocol.name} uploads no artifact"
+    what = " + ".join(
+        f"{count} {content.replace('_', ' ')} values"
+        for artifact in first.artifacts
+        for content, count in artifact.scalars().items()
+    )
+    names = " + ".join(type(a).__name__ for a in first.artifacts)
+    size = sum(a.nbytes() for a in first.artifacts)
+    sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
+    whom = "per client and round"
+    if first.participants:
+        whom = f"in one sum over {len(first.participants)} clients a round"
+        return f"{names}: {what} {whom} ({human_bytes(size)})"
+    if len(sizes) > 1:
+        whom = f"by client {first.client} in round {round}, others differ"
+    return f"{names}: {what} {whom} ({human_bytes(size)})"
+
+
+def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[Upload, ...]:
+    """Uploads reduced to artifacts of some kinds; clients without any are left out."""
+    kept = (
+        Upload(
+            u.client,
+            u.round,
+            tuple(a for a in u.artifacts if isinstance(a, tuple(kinds))),
+            u.counterfactual,
+        )
+        for u in uploads
+    )
+    return tuple(upload for upload in kept if upload.artifacts)
+
+
+def percent(value: float | None) -> str:
+    """0.953 as ``95.3 %``; a dash for nothing."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(value: float | None, interval: Sequence[float] | None) -> str:
+    """A value with its 95 % interval."""
+    if value is None:
+        return "-"
+    if interval is None:
+        return f"{value:.3f}"
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

@@ -1,0 +1,403 @@
+"""Which images went into an upload?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedre_privacy.blocks.local import represent
+from fedre_privacy.blocks.state import Samples
+from fedre_privacy.core import files
+from fedre_privacy.core.types import ORACLES, Artifact, Reconstruction, RecoveredPrototypes, Truth
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.eval import PublicImages, Scores, evaluate
+from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import RECOVERED, AttackSettings
+from fedre_privacy.runs.training import write_csv
+
+from ..observe import held_out, observe
+from ..targets import KINDS, TargetGroup, TargetSource, resolve_kind
+from .base import Card, Game, Measure, Question, kinds_of
+from .recover import recover
+
+NOUNS = {
+    "representations": "representation",
+    "prototypes": "prototype",
+    "entangled": "entangled upload",
+    "recovered-prototypes": "recovered prototype",
+    "update": "image",
+}
+"""What a target of each kind is called in a verdict."""
+
+TARGET, TRUE, ACTUAL, CEILING = "target", "true", "actual", "ceiling"
+
+
+@dataclass(frozen=True, eq=False)
+class ImageGame(Game):
+    """Targets in groups: what is attacked, and what stands beside it.
+
+    Args:
+        groups: "target"; where they apply "true" (the true prototypes behind recovered ones),
+            "actual" (the real upload) and "ceiling" (single representations).
+        public: held-out images for floors and galleries.
+        recovered: the prototypes worked out of the uploads, where those are attacked.
+    """
+
+    groups: dict[str, TargetGroup] = field(default_factory=dict)
+    public: PublicImages = field(kw_only=True)
+    recovered: RecoveredPrototypes | None = None
+
+    def lines(self) -> dict[str, str]:
+        lines = super().lines()
+        if self.recovered is not None and self.settings.via is not None:
+            lines["Target"] += f" by {self.settings.via.name}"
+            if self.recovered.notes:
+                lines["Note"] = " ".join(self.recovered.notes[:4])
+        if not self.observation.images_per_target:
+            channels, height, width = self.run.image_shape
+            count, dim = len(self.groups[TARGET]), self.observation.target_rows()[0].shape[1]
+            lines["Unknown"] = (
+                f"{count} x {channels}x{height}x{width} values from {count} x {dim} observed"
+            )
+        return lines
+
+
+class Images(Question):
+    """Recover the images behind representations, prototypes, entangled vectors or updates."""
+
+    def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
+        """What is attacked of an upload: representations, or else parameters and gradients."""
+        kinds = kinds_of(protocol, settings.target)
+        if settings.target != "uploaded":
+            return kinds
+        rows = {kind for kind in kinds if kind in KINDS.values()}
+        return rows or {kind for kind in kinds if kind.updates} or kinds
+
+    def outcome(self) -> type[Reconstruction]:
+        return Reconstruction
+
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> ImageGame:
+        """Choose targets and build the observation.
+
+        Raises:
+            MissingInputError: the run lacks a round, an extractor, or its truth.
+        """
+        evaluation = settings.evaluation
+        source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
+        public, aux = held_out(source, evaluation.public)
+        for metric in settings.metrics.values():
+            metric.check(run.image_shape)
+        recovered = None
+        if settings.target == RECOVERED:
+            recovered = recover(run, settings, source, aux)
+        if settings.target == "update" or self._only_updates(run, settings, source):
+            group, per_target = source.updates(evaluation.targets, evaluation.per_update)
+            groups, kind = {TARGET: group}, "update"
+        else:
+            kind, per_target = resolve_kind(source, settings.target, run.settings.protocol.name), 0
+            groups = self._groups(source, settings, kind, recovered)
+        targets = [upload for group in groups.values() for upload in group.uploads]
+        observation = observe(
+            run,
+            settings.threat,
+            source.round,
+            targets,
+            aux,
+            images_per_target=per_target,
+            staleness=evaluation.staleness,
+            attacker=evaluation.attacker,
+        )
+        return ImageGame(
+            run,
+            settings,
+            data,
+            observation,
+            kind,
+            groups[TARGET].counterfactual,
+            source.round,
+            groups=groups,
+            public=public,
+            recovered=recovered,
+        )
+
+    @staticmethod
+    def _only_updates(run: Run, settings: AttackSettings, source: TargetSource) -> bool:
+        uploads = run.settings.protocol.uploads
+        return (
+            settings.target == "uploaded"
+            and source.uploaded_kind() is None
+            and any(kind.updates for kind in uploads)
+        )
+
+    @staticmethod
+    def _groups(
+        source: TargetSource,
+        settings: AttackSettings,
+        kind: str,
+        recovered: RecoveredPrototypes | None,
+    ) -> dict[str, TargetGroup]:
+        evaluation = settings.evaluation
+        groups = {
+            TARGET: source.group(
+                kind,
+                evaluation.targets,
+                max_images=evaluation.max_images,
+                fewest_first=evaluation.fewest_first,
+                recovered=recovered,
+            )
+        }
+        if kind == RECOVERED:
+            groups[TRUE] = source.true_prototypes(groups[TARGET])
+        actual = source.uploaded_kind()
+        if actual is not None and actual != kind:
+            groups[ACTUAL] = source.group(actual, evaluation.targets)
+        if kind != "representations" and actual != "representations" and evaluation.ceiling:
+            groups[CEILING] = source.group("representations", evaluation.ceiling)
+        return groups
+
+    def score(self, game: ImageGame, outcome: Reconstruction) -> ImageCard:
+        pieces = dict(
+            zip(game.groups, _cut(outcome, [len(g) for g in game.groups.values()]), strict=True)
+        )
+        metrics = game.settings.metrics
+        scores = {
+            name: _score(game, group, pieces[name], metrics, _rule(game))
+            for name, group in game.groups.items()
+        }
+        rules = _other_rules(game, pieces[TARGET])
+        return ImageCard(game, scores, pieces, rules)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageCard(Card):
+    """Reconstructions with their scores.
+
+    Args:
+        scores: by group: "target", and where they apply "true", "actual" and "ceiling", each with
+            its floors.
+        recovered: the reconstructions of each.
+        rules: PSNR of the target under every matching rule.
+    """
+
+    game: ImageGame
+    scores: dict[str, Scores]
+    recovered: dict[str, Reconstruction]
+    rules: dict[str, Any]
+
+    @property
+    def summary(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.scores[TARGET].summary
+
+    def headings(self) -> dict[str, Scores]:
+        """Columns of the result table beside the target's own."""
+        titles = {TRUE: "true prototypes", CEILING: "single representation (ceiling)"}
+        if ACTUAL in self.scores:
+            titles[ACTUAL] = f"{self.game.groups[ACTUAL].kind} upload (actual)"
+        order = (TRUE, ACTUAL, CEILING)
+        return {titles[n]: self.scores[n] for n in order if n in self.scores}
+
+    def table(self) -> list[dict[str, str]]:
+        return self.scores[TARGET].table(self.headings())
+
+    def frame(self) -> pd.DataFrame:
+        """Per-target scores of all groups."""
+        parts = []
+        for name, scores in self.scores.items():
+            rec = self.recovered[name]
+            columns = {"label_used": rec.labels, "spread": rec.spread}
+            told = {title: values.numpy() for title, values in columns.items() if len(values)}
+            parts.append(scores.rows.assign(group=name, **told))
+        return pd.concat(parts, ignore_index=True)
+
+    def record(self) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "scores": {name: scores.summary for name, scores in self.scores.items()},
+            "rules": self.rules,
+        }
+        if self.game.recovered is not None:
+            record["recovery_notes"] = list(self.game.recovered.notes)
+        return record
+
+    def measures(self) -> list[Measure]:
+        """PSNR, SSIM (where asked for) and identification of the targets, then of single images."""
+        out = _measures(self.summary, "")
+        for group in self.summary["groups"]:
+            if group["support_size"] == "1" and 0 < group["targets"] < self.summary["targets"]:
+                out += _measures(group, " (1 image)")
+        if ACTUAL in self.scores:
+            out += _measures(self.scores[ACTUAL].summary, " (upload itself)")
+        if TRUE in self.scores:
+            out += _measures(self.scores[TRUE].summary, " (true prototypes)")
+        return out
+
+    def figures(self) -> dict[str, Figure]:
+        game, trace = self.game, self.recovered[TARGET].trace
+        out = {"figure": self._sheet()}
+        if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
+            title = f"{game.settings.attack.name} on {game.kind}"
+            out["trace"] = attack_trace(self.recovered[TARGET].trace_steps, trace, title=title)
+        return out
+
+    def write(self, folder: Path) -> None:
+        """Write the attack's own trace, and what it was fed where that was recovered first."""
+        rec = self.recovered[TARGET]
+        write_csv(
+            folder / "trace.csv",
+            [
+                {"step": int(step), **{f"target{i}": float(v) for i, v in enumerate(row)}}
+                for step, row in zip(rec.trace_steps, rec.trace, strict=True)
+            ],
+        )
+        if self.game.recovered is not None:
+            tensors, texts = self.game.recovered.save()
+            files.write_tensors(folder / "prototypes.safetensors", tensors, metadata=texts)
+
+    def _sheet(self) -> Figure:
+        game = self.game
+        words = game.lines()
+        caption = (
+            f"Run {game.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
+            f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
+        )
+        return reconstruction_sheet(
+            self.scores[TARGET],
+            self.recovered[TARGET].images,
+            title=f"{game.settings.attack.name} on {game.kind} ({game.run.name})",
+            caption=caption,
+            extra=self._columns(),
+            counterfactual=game.run.settings.protocol.name if game.counterfactual else None,
+            oracles=sorted(game.observation.threat.grants & ORACLES),
+        )
+
+    def _columns(self) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        if TRUE in self.scores:
+            out["from the true\nprototype"] = self.recovered[TRUE].images
+        if CEILING in self.scores:
+            mine, other = self.game.groups[TARGET].truth, self.game.groups[CEILING].truth
+            same_client = mine.target_clients[:, None] == other.target_clients[None]
+            same_label = mine.target_labels[:, None] == other.target_labels[None]
+            partner = (2 * same_client.int() + same_label.int()).argmax(1)
+            out |= {
+                "single image,\nsame client": self.scores[CEILING].originals[partner],
+                "ceiling: from its\nrepresentation": self.recovered[CEILING].images[partner],
+            }
+        return out
+
+
+def _measures(summary: Mapping[str, Any], suffix: str) -> list[Measure]:
+    out = [
+        Measure(
+            f"{entry['title']}{suffix}",
+            entry["mean"],
+            entry["floor_mean"],
+            entry["leakage"],
+            tuple(entry["leakage_ci"]) if entry["leakage_ci"] else None,
+            entry["n"],
+            entry["unit"],
+        )
+        for entry in summary["metrics"].values()
+    ]
+    found = summary["identification"]
+    interval = found["hit1_over_guess_ci"]
+    out.append(
+        Measure(
+            f"identification@1{suffix}",
+            found["hit1"],
+            found["guess1"],
+            found["hit1_over_guess"],
+            tuple(interval) if interval else None,
+            found["n"],
+        )
+    )
+    return out
+
+
+def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
+    out, start = [], 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        out.append(
+            Reconstruction(
+                rec.images[rows],
+                rec.prior[rows],
+                rec.fit[rows],
+                rec.trace[:, rows],
+                rec.trace_steps,
+                rec.stopped_because,
+                rec.diverged[rows],
+                rec.labels[rows],
+                rec.spread[rows],
+            )
+        )
+        start += size
+    return out
+
+
+def _rule(game: ImageGame) -> str:
+    rule = game.settings.evaluation.rule
+    if rule != "auto":
+        return rule
+    return "assigned" if game.observation.images_per_target else "best"
+
+
+def _score(
+    game: ImageGame, group: TargetGroup, rec: Reconstruction, metrics: Mapping[str, Any], rule: str
+) -> Scores:
+    evaluation = game.settings.evaluation
+    nearest = _nearest_by_representation(game, group) if rule == "nearest-rep" else None
+    return evaluate(
+        rec,
+        group.truth,
+        game.public,
+        metrics=metrics,
+        rule=rule,
+        gallery=evaluation.gallery,
+        seed=evaluation.seed,
+        nearest=nearest,
+        noun=NOUNS.get(group.kind, "target"),
+    )
+
+
+def _other_rules(game: ImageGame, rec: Reconstruction) -> dict[str, Any]:
+    """PSNR under every matching rule, for targets made of several images.
+
+    The paper does not say which rule it used (FedRE, question 2), so all are recorded.
+    """
+    group = game.groups[TARGET]
+    if group.kind in ("representations", "update"):
+        return {}
+    psnr = {"psnr": metric_registry.get("psnr")()}
+    out = {}
+    for rule in ("best", "mean-image", "nearest-rep"):
+        entry = _score(game, group, rec, psnr, rule).summary["metrics"]["psnr"]
+        out[rule] = {
+            key: entry[key] for key in ("mean", "n", "floor", "floor_mean", "leakage", "leakage_ci")
+        }
+    return out
+
+
+def _nearest_by_representation(game: ImageGame, group: TargetGroup) -> Tensor:
+    """For each target the image of its support whose representation is closest to it."""
+    truth: Truth = group.truth
+    rows = torch.cat([r for u in group.uploads for a in u.artifacts if (r := a.rows()) is not None])
+    reps = torch.empty(len(truth.images), rows.shape[1])
+    for upload in group.uploads:
+        where = (truth.clients == upload.client).nonzero().squeeze(1)
+        extractor = game.run.model(upload.client, upload.round).extractor
+        images = (truth.images[where] * 255).round().to(torch.uint8)
+        reps[where] = represent(extractor, Samples(images, truth.labels[where]))
+    distance = torch.cdist(rows.double(), reps.double())
+    member = torch.zeros_like(distance, dtype=torch.bool)
+    member[truth.mixture.row, truth.mixture.sample] = truth.mixture.weight > 0
+    return distance.masked_fill(~member, torch.inf).argmin(1)

@@ -1,0 +1,82 @@
+"""Prototypes worked out of the uploads, as targets for a further attack."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.types import RecoveredPrototypes
+from fedre_privacy.eval import PublicImages
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.sealed.door import play
+
+from ..observe import observe
+from ..targets import TargetSource, attack_seed
+from .base import only_kinds
+
+_FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], RecoveredPrototypes]] = WeakKeyDictionary()
+"""Answers of first stages by run: a suite asks several attacks about the same ones."""
+
+NOTES = 3
+"""Notes of the first stage that a refusal repeats."""
+
+
+def recover(
+    run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages
+) -> RecoveredPrototypes:
+    """Run the first stage, ``via``, on all clients' uploads of the attacked round.
+
+    Raises:
+        ConfigError: no such stage was chosen.
+        IncompatibleError: it cannot read the uploads, the threat model is too weak, or it recovered
+            nothing.
+    """
+    via = settings.via
+    if via is None:
+        raise ConfigError("Target 'recovered-prototypes' needs an attack that recovers them (via).")
+    targets = only_kinds(source.uploads.values(), set(via.consumes))
+    if not targets:
+        raise IncompatibleError(
+            f"Attack '{via.name}' reads {', '.join(k.__name__ for k in via.consumes)}; "
+            f"{run.settings.protocol.name} uploads none of them.",
+            next_step="Choose another first stage, for example --set via.name=head.",
+        )
+    evaluation = settings.evaluation
+    asked = (
+        via,
+        settings.threat,
+        source.round,
+        evaluation.staleness,
+        evaluation.attacker,
+        evaluation.seed,
+        tuple(aux.images.shape),
+        (run.folder / "record.json").stat().st_mtime_ns,
+    )
+    known = _FOUND.setdefault(run, {})
+    if asked in known:
+        return known[asked]
+    observation = observe(
+        run,
+        settings.threat,
+        source.round,
+        targets,
+        aux,
+        staleness=evaluation.staleness,
+        attacker=evaluation.attacker,
+    )
+    context = Context(attack_seed(run, source.data, evaluation.seed))
+    played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
+    found = played.outcome
+    if not isinstance(found, RecoveredPrototypes):
+        raise IncompatibleError(f"Attack '{via.name}' does not return prototypes.")
+    if not bool(found.vectors.isfinite().all(1).any()):
+        said = "; ".join(found.notes[:NOTES])
+        more = f" (and {len(found.notes) - NOTES} more)" if len(found.notes) > NOTES else ""
+        raise IncompatibleError(
+            f"Attack '{via.name}' recovered no prototype of {run.name}. {said}{more}.",
+            next_step="Attack the uploads themselves: --target uploaded.",
+        )
+    known[asked] = found
+    return found

@@ -1,0 +1,145 @@
+"""A dry run: every check and one step of each loop, in a folder that is thrown away."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.types import Observation
+from fedre_privacy.core.units import human_bytes, human_seconds, plural
+from fedre_privacy.partition.base import Split
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
+from fedre_privacy.runs.training import Prepared, prepare, summary, train
+from fedre_privacy.sealed.door import play
+
+from .attack import check_ahead, peak_memory, prepare_attack, question_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command would do, measured on its first steps.
+
+    Args:
+        lines: heading to text, for printing.
+        train_s, attack_s: estimated seconds (0 where that part would not run).
+        memory_bytes: peak memory of the rehearsal.
+    """
+
+    lines: dict[str, str]
+    train_s: float
+    attack_s: float
+    memory_bytes: int
+
+
+def rehearse(
+    training: TrainSettings | Run, settings: AttackSettings | None, device: torch.device
+) -> Plan:
+    """Do every check and one step of each loop; write nothing that stays.
+
+    Args:
+        training: settings to train with, or the recorded run to attack.
+        settings: the attack, or None to rehearse training alone.
+
+    Raises:
+        FedreError: whatever the real command would refuse.
+    """
+    lines: dict[str, str] = {}
+    train_s = attack_s = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        if isinstance(training, Run):
+            run = training
+            lines["Run"] = f"{run.name} (recorded: {run.record['summary']})"
+        else:
+            if settings is not None:
+                check_ahead(training, settings)
+                last = dataclasses.replace(settings.evaluation, round=None)
+                settings = dataclasses.replace(settings, evaluation=last)
+            prepared = prepare(training, device)
+            run, train_s = _first_step(training, prepared, Path(scratch), device)
+            lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
+            lines["Data"] = repr(prepared.data)
+        if settings is not None:
+            game = prepare_attack(run, settings)
+            lines |= {k: v for k, v in game.lines().items() if k != "Uploaded" or train_s == 0}
+            budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
+            trial = dataclasses.replace(settings.attack, **budget)
+            targets = _targets(game.observation)
+            for _ in range(2):  # the first pass warms up
+                started = time.monotonic()
+                play(
+                    trial,
+                    game.observation,
+                    Context(game.attack_seed, device),
+                    outcome=question_of(settings).outcome(),
+                    hidden=game.hidden(),
+                )
+                attack_s = time.monotonic() - started
+            attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)
+            lines["Attack"] = (
+                f"{settings.attack.name} on {targets} in all: about {human_seconds(attack_s)}"
+            )
+    memory = max(peak_memory(device).values())
+    lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
+    return Plan(lines, train_s, attack_s, memory)
+
+
+def rehearse_suite(
+    training: TrainSettings, suite: Sequence[AttackSettings], device: torch.device
+) -> tuple[float, float]:
+    """Estimate the seconds of one training and of all attacks on it, from their first steps.
+
+    Raises:
+        FedreError: whatever the real commands would refuse.
+    """
+    for settings in suite:
+        check_ahead(training, settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        run, train_s = _first_step(training, prepare(training, device), Path(scratch), device)
+        attack_s = 0.0
+        for settings in suite:
+            last = dataclasses.replace(settings.evaluation, round=None)
+            attack_s += rehearse(
+                run, dataclasses.replace(settings, evaluation=last), device
+            ).attack_s
+    return train_s, attack_s
+
+
+def _targets(observation: Observation) -> str:
+    rows = sum(
+        len(found)
+        for upload in observation.targets
+        for artifact in upload.artifacts
+        if (found := artifact.rows()) is not None
+    )
+    return plural(rows, "row") if rows else plural(len(observation.targets), "upload")
+
+
+def _first_step(
+    settings: TrainSettings, prepared: Prepared, scratch: Path, device: torch.device
+) -> tuple[Run, float]:
+    """Train one batch per client; return the run and the estimate for the whole training."""
+    size = settings.train.batch_size
+    training = dataclasses.replace(settings.train, rounds=1, epochs=1)
+    once = dataclasses.replace(settings, train=training)
+    short = dataclasses.replace(
+        prepared,
+        split=Split(
+            tuple(own[:size] for own in prepared.split.train),
+            tuple(own[:size] for own in prepared.split.test),
+        ),
+        setting=dataclasses.replace(prepared.setting, training=training),
+    )
+    started = time.monotonic()
+    run = train(once, runs=scratch, device=device, prepared=short)
+    per_batch = (time.monotonic() - started) / max(1, len(short.split.train))
+    batches = sum(max(1, len(own) // size) for own in prepared.split.train)
+    share = settings.train.join_ratio * settings.train.epochs
+    return run, per_batch * batches * share * settings.train.rounds

@@ -1,0 +1,376 @@
+"""Which rows are attacked, and which private images truly made each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.blocks.local import represent
+from fedre_privacy.blocks.prototypes import class_means
+from fedre_privacy.blocks.state import Samples, client_secret
+from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.core.rng import derive, secret, stream
+from fedre_privacy.core.types import (
+    Artifact,
+    Emission,
+    EntangledRep,
+    Mixture,
+    Prototypes,
+    RecoveredPrototypes,
+    Representations,
+    Truth,
+    Upload,
+)
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
+from fedre_privacy.federation.recorder import read_messages, rounds_recorded
+from fedre_privacy.runs.folder import Run
+
+KINDS: dict[str, type[Artifact]] = {
+    "representations": Representations,
+    "prototypes": Prototypes,
+    "entangled": EntangledRep,
+    "recovered-prototypes": Prototypes,
+}
+"""Targets that are rows of numbers, and the artifact that carries each."""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetGroup:
+    """Targets of one kind with their truth.
+
+    Args:
+        kind: "representations", "prototypes" or "entangled".
+        counterfactual: the protocol does not upload this kind.
+        uploads: what the attacker is given, one upload per client.
+        truth: what the evaluator keeps.
+    """
+
+    kind: str
+    counterfactual: bool
+    uploads: tuple[Upload, ...]
+    truth: Truth
+
+    def __len__(self) -> int:
+        return self.truth.mixture.num_rows
+
+
+def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
+    """Seed of what the evaluator draws: which targets, candidates and public images.
+
+    It follows from the split, which no attack has, so that no attack can repeat these draws.
+    """
+    train, test = run.split_indices()
+    return secret(seed, f"evaluator of {data.sha256}", *train, *test)
+
+
+def attack_seed(run: Run, data: ImageData, seed: int) -> int:
+    """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
+    return derive(evaluator_secret(run, data, seed), "attack")
+
+
+class TargetSource:
+    """Makes target groups from a recorded run and the data it was trained on.
+
+    Args:
+        seed: ``eval.seed``; the draws follow from it and from the split (`evaluator_secret`).
+    """
+
+    def __init__(self, run: Run, data: ImageData, *, round: int | None, seed: int) -> None:
+        self.run, self.data = run, data
+        self.seed = evaluator_secret(run, data, seed)
+        uploaded = rounds_recorded(run.folder / "uploads")
+        if not uploaded:
+            raise MissingInputError(f"{run.folder} recorded no upload of any client.")
+        if round is not None and round not in uploaded:
+            near = min(uploaded, key=lambda r: abs(r - round))
+            raise MissingInputError(
+                f"Round {round} was not recorded; recorded: {uploaded[0]} to {uploaded[-1]}.",
+                next_step=f"Use --set eval.round={near}.",
+            )
+        self.round = uploaded[-1] if round is None else round
+        self.train, self.test = run.split_indices()
+        uploads, _ = read_messages(run.folder / "uploads", [self.round])
+        self.uploads = {upload.client: upload for upload in uploads}
+        self.clients = sorted(self.uploads)
+
+    def uploaded_kind(self) -> str | None:
+        """The kind of representation that the run really uploads, or None."""
+        for upload in self.uploads.values():
+            for artifact in upload.artifacts:
+                if artifact.rows() is not None:
+                    return artifact.kind
+        return None
+
+    def group(
+        self,
+        kind: str,
+        count: int,
+        *,
+        max_images: int | None = None,
+        fewest_first: bool = False,
+        recovered: RecoveredPrototypes | None = None,
+    ) -> TargetGroup:
+        """Choose up to `count` targets of a kind, spread over clients, the same for every attack.
+
+        Rows that were uploaded are taken from the record; others are computed from the client's
+        own model and data, and marked counterfactual.
+
+        Args:
+            max_images: only targets made of at most so many images.
+            fewest_first: those made of the fewest images, in place of a draw.
+            recovered: what an attack made of the uploads, for the kind "recovered-prototypes".
+
+        Raises:
+            IncompatibleError: no target is left.
+        """
+        real = recovered is not None or self.uploaded_kind() == kind
+        emitted = {k: self._emission(k, kind, real, count, recovered) for k in self.clients}
+        emissions = {k: emission for k, emission in emitted.items() if emission is not None}
+        sizes = {k: _images_in(e.mixture) for k, e in emissions.items() if e.mixture}
+        chosen = self._choose(sizes, count, kind, max_images, fewest_first)
+        if not chosen:
+            limit = "" if max_images is None else f" made of at most {max_images} images"
+            raise IncompatibleError(
+                f"Run {self.run.name} has no {kind}{limit} to attack in round {self.round}.",
+                next_step="Raise eval.max_images, attack another round, or another target.",
+            )
+        return self._gather(kind, {k: (emissions[k], rows) for k, rows in chosen.items()}, real)
+
+    def true_prototypes(self, of: TargetGroup) -> TargetGroup:
+        """The true prototypes of the clients and classes of another group, row by row."""
+        chosen = {}
+        for upload in of.uploads:
+            emission = self._prototypes(upload.client)
+            wanted = torch.cat([a.labels for a in upload.artifacts if isinstance(a, Prototypes)])
+            chosen[upload.client] = (emission, _rows_of(emission, wanted))
+        return self._gather("prototypes", chosen, self.uploaded_kind() == "prototypes")
+
+    def updates(self, count: int, per_update: int) -> tuple[TargetGroup, int]:
+        """Choose gradients or updates of up to `count` images in all; return images of each.
+
+        The images that made an update are those of the recorded provenance, or all of the
+        client's training samples where a whole round of training made it.
+
+        Raises:
+            IncompatibleError: the protocol uploads neither.
+        """
+        uploads = {
+            k: replace(u, artifacts=tuple(a for a in u.artifacts if a.updates))
+            for k, u in self.uploads.items()
+        }
+        uploads = {k: u for k, u in uploads.items() if u.artifacts}
+        if not uploads:
+            raise IncompatibleError(
+                f"Protocol '{self.run.settings.protocol.name}' uploads no gradient or parameters.",
+                next_step="Attack what it uploads (--target uploaded), or train fedsgd or fedavg.",
+            )
+        mixtures = self.run.mixtures(self.round)
+        made = {}
+        for k in uploads:
+            first, members = 0, []
+            for member in self._members(k):
+                kept = [m for (client, _), m in mixtures.items() if client == member]
+                own = kept[0].sample if kept else torch.arange(len(self.train[member]))
+                members.append(torch.unique(own) + first)
+                first += len(self.train[member])
+            made[k] = torch.cat(members)
+        images = min(per_update, count, *(len(samples) for samples in made.values()))
+        order = torch.randperm(len(made), generator=stream(self.seed, "targets update"))
+        wanted = sorted(sorted(made)[i] for i in order[: max(1, count // images)].tolist())
+        parts = []
+        for k in wanted:
+            samples = made[k].repeat(images)
+            rows = torch.arange(images).repeat_interleave(len(made[k]))
+            weight = torch.full((len(samples),), 1 / len(made[k]))
+            labels = torch.full((images,), -1)
+            parts.append((k, Mixture(rows, samples, weight, images), labels))
+        truth = self._truth(parts)
+        return TargetGroup("update", False, tuple(uploads[k] for k in wanted), truth), images
+
+    def _members(self, client: int) -> tuple[int, ...]:
+        """The clients behind an upload: one, or all whose sum it is."""
+        upload = self.uploads.get(client)
+        return (upload.participants if upload else ()) or (client,)
+
+    def _gather(
+        self, kind: str, chosen: dict[int, tuple[Emission, Tensor]], real: bool
+    ) -> TargetGroup:
+        uploads: list[Upload] = []
+        parts: list[tuple[int, Mixture, Tensor]] = []
+        for k, (emission, rows) in chosen.items():
+            if emission.mixture is None:
+                raise MissingInputError(
+                    f"The run has no provenance for client {k}'s {kind} in round {self.round}."
+                )
+            taken = emission.artifact.take(rows)
+            uploads.append(Upload(k, self.round, (taken,), counterfactual=not real))
+            parts.append((k, emission.mixture.select(rows), self._labels(taken)))
+        return TargetGroup(kind, not real, tuple(uploads), self._truth(parts))
+
+    def _prototypes(self, client: int) -> Emission:
+        own = self.train[client]
+        reps, labels = self._represent(client, own)
+        return class_means(reps, labels, self.data.num_classes)
+
+    def _recovered(self, client: int, recovered: RecoveredPrototypes) -> Emission:
+        """What was recovered of a client, with the provenance of the true prototypes."""
+        true = self._prototypes(client)
+        usable = recovered.vectors.isfinite().all(1) & (recovered.clients == client)
+        held = _labels_of(true)
+        usable &= torch.isin(recovered.labels, held) & (recovered.rounds == self.round)
+        index = usable.nonzero().squeeze(1)
+        index = index[recovered.labels[index].argsort()]
+        labels = recovered.labels[index]
+        mixture = true.mixture.select(_rows_of(true, labels)) if true.mixture else None
+        return Emission(Prototypes(recovered.vectors[index].float(), labels), mixture)
+
+    def _emission(
+        self,
+        client: int,
+        kind: str,
+        real: bool,
+        count: int,
+        recovered: RecoveredPrototypes | None,
+    ) -> Emission | None:
+        """All targets that a client offers; None if its scheme refused to upload."""
+        if recovered is not None:
+            return self._recovered(client, recovered)
+        if real:
+            mixtures = self.run.mixtures(self.round)
+            for number, artifact in enumerate(self.uploads[client].artifacts):
+                if artifact.kind == kind:
+                    return Emission(artifact, mixtures.get((client, number)))
+            return None
+        own = self.train[client]
+        if kind == "representations":
+            order = torch.randperm(len(own), generator=stream(self.seed, "targets", client=client))
+            picked = order[: min(count, len(own))]
+            reps, labels = self._represent(client, own[picked])
+            index = torch.arange(len(picked))
+            mixture = Mixture(index, picked, torch.ones(len(picked)), num_rows=len(picked))
+            return Emission(Representations(reps, labels), mixture)
+        if kind == "prototypes":
+            return self._prototypes(client)
+        reps, labels = self._represent(client, own)
+        scheme = getattr(self.run.settings.protocol, "entanglement", None)
+        if not isinstance(scheme, Entanglement):
+            scheme = schemes.get("rap")()
+        seed = self.run.settings.train.seed
+        draw = Draw(
+            labels=labels,
+            num_classes=self.data.num_classes,
+            dim=reps.shape[1],
+            seed=seed,
+            secret=client_secret(self._samples(own).fingerprint(), seed, client),
+            client=client,
+            round=self.round,
+        )
+        return scheme(reps, draw)
+
+    def _samples(self, index: Tensor) -> Samples:
+        return Samples(self.data.images[index], self.data.labels[index])
+
+    def _represent(self, client: int, index: Tensor) -> tuple[Tensor, Tensor]:
+        samples = self._samples(index)
+        return represent(self.run.model(client, self.round).extractor, samples), samples.labels
+
+    def _choose(
+        self,
+        sizes: dict[int, Tensor],
+        count: int,
+        kind: str,
+        max_images: int | None,
+        fewest_first: bool,
+    ) -> dict[int, Tensor]:
+        """Deal targets out to clients in turn, random within a client.
+
+        The draw is over all rows, so that a limit leaves the order of the rest as it was.
+        """
+        dealt: list[tuple[int, int, int]] = []
+        for k, images in sizes.items():
+            rng = stream(self.seed, f"targets {kind}", client=k)
+            drawn = torch.randperm(len(images), generator=rng)
+            if max_images is not None:
+                drawn = drawn[images[drawn] <= max_images]
+            dealt += [(turn, k, row) for turn, row in enumerate(drawn.tolist())]
+        place = {k: i for i, k in enumerate(sizes)}
+        dealt.sort(key=lambda one: (one[0], place[one[1]]))
+        if fewest_first:
+            dealt.sort(key=lambda one: int(sizes[one[1]][one[2]]))
+        taken: dict[int, list[int]] = {k: [] for k in sizes}
+        for _, k, row in dealt[:count]:
+            taken[k].append(row)
+        return {k: torch.tensor(sorted(rows)) for k, rows in taken.items() if rows}
+
+    def _labels(self, artifact: Artifact) -> Tensor:
+        encodings = artifact.encodings(self.data.num_classes)
+        if encodings is None:
+            return torch.full((len(artifact.rows() or ()),), -1)
+        pure = encodings.max(1).values > 1 - 1e-6
+        return torch.where(pure, encodings.argmax(1), -1)
+
+    def _truth(self, parts: Sequence[tuple[int, Mixture, Tensor]]) -> Truth:
+        """Gather the images that entered any target, numbered from 0."""
+        images, labels, clients, owners, target_labels = [], [], [], [], []
+        rows, samples, weights = [], [], []
+        first_row = first_image = 0
+        for client, mixture, row_labels in parts:
+            used, position = torch.unique(mixture.sample, return_inverse=True)
+            index = torch.cat([self.train[k] for k in self._members(client)])[used]
+            images.append(self.data.floats(index))
+            labels.append(self.data.labels[index])
+            clients.append(torch.full((len(index),), client))
+            rows.append(mixture.row + first_row)
+            samples.append(position + first_image)
+            weights.append(mixture.weight)
+            owners.append(torch.full((mixture.num_rows,), client))
+            target_labels.append(row_labels)
+            first_row += mixture.num_rows
+            first_image += len(index)
+        return Truth(
+            images=torch.cat(images),
+            labels=torch.cat(labels),
+            clients=torch.cat(clients),
+            mixture=Mixture(torch.cat(rows), torch.cat(samples), torch.cat(weights), first_row),
+            target_clients=torch.cat(owners),
+            target_labels=torch.cat(target_labels),
+        )
+
+
+def _images_in(mixture: Mixture) -> Tensor:
+    """How many images each row of an upload was made of, (rows,) int64."""
+    return torch.bincount(mixture.row, minlength=mixture.num_rows)
+
+
+def _labels_of(prototypes: Emission) -> Tensor:
+    artifact = prototypes.artifact
+    if not isinstance(artifact, Prototypes):
+        raise TypeError(f"expected prototypes, not {artifact}")
+    return artifact.labels
+
+
+def _rows_of(prototypes: Emission, labels: Tensor) -> Tensor:
+    """Row of each class among a client's prototypes; their labels ascend."""
+    return torch.searchsorted(_labels_of(prototypes).contiguous(), labels.contiguous())
+
+
+def resolve_kind(source: TargetSource, target: str, protocol: str) -> str:
+    """Turn ``uploaded`` into the kind that the run uploads.
+
+    Raises:
+        IncompatibleError: the protocol uploads no representations.
+    """
+    if target != "uploaded":
+        return target
+    kind = source.uploaded_kind()
+    if kind is None:
+        raise IncompatibleError(
+            f"Protocol '{protocol}' uploads no representations, so target 'uploaded' is empty.",
+            next_step="Ask what it would leak if it did: --target representations, prototypes or "
+            "entangled (counterfactual).",
+        )
+    return kind

@@ -1,0 +1,1 @@
+"""Experiments of the papers that need no recorded run: communication tables and the toy."""

@@ -1,0 +1,47 @@
+"""The small models that some protocols share, as clients started a round with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor, nn
+
+from fedre_privacy.blocks.compression import unpack
+from fedre_privacy.core.types import AGGREGATE, Broadcast, LowRankUpdate, SmallModelState
+from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.models.families import ModelSettings, build_model
+from fedre_privacy.models.split import parameters_of
+
+from .folder import Run
+
+
+def small_states_before(
+    run: Run, settings: ModelSettings, clients: Collection[int], round: int
+) -> dict[int, dict[str, Tensor]]:
+    """Parameters of the small model that each client started the round from.
+
+    A server that sends updates knows what it sent before: all its broadcasts are replayed.
+    """
+    _, broadcasts = read_messages(run.folder / "uploads")
+    earlier = sorted((b for b in broadcasts if b.round <= round), key=lambda b: b.round)
+    found: dict[int, dict[str, Tensor]] = {}
+    for client in clients:
+        model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
+        received = [b for b in earlier if client in b.recipients or client == AGGREGATE]
+        if received and received[-1].round == round:
+            found[client] = _replayed(run, received, model)
+    return found
+
+
+def _replayed(run: Run, received: Sequence[Broadcast], model: nn.Module) -> dict[str, Tensor]:
+    """What a client holds after these messages."""
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    moved = getattr(run.settings.protocol, "compress", "") == "updates"
+    state: dict[str, Tensor] = parameters_of(model)
+    for artifact in (a for broadcast in received for a in broadcast.artifacts):
+        if isinstance(artifact, SmallModelState):
+            state = dict(artifact.params)
+        elif isinstance(artifact, LowRankUpdate):
+            sent = unpack(artifact.params, shapes)
+            state = {name: state[name] + sent[name] for name in shapes} if moved else sent
+    return state

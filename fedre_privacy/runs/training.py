@@ -1,0 +1,360 @@
+"""Train a federation from settings and record it in a run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedre_privacy.blocks.state import Client, Samples, Server, Setting
+from fedre_privacy.core import files
+from fedre_privacy.core.errors import DamagedInputError, FedreError, IncompatibleError
+from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.memory import free_bytes
+from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.types import Emission
+from fedre_privacy.core.units import plural
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses import statement
+from fedre_privacy.defenses.base import Defense, Facts
+from fedre_privacy.federation import loop
+from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.models.families import (
+    architecture_of,
+    build_model,
+    has_batch_norm,
+    representation_dim,
+)
+from fedre_privacy.partition.base import Split, split
+
+from .folder import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
+from .settings import TrainSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Data loaded, shared out and checked against the protocol; no model built yet.
+
+    Defences have what follows from the federation filled in.
+    """
+
+    data: ImageData
+    split: Split
+    setting: Setting
+    defense: tuple[Defense, ...]
+
+
+def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
+    """Load the data, share it out, and refuse what cannot work before anything is trained.
+
+    Raises:
+        FedreError: of the data set, the partition, the model or the protocol.
+    """
+    data = settings.data.load()
+    training = settings.train
+    shares = split(
+        settings.partition,
+        data.labels.numpy(),
+        training.clients,
+        training.seed,
+        training.train_ratio,
+    )
+    dim = representation_dim(settings.model, data.image_shape)
+    names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
+    counts = shares.class_counts(data.labels.numpy(), data.num_classes)
+    setting = Setting(
+        training=training,
+        num_classes=data.num_classes,
+        image_shape=data.image_shape,
+        dims=(dim,) * training.clients,
+        architectures=names,
+        class_counts=tuple(tuple(int(n) for n in row) for row in counts),
+        device=device,
+        model=settings.model,
+    )
+    problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
+    if settings.defense and not problems:
+        problems = statement.check_all(settings.defense, facts_of(settings, setting))
+    if problems:
+        raise IncompatibleError(*problems)
+    facts = facts_of(settings, setting)
+    return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
+
+
+def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
+    """What the accounting of defences needs to know of a federation."""
+    training, protocol = setting.training, settings.protocol
+    taking_part = [loop.select(training, r) for r in range(1, training.rounds + 1)]
+    built: dict[str, nn.Module] = {}
+
+    def model(client: int) -> nn.Module:
+        name = setting.architectures[client]
+        if name not in built:
+            with torch.device("meta"):
+                built[name] = build_model(
+                    settings.model, client, setting.image_shape, setting.num_classes
+                )
+        return built[name]
+
+    return Facts(
+        protocol=protocol.name,
+        kinds=protocol.uploads,
+        sums=protocol.sums,
+        class_counts=setting.class_counts,
+        participations=tuple(
+            sum(k in chosen for chosen in taking_part) for k in range(training.clients)
+        ),
+        rounds=training.rounds,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        local_steps=protocol.local_steps,
+        buffers=bool(getattr(protocol, "buffers", False)),
+        model=model,
+    )
+
+
+def _too_few_samples(
+    settings: TrainSettings, data: ImageData, counts: NDArray[np.int64]
+) -> list[str]:
+    """Clients whose batches would hold one sample although their model has BatchNorm."""
+    sizes = [1 if settings.train.batch_size == 1 else int(row.sum()) for row in counts]
+    return [
+        f"Client {k} trains on batches of one sample, and its model "
+        f"({architecture_of(settings.model.name, k)}) has BatchNorm, which needs two. Raise "
+        "partition.min_samples or train.batch_size, or choose --models cnn4."
+        for k, size in enumerate(sizes)
+        if size == 1 and has_batch_norm(settings.model, k, data.image_shape, data.num_classes)
+    ]
+
+
+def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
+    """Make every client's model and put its samples on the device, pixels as uint8."""
+    device = prepared.setting.device
+    images, labels = prepared.data.images.to(device), prepared.data.labels.to(device)
+
+    def samples(index: np.ndarray[Any, np.dtype[np.int64]]) -> Samples:
+        where = torch.from_numpy(index).to(device)
+        return Samples(images[where], labels[where])
+
+    clients = []
+    for k in range(settings.train.clients):
+        with seeded(settings.train.seed, f"model {prepared.setting.architectures[k]}"):
+            model = build_model(
+                settings.model, k, prepared.data.image_shape, prepared.data.num_classes
+            )
+        client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
+        with seeded(settings.train.seed, "protocol state", client=k):
+            settings.protocol.start_client(client, prepared.setting)
+        clients.append(client)
+    if _fit_together(clients, device):
+        for client in clients:
+            client.model.to(device)
+    return clients
+
+
+def _fit_together(clients: Sequence[Client], device: torch.device) -> bool:
+    """Whether all clients' models may stay on the device: a quarter of a GPU's free memory."""
+    size = sum(p.numel() * p.element_size() for c in clients for p in c.model.parameters())
+    free = free_bytes(device)
+    return free is None or size < free / 4
+
+
+def train(
+    settings: TrainSettings,
+    *,
+    runs: Path = Path("runs"),
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    prepared: Prepared | None = None,
+) -> Run:
+    """Train and record a run, or return the identical one that was trained before.
+
+    Args:
+        runs: folder of run folders; the run's own name is a hash of its settings.
+        resume: go on with an unfinished run of the same settings.
+        restart: remove an earlier run of the same settings first.
+
+    Raises:
+        FedreError: anything that `prepare` refuses, divergence, an unfinished run, or one to be
+            resumed whose data have changed.
+    """
+    folder = runs / settings.run_name
+    if restart:  # what cannot be trained must not cost the earlier run
+        prepared = prepared or prepare(settings, device)
+    if begin(folder, resume=resume, restart=restart, what="Run"):
+        report(Event("train.reused", {"folder": str(folder)}))
+        return Run(folder)
+    with logging_to(folder):
+        return _train(settings, prepared or prepare(settings, device), folder, resume, report)
+
+
+def _train(
+    settings: TrainSettings, prepared: Prepared, folder: Path, resume: bool, report: Report
+) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    record = _first_record(settings, prepared)
+    if resume and (folder / "record.json").is_file():
+        before = files.read_json(folder / "record.json").get("data_sha256")
+        if before != record["data_sha256"]:
+            raise DamagedInputError(
+                f"The data set '{prepared.data.name}' has changed since {folder.name} was started "
+                f"(SHA-256 {record['data_sha256'][:12]}..., then {str(before)[:12]}...).",
+                next_step="Restore the data, or train again with --restart.",
+            )
+    log.info("training %s on %s", folder.name, record["device"])
+    for sentence in record.get("privacy", {}).get("says", ()):
+        report(Event("note", {"text": sentence}))
+    files.write_yaml(folder / "config.yaml", settings.plain())
+    files.write_json(folder / "record.json", record)
+    if settings.record.truth:
+        _write_split(folder, prepared.split)
+    clients = build_clients(settings, prepared)
+    with seeded(settings.train.seed, "server state"):
+        server = settings.protocol.start_server(prepared.setting)
+    try:
+        rows = _run_loop(settings, prepared, clients, server, folder, resume, report)
+    except BaseException as error:
+        record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
+        record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+        files.write_json(folder / "record.json", record)
+        raise
+    record |= {
+        "status": COMPLETE,
+        "wall_s": time.monotonic() - started,
+        "final": {key: value for key, value in rows[-1].items() if key != "wall_s"},
+    }
+    files.write_json(folder / "record.json", record)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    log.info("complete: %s", record["final"])
+    report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
+    return Run(folder)
+
+
+def _run_loop(
+    settings: TrainSettings,
+    prepared: Prepared,
+    clients: list[Client],
+    server: Server,
+    folder: Path,
+    resume: bool,
+    report: Report,
+) -> list[loop.Row]:
+    last, every = settings.train.rounds, settings.record.keep_every
+
+    def keep(
+        round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]
+    ) -> None:
+        if round != last and not (every and round % every == 0):
+            return
+        tensors = {
+            f"client{client.id}/{name}": value
+            for client in clients
+            for name, value in client.model.state_dict().items()
+        }
+        files.write_tensors(folder / "models" / f"r{round:04d}.safetensors", tensors)
+        if settings.record.truth:
+            _write_mixtures(folder, round, emissions)
+
+    return loop.run(
+        settings.protocol,
+        clients,
+        server,
+        prepared.setting,
+        recorder=Recorder(folder / "uploads"),
+        checkpoints=folder / "checkpoints",
+        keep=keep,
+        report=report,
+        resume=resume,
+        on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
+        defenses=prepared.defense,
+    )
+
+
+def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
+    data = prepared.data
+    return {
+        "name": settings.run_name,
+        "status": PARTIAL,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "device": device_name(prepared.setting.device),
+        "image_shape": list(data.image_shape),
+        "classes": list(data.classes),
+        "dim": prepared.setting.dims[0],
+        "data_sha256": data.sha256,
+        "data_notes": list(data.notes),
+        "partition_sha256": [prepared.split.sha256_train, prepared.split.sha256_test],
+        "class_counts": [list(row) for row in prepared.setting.class_counts],
+        "architectures": list(prepared.setting.architectures),
+        "summary": summary(settings),
+        **_defended(settings, prepared),
+    }
+
+
+def _defended(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
+    """The defences and what they guarantee, for the record; nothing where there are none."""
+    if not prepared.defense:
+        return {}
+    return statement.record(prepared.defense, facts_of(settings, prepared.setting))
+
+
+def summary(settings: TrainSettings) -> str:
+    """The run in a few words: clients, partition, rounds, models."""
+    options = ", ".join(
+        f"{key} {value:g}"
+        for key, value in vars(settings.partition).items()
+        if isinstance(value, float)
+    )
+    shared = f"{settings.partition.name}{' (' + options + ')' if options else ''}"
+    return (
+        f"{plural(settings.train.clients, 'client')}, {shared}, "
+        f"{plural(settings.train.rounds, 'round')}, {settings.model.name}"
+        + "".join(f", {defense.name}" for defense in settings.defense)
+    )
+
+
+def _write_split(folder: Path, shares: Split) -> None:
+    tensors: dict[str, Tensor] = {}
+    for part, arrays in (("train", shares.train), ("test", shares.test)):
+        tensors |= {f"{part}{k}": torch.from_numpy(own) for k, own in enumerate(arrays)}
+    files.write_tensors(folder / "private" / "split.safetensors", tensors)
+
+
+def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emission, ...]]) -> None:
+    tensors: dict[str, Tensor] = {}
+    for client, sent in emissions.items():
+        for number, emission in enumerate(sent):
+            if emission.mixture is not None:
+                mixture = emission.mixture
+                parts = {
+                    "row": mixture.row,
+                    "sample": mixture.sample,
+                    "weight": mixture.weight,
+                    "num_rows": torch.tensor(mixture.num_rows),
+                }
+                # copies: a mixture may use one tensor twice, which safetensors refuses
+                tensors |= {f"{client}/{number}/{key}": t.clone() for key, t in parts.items()}
+    files.write_tensors(folder / "private" / f"mixtures-r{round:04d}.safetensors", tensors)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows of equal keys as CSV, atomically; None becomes an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_text(path, text.getvalue())

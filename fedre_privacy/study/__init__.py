@@ -1,0 +1,1 @@
+"""Many runs and attacks side by side: suites of attacks, sweeps, benchmarks."""

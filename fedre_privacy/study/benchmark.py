@@ -1,0 +1,512 @@
+"""Protocols, schemes and defences side by side: accuracy, communication and leakage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedre_privacy.attacks.base import attacks as attack_registry
+from fedre_privacy.core import files
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, nearest
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.types import EntangledRep, HeadState, ModelState
+from fedre_privacy.core.units import plural
+from fedre_privacy.eval.report import save_figure
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
+from fedre_privacy.eval.report.frontier import Point, frontier, pareto
+from fedre_privacy.eval.report.matrix import Cell, matrix
+from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
+from fedre_privacy.protocols.base import protocols as protocol_registry
+from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.settings import RECOVERED, TrainSettings
+
+from .suite import default_suite, named_suite
+from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
+
+Values = Mapping[str, Any]
+
+IMAGE_MEASURES = ("PSNR", "PSNR (1 image)")
+"""Measures that place a variant on the frontier: the strongest over all attacks counts."""
+FEWEST = 6
+"""Targets, over all seeds, below which a mean decides no place on the frontier, as in a verdict."""
+
+SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "vary", "seeds", "attacks",
+              "targets")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What to compare.
+
+    Args:
+        name: of its folder.
+        base: settings that all trainings share.
+        variants: what differs, each under its label.
+        seeds: of the trainings.
+        attacks: settings of the attacks, or None for those that fit the uploads.
+        targets: targets per attack, or None for the default.
+    """
+
+    name: str
+    base: Values
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    attacks: tuple[Values, ...] | None
+    targets: int | None
+
+    def suite(self, training: TrainSettings) -> Sequence[Values]:
+        """The attacks on one training."""
+        if self.attacks is None:
+            return default_suite(training, targets=self.targets)
+        return self.attacks
+
+
+def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
+    """Read the description of a benchmark.
+
+    Args:
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names or settings;
+            ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
+            ``targets``, ``name``. Protocols and schemes are compared with each other; defences
+            multiply them.
+        base: settings given elsewhere; they win over the description's own.
+
+    Raises:
+        ConfigError: unknown keys, or nothing to compare.
+    """
+    problems = []
+    for key in sweep:
+        if key not in SWEEP_KEYS:
+            close = nearest(str(key), SWEEP_KEYS)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
+    if problems:
+        raise ConfigError(*problems, next_step=f"Keys: {', '.join(SWEEP_KEYS)}.")
+    names = list(sweep.get("protocols") or ())
+    if names == ["all"]:
+        names = [n for n in protocol_registry.names() if n != "fedsgd"]
+    variants = [Variant(_label(p), {"protocol": _section(p)}) for p in names]
+    variants += [
+        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": s}})
+        for s in sweep.get("schemes") or ()
+    ]
+    variants += [Variant(str(k), v) for k, v in (sweep.get("vary") or {}).items()]
+    defenses = sweep.get("defenses") or ()
+    if defenses:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(
+                f"{variant.label} + {chosen}", merge(dict(variant.values), {"defense": chosen})
+            )
+            for variant in variants
+            for chosen in defenses
+        ]
+    if not variants:
+        raise ConfigError(
+            "Nothing to compare: the benchmark names no protocols, schemes or vary.",
+            next_step="Add for example 'protocols: [fedre, fedgh]'.",
+        )
+    shared = merge(dict(sweep.get("base") or {}), base)
+    attacks = sweep.get("attacks")
+    seeds = tuple(sweep.get("seeds") or (0, 1, 2))
+    targets = sweep.get("targets")
+    chosen = None if attacks is None else tuple(_attacks(attacks, targets))
+    title = sweep.get("name") or name
+    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
+    if title:
+        return made
+    digest = files.settings_hash([shared, [v.values for v in variants], seeds, attacks, targets])
+    return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _label(chosen: Any) -> str:
+    if isinstance(chosen, Mapping):
+        more = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
+        return f"{chosen.get('name', '?')} ({more})" if more else str(chosen.get("name", "?"))
+    return str(chosen).rpartition(":")[2]
+
+
+def _section(chosen: Any) -> Values:
+    return dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+
+
+def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
+    out: list[Values] = []
+    for entry in given:
+        out += [entry] if isinstance(entry, Mapping) else named_suite([entry], targets=targets)
+    return out
+
+
+def planned(wanted: Benchmark) -> list[Job]:
+    """All jobs of a benchmark, checked; entangled uploads keep every round's extractors.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+
+    def keep_all(variant: Variant) -> Variant:
+        section = merge(dict(wanted.base), variant.values).get("protocol") or {}
+        name = section.get("name", "fedre") if isinstance(section, Mapping) else section
+        known = name in protocol_registry.names()
+        if known and EntangledRep in protocol_registry.get(name).uploads:
+            kept = {"record": {"keep_every": 1}}
+            return Variant(variant.label, merge(kept, variant.values))
+        return variant
+
+    return plan(wanted.base, [keep_all(v) for v in wanted.variants], wanted.seeds, wanted.suite)
+
+
+@dataclass(frozen=True, eq=False)
+class BenchmarkResult:
+    """A finished benchmark.
+
+    Args:
+        folder: where its tables, figures and report are.
+        rows: one row per job, attack and measure (see `sweep.frame`).
+        summary: means over seeds (see `sweep.over_seeds`).
+        wanted: what was compared.
+        jobs: results of all jobs, as they lie on disk (see `sweep.run_job`).
+        runs: folder of the runs.
+    """
+
+    folder: Path
+    rows: pd.DataFrame
+    summary: pd.DataFrame
+    wanted: Benchmark
+    jobs: Sequence[Mapping[str, Any]]
+    runs: Path
+
+    def failures(self) -> list[str]:
+        """Jobs that failed, each with the reason."""
+        bad = self.rows[self.rows["status"] != COMPLETE].drop_duplicates(["label", "seed"])
+        return [f"{r.label}, seed {r.seed}: {r.failure}" for r in bad.itertuples()]
+
+    def points(self) -> list[Point]:
+        """One point per variant: accuracy, communication, and the strongest image attack."""
+        if self.summary.empty:
+            return []
+        points = []
+        for label, part in self.summary.groupby("label", sort=False):
+            real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
+            shown = part["measure"].isin(IMAGE_MEASURES) & (part["n"] >= FEWEST)
+            images = part[real & shown & part["leakage"].notna()]
+            best = images.iloc[int(images["leakage"].argmax())] if len(images) else None
+            first = part.iloc[0]
+            points.append(
+                Point(
+                    label=str(label),
+                    accuracy=float(first["accuracy"]),
+                    accuracy_sd=_number(first["accuracy_sd"]),
+                    scalars=float(first["up_scalars"]),
+                    leakage=None if best is None else float(best["leakage"]),
+                    leakage_sd=None if best is None else _number(best["leakage_sd"]),
+                    attack="" if best is None else _attack_name(best),
+                    seeds=int(first["seeds"]),
+                )
+            )
+        return points
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per variant: accuracy, scalars per round, and each kind of leakage."""
+        best = {point.label for point in pareto(self.points())}
+        out = []
+        for point in self.points():
+            part = self.summary[self.summary["label"] == point.label]
+            out.append(
+                {
+                    "variant": point.label,
+                    "accuracy": _pm(point.accuracy, point.accuracy_sd),
+                    "scalars up": f"{point.scalars:,.0f}",
+                    "images, dB over floor": _pm(point.leakage, point.leakage_sd, 2),
+                    "found": _measure(part, ("identification@1 (1 image)", "identification@1")),
+                    "prototypes": _measure(part, ("centred cosine",)),
+                    "labels": _measure(part, ("support Jaccard",)),
+                    "membership AUC": _measure(part, ("AUC",)),
+                    "seeds": str(point.seeds),
+                    "Pareto": "yes" if point.label in best else "",
+                }
+            )
+        return out
+
+    def comparison(self) -> Figure:
+        """Variants in rows; accuracy, traffic and every kind of leakage in columns."""
+        labels = [point.label for point in self.points()]
+        parts = [self.summary[self.summary["label"] == label] for label in labels]
+        columns = [
+            Column("accuracy", tuple(Dot(p.accuracy, p.accuracy_sd) for p in self.points())),
+            Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
+            *(
+                Column(title, tuple(_dot(part, names) for part in parts))
+                for title, names in COLUMNS.items()
+            ),
+            *(
+                Column(
+                    title,
+                    tuple(Dot(_number(part[key].iloc[0])) for part in parts),
+                    absent="not entangled",
+                )
+                for title, key in (
+                    ("s_min predicted", "predicted_s_min"),
+                    ("unmixing error\npredicted", "predicted_error"),
+                )
+            ),
+        ]
+        return comparison(
+            labels,
+            columns,
+            title="What each variant costs and leaks",
+            caption=f"Points: strongest attack of the suite; red: its floor. {self._caption()}",
+        )
+
+    def cells(self) -> pd.DataFrame:
+        """Attacks against variants: variant, attack, reads, measure, leakage, interval_above_0.
+
+        The measure is the attack's leading one. Where an attack did not run, leakage is empty and
+        `reads` says whether the variant uploads what it reads.
+        """
+        out: list[dict[str, Any]] = []
+        asked = self.summary.dropna(subset=["attack"]) if len(self.summary) else self.summary
+        kinds = {
+            f"{row['attack']} on {row['target']}": str(row["attack"])
+            for row in asked.to_dict("records")
+        }
+        for label, part in self.summary.groupby("label", sort=False):
+            name = str(part["protocol"].iloc[0])
+            uploads = (
+                protocol_registry.get(name).uploads if name in protocol_registry.names() else ()
+            )
+            for title, attack in kinds.items():
+                own = part[(part["attack"] + " on " + part["target"]) == title]
+                row = own.iloc[0] if len(own) else None
+                known = attack in attack_registry.names()
+                consumes = attack_registry.get(attack).consumes if known else ()
+                if title.endswith(RECOVERED):  # reads what another attack finds in these
+                    consumes = (EntangledRep, HeadState, ModelState)
+                reads = row is not None or any(issubclass(k, consumes) for k in uploads)
+                out.append(
+                    {
+                        "variant": str(label),
+                        "attack": title,
+                        "reads": reads,
+                        "measure": None if row is None else row["measure"],
+                        "unit": None if row is None else row["unit"],
+                        "leakage": None if row is None else _number(row["leakage"]),
+                    }
+                )
+        return pd.DataFrame(out)
+
+    def matrix(self) -> Figure:
+        """Attacks against variants, each cell its leakage over the floor or why there is none."""
+        return matrix(
+            [
+                Cell(
+                    row["variant"], row["attack"], _number(row["leakage"]), row["unit"] or "",
+                    "not in\nthe suite" if row["reads"] else "cannot\nread",
+                )
+                for row in self.cells().to_dict("records")
+            ],
+            caption="Leakage over the floor of each attack's leading measure, mean over seeds (dB "
+            "for images, otherwise shares); 0 or below: not better than the floor. Grey: the "
+            "attack does not read what is uploaded, or was not asked; neither means safe.",
+        )  # fmt: skip
+
+    def over_rounds(self, across: str) -> pd.DataFrame:
+        """Leakage of attacks that were run at several numbers of rounds.
+
+        Args:
+            across: "attacked" (``eval.round`` differs) or "read" (``attack.rounds`` differs).
+
+        Returns:
+            Columns: panel, line, rounds, leakage, spread, value, floor, n, seeds; no row where
+            no attack was run twice.
+        """
+        if self.summary.empty:
+            return pd.DataFrame()
+        asked = self.summary.dropna(subset=["attack", "round"])
+        asked = asked.assign(
+            read=asked["rounds_limit"].astype(float).fillna(np.inf).clip(upper=asked["round"])
+        )
+        x, fixed = ("round", "rounds_limit") if across == "attacked" else ("read", "round")
+        keys = ["label", "attack", "target", "threat", fixed]
+        several = asked["label"].nunique() > 1
+        out: list[dict[str, Any]] = []
+        for _, part in asked.groupby(keys, dropna=False, sort=False):
+            if part[x].nunique() < 2:
+                continue
+            first = part.iloc[0]
+            line = _attack_name(first)
+            line = f"{first['label']}: {line}" if several else line
+            if across == "read":
+                line += f", round {first['round']:.0f} attacked"
+            elif not pd.isna(first["rounds_limit"]):
+                line += f", the latest {first['rounds_limit']:.0f} rounds"
+            for title, names in COLUMNS.items():
+                name = next((n for n in names if n in set(part["measure"])), None)
+                own = part[(part["measure"] == name) & part["leakage"].notna()]
+                out += [
+                    {
+                        "panel": title.replace("\n", " "), "line": line, "rounds": int(row[x]),
+                        "leakage": row["leakage"], "spread": _number(row["leakage_sd"]),
+                        "value": row["value"], "floor": row["floor"], "n": row["n"],
+                        "seeds": row["seeds"],
+                    }
+                    for row in own.drop_duplicates(x).to_dict("records")
+                ]  # fmt: skip
+        return pd.DataFrame(out)
+
+    def rounds_figure(self, across: str) -> Figure:
+        """Leakage against the attacked round, or against the rounds that the attack reads.
+
+        Args:
+            across: "attacked" or "read" (see `over_rounds`).
+
+        Raises:
+            ConfigError: no attack was run at two numbers of rounds.
+        """
+        points = [
+            RoundPoint(
+                row["panel"], row["line"], row["rounds"], float(row["leakage"]),
+                _number(row["spread"]),
+            )
+            for row in self.over_rounds(across).to_dict("records")
+        ]  # fmt: skip
+        attacked = across == "attacked"
+        what = "attacked round" if attacked else "number of rounds read"
+        return leakage_by_rounds(
+            points,
+            across="attacked round" if attacked else "latest rounds read",
+            title=f"Leakage against the {what}",
+            caption="Over the floor, mean over seeds; 0 is the floor; bars: sd over seeds. "
+            + (
+                "Attacks over several rounds read all rounds up to the attacked one, unless told "
+                "otherwise."
+                if attacked
+                else "The same round is attacked throughout."
+            ),
+        )
+
+    def figure(self) -> Figure:
+        """The frontier."""
+        return frontier(self.points(), caption=self._caption())
+
+    def _caption(self) -> str:
+        most = int(self.summary["seeds"].max()) if len(self.summary) else 0
+        least = int(self.summary["seeds"].min()) if len(self.summary) else 0
+        runs = self.rows.drop_duplicates(["label", "seed"])
+        each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
+        return (
+            f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
+            "PSNR over the floor of the strongest attack in the suite, over all its targets "
+            f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no "
+            "attack on images could read the upload, which does not mean that it is safe."
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"BenchmarkResult({self.folder.name}: {self.rows['label'].nunique()} variants, "
+            f"{self.rows.drop_duplicates(['label', 'seed']).shape[0]} trainings, "
+            f"{len(self.failures())} failed)"
+        )
+
+
+COLUMNS = {
+    "images: PSNR (dB)": ("PSNR (1 image)", "PSNR"),
+    "images: found": ("identification@1 (1 image)", "identification@1"),
+    "prototypes: centred\ncosine": ("centred cosine",),
+    "prototypes: found": ("prototypes: identification@1",),
+    "labels: support\nJaccard": ("support Jaccard",),
+    "membership AUC": ("AUC",),
+}
+"""Panels of the comparison, each with the measures it may show, the first that is there."""
+
+
+def _strongest(part: pd.DataFrame, names: Sequence[str]) -> Any | None:
+    """The row with the largest leakage of the first of some measures that is there."""
+    for name in names:
+        found = part[(part["measure"] == name) & part["value"].notna()]
+        if len(found):
+            leaking = found["leakage"].notna().any()
+            return found.iloc[int(found["leakage"].argmax())] if leaking else found.iloc[0]
+    return None
+
+
+def _dot(part: pd.DataFrame, names: Sequence[str]) -> Dot:
+    row = _strongest(part, names)
+    if row is None:
+        return Dot(None)
+    return Dot(_number(row["value"]), _number(row["value_sd"]), _number(row["floor"]))
+
+
+def benchmark(
+    wanted: Benchmark,
+    *,
+    folder: Path,
+    runs: Path = Path("runs"),
+    device: str = "cpu",
+    workers: int = 1,
+    engine: str = "local",
+    retry: bool = False,
+    prune: bool = False,
+    worker: str,
+    report: Report = silent,
+) -> BenchmarkResult:
+    """Run what is not done yet, gather everything, and write tables and figures.
+
+    Args:
+        prune: remove models and uploads of runs whose attacks have finished.
+        worker: module that a job's process runs, see `sweep.run_jobs`.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+    jobs = planned(wanted)
+    place = Place(folder, runs)
+    results = run_jobs(
+        jobs, place, device=device, workers=workers, engine=engine, retry=retry, report=report,
+        prune=prune, worker=worker,
+    )  # fmt: skip
+    rows = frame(results)
+    result = BenchmarkResult(folder, rows, over_seeds(rows), wanted, results, runs)
+    files.write_text(folder / "results.csv", rows.to_csv(index=False))
+    files.write_text(folder / "summary.csv", result.summary.to_csv(index=False))
+    if result.points():
+        save_figure(result.figure(), folder / "frontier", data=result.summary)
+        save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))
+        save_figure(result.matrix(), folder / "matrix", data=result.cells())
+    for across in ("attacked", "read"):
+        drawn = result.over_rounds(across)
+        if len(drawn):
+            stem = folder / f"rounds-{across}"
+            save_figure(result.rounds_figure(across), stem, data=drawn)
+    return result
+
+
+def _attack_name(row: Any) -> str:
+    return f"{row['attack']} on {row['target']}, {row['threat']}"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
+    if mean is None or pd.isna(mean):
+        return "-"
+    return f"{mean:.{digits}f}" + (f" +- {sd:.{digits}f}" if sd is not None else "")
+
+
+def _measure(part: pd.DataFrame, names: Sequence[str]) -> str:
+    """The strongest value of the first of some measures that is there, with its floor."""
+    row = _strongest(part, names)
+    if row is None:
+        return "-"
+    floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"
+    return f"{row['value']:.2f}{floor}"

@@ -1,0 +1,492 @@
+"""Many trainings and attacks: planned first, each job in its own process, resumable.
+
+A job is one training and the attacks on it. Its result lies on disk; a job that failed keeps its
+first traceback and is shown, never averaged away.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fedre_privacy.core import files
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingExtraError
+from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.entanglement.diagnostics import weight_matrix_diagnostics
+from fedre_privacy.play.attack import AttackResult, attack, check_ahead
+from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, status_of
+from fedre_privacy.runs.settings import (
+    AttackSettings,
+    TrainSettings,
+    resolve_attack,
+    resolve_training,
+)
+from fedre_privacy.runs.training import train
+
+Values = Mapping[str, Any]
+
+REFUSED = "refused"
+PARENT = "FEDRE_SWEEP_PARENT"
+"""Environment variable by which a job knows the process that started it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training and the attacks on it.
+
+    Args:
+        label: what is compared; jobs of one label differ in their seed alone.
+        seed: of the training.
+    """
+
+    label: str
+    seed: int
+    training: TrainSettings
+    attacks: tuple[AttackSettings, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """The job as written to disk."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "training": self.training.plain(),
+            "attacks": [settings.plain() for settings in self.attacks],
+        }
+
+    @property
+    def name(self) -> str:
+        """Label, seed and hash of all settings."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.label)
+        return f"{safe}-s{self.seed}-{files.settings_hash(self.plain())[:6]}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings laid over the base, under a name of their own."""
+
+    label: str
+    values: Values
+
+
+def plan(
+    base: Values,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    suite: Callable[[TrainSettings], Sequence[Values]],
+) -> list[Job]:
+    """Resolve every job, or say what is wrong with all of them at once.
+
+    Args:
+        base: settings that all jobs share, as in a settings file.
+        suite: from a training to the settings of the attacks on it.
+
+    Raises:
+        ConfigError: settings that do not resolve, each with the variant it belongs to.
+        IncompatibleError: an attack that cannot read what the training would upload.
+    """
+    jobs: list[Job] = []
+    problems: list[str] = []
+    owners: dict[str, str] = {}
+    for variant in variants:
+        for seed in seeds:
+            values = merge(merge(dict(base), variant.values), {"train": {"seed": seed}})
+            own: list[str] = []
+            training = resolve_training(values, {}, own)
+            attacks = []
+            for chosen in suite(training) if training else ():
+                settings = resolve_attack({**chosen}, {}, own)
+                if settings is not None and training is not None:
+                    check_ahead(training, settings)
+                    attacks.append(settings)
+            problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
+            if training is not None and not own:
+                owner = owners.setdefault(training.run_name, variant.label)
+                if owner != variant.label:
+                    problems.append(f"{variant.label} is the same training as {owner}.")
+                jobs.append(Job(variant.label, seed, training, tuple(attacks)))
+    if problems:
+        raise ConfigError(*problems)
+    return jobs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a benchmark lives: its own folder, and the folder of the runs it trains."""
+
+    folder: Path
+    runs: Path
+
+    def result(self, job: Job) -> Path:
+        """The file of a job's result."""
+        return self.folder / "jobs" / f"{job.name}.json"
+
+    def read(self, job: Job) -> dict[str, Any] | None:
+        """A job's result, or None where it has none yet."""
+        path = self.result(job)
+        return files.read_json(path) if path.is_file() else None
+
+    def done(self, job: Job) -> bool:
+        """Whether a job has finished well."""
+        found = self.read(job)
+        return found is not None and found["status"] == COMPLETE
+
+
+def run_job(
+    job: Job,
+    place: Place,
+    device: torch.device,
+    page: Callable[[AttackResult], object],
+) -> dict[str, Any]:
+    """Train and attack in this process; write and return the result.
+
+    What was interrupted before goes on; a run whose uploads were pruned is trained again; an attack
+    that refuses what it finds is recorded with its reason, a failure with its traceback.
+
+    Args:
+        page: called with every finished attack, to write its page.
+    """
+    started = time.monotonic()
+    result: dict[str, Any] = {**job.plain(), "status": FAILED, "attacks": []}
+    try:
+        folder = place.runs / job.training.run_name
+        pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
+        run = train(
+            job.training, runs=place.runs, device=device, resume=_begun(folder), restart=pruned
+        )
+        result |= {"run": run.name, "final": run.record["final"], "dim": run.record["dim"]}
+        result["architectures"] = run.record["architectures"]
+        result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
+        for settings in job.attacks:
+            folder = run.folder / "attacks" / settings.folder_name
+            asked = {
+                "attack": settings.attack.name,
+                "target": settings.target,
+                "threat": settings.threat.name,
+                "rounds_limit": _rounds_limit(settings),
+            }
+            try:
+                done = attack(run, settings, device=device, resume=_begun(folder))
+                page(done)
+            except IncompatibleError as error:  # such as prototypes that nothing can recover
+                result["attacks"].append({**asked, "verdict": REFUSED, "because": str(error)})
+                continue
+            result["attacks"].append(
+                {
+                    **asked,
+                    "round": done.game.round,
+                    "counterfactual": done.game.counterfactual,
+                    "folder": done.folder.name,
+                    "verdict": done.card.summary["verdict"],
+                    "because": done.card.summary["verdict_because"],
+                    "measures": [asdict(measure) for measure in done.card.measures()],
+                }
+            )
+        result["status"] = COMPLETE
+    except Exception as error:
+        result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+        result["traceback"] = traceback.format_exc()
+    result["wall_s"] = time.monotonic() - started
+    files.write_json(place.result(job), result)
+    return result
+
+
+def _rounds_limit(settings: AttackSettings) -> int | None:
+    """How many of the latest rounds an attack over several rounds was told to read; None: all."""
+    limits = [getattr(own, "rounds", None) for own in (settings.attack, settings.via)]
+    return next((int(limit) for limit in limits if limit), None)
+
+
+def predicted_leakage(
+    training: TrainSettings, class_counts: Sequence[Sequence[int]]
+) -> dict[str, float] | None:
+    """What the weights of an entanglement scheme alone say about disentangling them.
+
+    Medians over clients of two or more classes: the smallest singular value of the weights of all
+    rounds, and the error of noise-free least squares (0: everything is recovered, 1: nothing).
+    None for protocols that do not entangle.
+    """
+    scheme = getattr(training.protocol, "entanglement", None)
+    if not isinstance(scheme, Entanglement):
+        return None
+    found = []
+    for client, counts in enumerate(class_counts):
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        if sum(count > 0 for count in counts) > 1:
+            found.append(
+                weight_matrix_diagnostics(
+                    scheme, labels, len(counts), training.train.rounds, training.train.seed,
+                    client=client, resample=getattr(training.protocol, "resample", True),
+                )
+            )  # fmt: skip
+    if not found:
+        return None
+    return {
+        "s_min": float(np.median([own.s_min for own in found])),
+        "recovery_error": float(np.median([own.recovery_error for own in found])),
+    }
+
+
+def _begun(folder: Path) -> bool:
+    return status_of(folder) in (PARTIAL, FAILED)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    place: Place,
+    *,
+    device: str = "cpu",
+    workers: int = 1,
+    engine: str = "local",
+    retry: bool = False,
+    prune: bool = False,
+    worker: str,
+    report: Report = silent,
+) -> list[dict[str, Any]]:
+    """Run what is not done yet, each job in its own process; return all results, in order.
+
+    Args:
+        workers: jobs at once; they share the cores evenly.
+        engine: "local", or "ray" for several machines that share the folders.
+        retry: run again what failed before.
+        prune: remove models and uploads of runs whose attacks have finished.
+        worker: module that a job's process runs: it reads the job's settings file, its first
+            argument, and calls `run_job`.
+
+    Raises:
+        MissingExtraError: Ray is asked for and not installed.
+    """
+    waiting = []
+    for job in jobs:
+        found = place.read(job)
+        if found is None or (retry and found["status"] != COMPLETE):
+            waiting.append(job)
+    order = list(dict.fromkeys(job.seed for job in jobs))
+    waiting.sort(key=lambda job: order.index(job.seed))  # every variant once before any twice
+    report(Event("sweep.plan", {"jobs": len(jobs), "waiting": len(waiting)}))
+    for job in waiting:
+        files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
+    threads = max(1, (os.cpu_count() or 1) // max(1, workers))
+    arguments = {
+        job.name: [
+            worker, str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
+            str(place.folder.resolve()), str(place.runs.resolve()), device,
+        ]
+        for job in waiting
+    }  # fmt: skip
+    started = time.monotonic()
+    for number, (job, code) in enumerate(
+        ENGINES[engine](waiting, arguments, workers, threads), start=1
+    ):
+        found = place.read(job)
+        if found is None:  # the process died before it could write
+            log = place.folder / "jobs" / f"{job.name}.log"
+            tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
+            found = {
+                **job.plain(),
+                "attacks": [],
+                "status": FAILED,
+                "failure": f"the process ended with code {code}",
+                "traceback": tail,
+                "wall_s": None,
+            }
+            files.write_json(place.result(job), found)
+        if prune and found["status"] == COMPLETE:
+            for name in ("models", "uploads", "private"):
+                shutil.rmtree(place.runs / job.training.run_name / name, ignore_errors=True)
+        elapsed = time.monotonic() - started
+        report(
+            Event(
+                "sweep.job",
+                {
+                    "job": job.name,
+                    "status": found["status"],
+                    "failure": found.get("failure"),
+                    "wall_s": found["wall_s"],
+                    "done": number,
+                    "of": len(waiting),
+                    "left_s": elapsed / number * (len(waiting) - number),
+                },
+            )
+        )
+    return [found for job in jobs if (found := place.read(job)) is not None]
+
+
+Arguments = Mapping[str, Sequence[str]]
+"""Of each job's process by the job's name: its module, then its settings file."""
+
+
+def _local(
+    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
+) -> Iterator[tuple[Job, int]]:
+    """Child processes of this one, so many at once."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = {pool.submit(call, arguments[job.name], threads): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            for process in list(RUNNING):  # Ctrl-C leaves no job behind
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _ray(
+    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
+) -> Iterator[tuple[Job, int]]:
+    """Ray tasks; every machine must see the benchmark's and the runs' folders."""
+    try:
+        import ray  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise MissingExtraError(
+            "Engine 'ray' needs the package ray, which is not installed.",
+            next_step="pip install 'fedre-privacy[ray]', or leave --engine out to use this "
+            "machine alone.",
+        ) from None
+    ray.init(ignore_reinit_error=True)
+    remote = ray.remote(num_cpus=threads)(call)
+    futures = {remote.remote(list(arguments[job.name]), threads): job for job in jobs}
+    waiting = list(futures)
+    while waiting:
+        (ready, *_), waiting = ray.wait(waiting)
+        yield futures[ready], ray.get(ready)
+
+
+ENGINES = {"local": _local, "ray": _ray}
+
+
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""Jobs under way in this process."""
+
+
+def call(arguments: Sequence[str], threads: int) -> int:
+    """Run one job's process, its output beside its settings; return the exit code.
+
+    The job watches this process and ends when it is gone, so that a killed sweep leaves nothing
+    that writes into its folders. It uses `threads`, or what OMP_NUM_THREADS says if that is set.
+    """
+    log = Path(arguments[1]).with_suffix(".log")
+    # -P: a folder named like this package in the working directory is not imported
+    command = [sys.executable, "-P", "-m", *arguments]
+    wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
+    own = {"OMP_NUM_THREADS": wanted, PARENT: str(os.getpid())}
+    with log.open("w", encoding="utf-8") as handle:
+        process = subprocess.Popen(command, stdout=handle, stderr=handle, env={**os.environ, **own})
+        RUNNING.add(process)
+        try:
+            return process.wait()
+        finally:
+            RUNNING.discard(process)
+
+
+def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per job, attack and measure; jobs without an attack have one row.
+
+    Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
+    protocol's headline moment), up_scalars, down_scalars (per round, complete and ``_paper``),
+    up_bytes, down_bytes, attack, target, threat, round (attacked), rounds_limit (latest rounds
+    read; empty: all), counterfactual, verdict, measure, value, floor, leakage, low, high, n, unit,
+    folder.
+    """
+    rows = []
+    for result in results:
+        head = _head(result)
+        lines = [
+            {
+                **{key: entry[key] for key in ATTACK_KEYS},
+                "round": entry.get("round", result["training"].get("train", {}).get("rounds")),
+                "rounds_limit": entry.get("rounds_limit"),
+                "measure": measure["name"],
+                **{key: measure[key] for key in ("value", "floor", "leakage", "n", "unit")},
+                "low": measure["interval"][0] if measure["interval"] else None,
+                "high": measure["interval"][1] if measure["interval"] else None,
+            }
+            for entry in result["attacks"]
+            if "measures" in entry
+            for measure in entry["measures"]
+        ]
+        rows += [{**head, **line} for line in lines or [{}]]
+    return pd.DataFrame(rows)
+
+
+ATTACK_KEYS = ("attack", "target", "threat", "counterfactual", "verdict", "folder")
+ROUNDS = ("round", "rounds_limit")
+PREDICTED = ("predicted_s_min", "predicted_error")
+TRAFFIC = tuple(
+    f"{way}_{what}"
+    for way in ("up", "down")
+    for what in ("scalars", "scalars_paper", "bytes")
+)  # fmt: skip
+
+
+def _head(result: Mapping[str, Any]) -> dict[str, Any]:
+    from fedre_privacy.protocols.base import protocols
+
+    final = result.get("final") or {}
+    name = result["training"]["protocol"]["name"]
+    moment = protocols.get(name).headline if name in protocols.names() else "post_broadcast"
+    return {
+        "label": result["label"],
+        "seed": result["seed"],
+        "status": result["status"],
+        "failure": result.get("failure"),
+        "protocol": name,
+        "run": result.get("run"),
+        "accuracy": final.get(f"acc_{moment}"),
+        "acc_post_local": final.get("acc_post_local"),
+        "acc_post_broadcast": final.get("acc_post_broadcast"),
+        **{key: final.get(key) for key in TRAFFIC},
+        "predicted_s_min": (result.get("predicted") or {}).get("s_min"),
+        "predicted_error": (result.get("predicted") or {}).get("recovery_error"),
+    }
+
+
+def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean, sd and number of seeds of each label, attack, round and measure; failures are counted.
+
+    Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, the traffic columns, attack,
+    target, threat, round, rounds_limit, counterfactual, measure, unit, value, value_sd, floor,
+    leakage, leakage_sd, n.
+    """
+    whole = rows[rows["status"] == COMPLETE]
+    if whole.empty:
+        return pd.DataFrame()
+    if "attack" not in whole:
+        whole = whole.assign(
+            **{k: None for k in (*ATTACK_KEYS, *ROUNDS, "measure", "unit")}, value=None, floor=None,
+            leakage=None, n=0,
+        )  # fmt: skip
+    failed = rows[rows["status"] != COMPLETE].groupby("label")["seed"].nunique()
+    keys = ["label", "attack", "target", "threat", *ROUNDS, "measure"]
+    out = []
+    for key, part in whole.groupby(keys, dropna=False, sort=False):
+        row: dict[str, Any] = {
+            **dict(zip(keys, tuple(key), strict=True)),
+            "protocol": part["protocol"].iloc[0],
+            "counterfactual": part["counterfactual"].iloc[0],
+            "unit": part["unit"].iloc[0],
+            "seeds": part["seed"].nunique(),
+            "failed": int(failed.get(key[0], 0)),
+            "n": int(part["n"].fillna(0).sum()),
+        }
+        numbers = part[["accuracy", "value", "floor", "leakage", *PREDICTED, *TRAFFIC]]
+        mean, sd = numbers.astype(float).mean(), numbers.astype(float).std()
+        row |= {str(name): value for name, value in mean.items()}
+        row |= {f"{name}_sd": sd[name] for name in ("accuracy", "value", "leakage")}
+        out.append(row)
+    return pd.DataFrame(out)

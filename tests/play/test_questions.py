@@ -1,0 +1,279 @@
+"""Questions end to end on a tiny run: what the attacker gets, what is scored, what is written."""
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate
+from fedre_privacy.eval.label_scores import evaluate_labels
+from fedre_privacy.play.attack import attack, prepare_attack
+from fedre_privacy.play.questions.labels import LabelCard
+from fedre_privacy.play.questions.prototypes import PrototypesQuestion
+from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.training import train
+
+
+@pytest.fixture(scope="module")
+def kept(tiny, tmp_path_factory):
+    """A run of fedre that kept every round's extractors."""
+    settings = tiny(protocol="fedre", train={"rounds": 5}, record={"keep_every": 1})
+    return train(settings, runs=tmp_path_factory.mktemp("kept"))
+
+
+def ask(target="uploaded", name=None, threat="strong", **more):
+    problems: list[str] = []
+    values = {"target": target, "threat": threat, **more}
+    if name:
+        values["attack"] = {"name": name} if isinstance(name, str) else name
+    settings = resolve_attack(values, {}, problems)
+    if settings is None or problems:
+        raise ConfigError(*problems)
+    return settings
+
+
+def test_labels_are_compared_with_the_true_counts(kept):
+    result = attack(kept, ask("labels", threat="realistic"))
+    assert result.card.summary["verdict"] == "inconclusive"
+    assert "3 clients of at least 5 needed" in result.verdict()
+    by_name = {m.name: m for m in result.card.measures()}
+    assert by_name["support Jaccard"].value == 1.0  # an encoding names the classes exactly
+    counts = torch.tensor(kept.record["class_counts"])
+    assert list(result.frame()["classes"]) == (counts > 0).sum(1).tolist()
+    record = json.loads((result.folder / "record.json").read_text())
+    assert record["measures"][0]["name"] == "support Jaccard" and record["status"] == "complete"
+    assert (result.folder / "figure.png").is_file()
+
+
+def test_labels_of_enough_clients_leak_or_do_not(kept):
+    game = prepare_attack(kept, ask("labels", threat="realistic"))
+    counts = torch.tensor([[9, 0, 0, 3], [0, 5, 5, 0], [8, 4, 0, 0], [0, 0, 8, 8], [2, 0, 6, 0],
+                           [0, 7, 0, 1]])  # fmt: skip
+    shares = counts / counts.sum(1, keepdim=True)
+    for said, expected in (
+        (shares, "leaks"),
+        (torch.full((6, 4), 0.25), "not better than the guess"),
+    ):
+        estimate = LabelEstimate(
+            torch.arange(6), (said > 0).float(), said, counts.sum(1).float(), ()
+        )
+        card = LabelCard(game, evaluate_labels(estimate, counts), ())
+        assert card.summary["verdict"] == expected
+
+
+def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
+    result = attack(kept, ask("uploaded", "disentangle"))
+    game, outcome = result.game, result.outcome
+    answered = outcome.vectors.isfinite().all(1).nonzero().squeeze(1)
+    assert len(answered) > 4
+    vectors = outcome.vectors.clone()
+    vectors[answered[::2]] = torch.nan
+    quits = PrototypesQuestion().score(game, dataclasses.replace(outcome, vectors=vectors))
+    before, after = (c.summary["groups"][""] for c in (result.card, quits))
+    assert quits.summary["diverged"] > result.card.summary["diverged"]
+    for key, sign in (("identified", 1), ("centred_cosine", 1), ("relative_error", -1)):
+        assert after[key]["n"] == before[key]["n"]
+        assert sign * after[key]["mean"] < sign * before[key]["mean"]
+
+
+def test_a_finished_answer_of_every_kind_is_read_back(kept):
+    for target, name in (("labels", None), ("membership", None), ("uploaded", "disentangle")):
+        first = attack(kept, ask(target, name))
+        again = attack(kept, ask(target, name))
+        assert again.table() == first.table() and again.folder == first.folder
+        one, other = first.outcome.save(), again.outcome.save()
+        assert one[1] == other[1] and one[0].keys() == other[0].keys()
+        for key, tensor in one[0].items():
+            torch.testing.assert_close(tensor, other[0][key], equal_nan=True, rtol=0, atol=0)
+
+
+def test_how_far_restarts_end_apart_is_told_of_every_target(kept):
+    pixel = {"name": "pixel", "steps": 3}
+    once = attack(kept, ask("prototypes", pixel)).frame()
+    result = attack(kept, ask("prototypes", {**pixel, "restarts": 2}))
+    told = result.frame()
+    assert "spread" not in once and bool((told["spread"] > 0).all())
+    assert set(told["group"]) == {"target", "actual", "ceiling"}
+    assert told["spread"].tolist() == result.outcome.spread.tolist()
+
+
+def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
+    game = prepare_attack(kept, ask("membership"))
+    counts = torch.tensor(kept.record["class_counts"])
+    asked = game.candidates
+    assert bool((counts[asked.clients, asked.labels] > 0).all())
+    assert torch.equal(game.class_sizes, counts[asked.clients, asked.labels])
+    assert 0 < int(game.members.sum()) < len(asked)
+    # what the attacker gets does not say who is a member
+    assert game.observation.candidates is asked and not hasattr(asked, "members")
+    card = attack(kept, ask("membership")).card
+    auc = card.measures()[0]
+    assert auc.name == "AUC" and auc.floor is not None and auc.n > 0
+    assert math.isclose(auc.leakage, auc.value - auc.floor, abs_tol=1e-9)
+
+
+def test_what_the_model_tells_alone_is_a_line_of_its_own(kept):
+    card = attack(kept, ask("membership")).card
+    lines = {row["metric"]: row for row in card.table()}
+    alone = lines["AUC, the model alone"]
+    assert alone["floor"] == lines["AUC, all classes"]["floor"]
+    assert "(image alone)" in alone["floor"] and "the attack adds" in alone["reads as"]
+    found = card.summary
+    assert alone["attack"].startswith(f"{found['auc_baseline']:.3f} [")
+    assert "over the model alone" in found["verdict_rule"]
+
+
+BEFORE = "the model before the upload"
+SENT = {
+    "fedavg": "realistic",
+    "fedsgd": "realistic",
+    "fml": "realistic",
+    "fedkd": "realistic",
+    "lg-fedavg": "fedre-paper",
+}
+
+
+@pytest.mark.parametrize("protocol", SENT)
+def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
+    run = train(tiny(protocol=protocol), runs=tmp_path)
+    uploads = run.settings.protocol.uploads
+    problems: list[str] = []
+    values = {"target": "membership", "threat": SENT[protocol]}
+    settings = resolve_attack(values, {}, problems, uploads=uploads)
+    assert settings.attack.name == "loss-membership" and not problems
+    result = attack(run, settings)
+    game, found = result.game, result.card.summary
+    assert found["n"] == len(game.members) >= 12 and found["diverged"] == 0
+    lines = {row["metric"]: row for row in result.table()}
+    half = protocol == "lg-fedavg"  # whose extractor is granted, and tells by itself
+    name = "the granted extractor and the head before the upload" if half else BEFORE
+    before = lines[f"AUC, {name}"]
+    assert before["attack"].startswith(f"{found['auc_baseline']:.3f} [")
+    assert "the attack adds" in before["reads as"]
+    assert "image alone" in lines["AUC, all classes"]["floor"]
+    against = "baseline" if half else "floor"
+    leaks = found["auc_ci"][0] > 0.5 and found[f"above_{against}_ci"][0] > 0
+    assert (found["verdict"] == "leaks") == leaks
+    measured = {m.name: m for m in result.card.measures()}
+    assert measured["AUC"].floor == found[f"auc_{against}"]
+    assert measured[f"AUC over {name}"].floor == found["auc_baseline"]
+    assert {"baseline", "floor", "member", "score"} <= set(result.frame())
+    assert (result.folder / "figure.png").is_file()
+
+
+def test_before_the_upload_is_the_broadcast(tiny, tmp_path):
+    run = train(tiny(protocol="fedavg"), runs=tmp_path)
+    game = prepare_attack(run, ask("membership", "loss-membership"))
+    asked = game.candidates
+    with torch.no_grad():
+        model = game.observation.models[0, 2]
+        mine = asked.clients == 0
+        logits = model(asked.images[mine])
+    expected = -torch.nn.functional.cross_entropy(logits, asked.labels[mine], reduction="none")
+    torch.testing.assert_close(game.baseline[mine].float(), expected, rtol=1e-4, atol=1e-5)
+    same = type(game.settings.attack)(score="loss")(
+        replace(
+            game.observation,
+            targets=tuple(
+                replace(upload, artifacts=game.observation.broadcasts[-1].artifacts)
+                for upload in game.observation.targets
+            ),
+        )
+    )
+    torch.testing.assert_close(same.scores, game.baseline.float())
+
+
+def test_recovered_prototypes_are_compared_with_the_true_ones(kept):
+    result = attack(kept, ask("uploaded", "disentangle"))
+    rows = result.frame()
+    counts = torch.tensor(kept.record["class_counts"])
+    assert len(rows) == int((counts > 0).sum())
+    assert {"centred_cosine", "centred_cosine_upload", "centred_cosine_public"} <= set(rows)
+    table = {row["metric"]: row for row in result.table() if row["classes of"] == "all"}
+    assert "(" in table["centred cosine"]["floor"]  # every score names its floor
+    measured = result.card.measures()
+    assert any(m.name == "median s_min(W)" and m.value >= 0 for m in measured)
+
+
+def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
+    pixel = {"name": "pixel", "steps": 3}
+    settings = ask("recovered-prototypes", pixel, eval={"targets": 6, "ceiling": 2})
+    assert settings.via.name == "disentangle"
+    result = attack(kept, settings)
+    game = result.game
+    assert list(game.groups) == ["target", "true", "actual", "ceiling"]
+    target, true = game.groups["target"], game.groups["true"]
+    assert torch.equal(target.truth.target_labels, true.truth.target_labels)
+    assert torch.equal(target.truth.target_clients, true.truth.target_clients)
+    assert not game.counterfactual and true.counterfactual
+    assert any(isinstance(a, EntangledRep) for u in game.observation.uploads for a in u.artifacts)
+    names = [m.name for m in result.card.measures()]
+    assert {"PSNR", "PSNR (upload itself)", "PSNR (true prototypes)"} <= set(names)
+    assert (result.folder / "prototypes.safetensors").is_file()
+    groups = set(pd.read_csv(result.folder / "scores.csv")["group"])
+    assert groups == {"target", "true", "actual", "ceiling"}
+
+
+def test_only_targets_of_few_images(kept):
+    game = prepare_attack(kept, ask("prototypes", "pixel", eval={"max_images": 3}))
+    sizes = torch.bincount(game.groups["target"].truth.mixture.row)
+    assert sizes.max() <= 3
+    whole = prepare_attack(kept, ask("prototypes", "pixel", eval={"targets": 1000}))
+    all_sizes = torch.bincount(whole.groups["target"].truth.mixture.row)
+    assert int((all_sizes <= 3).sum()) == len(sizes)
+
+
+def test_targets_of_the_fewest_images_come_first(kept):
+    def sizes(**eval):
+        game = prepare_attack(kept, ask("prototypes", "pixel", eval=eval))
+        return torch.bincount(game.groups["target"].truth.mixture.row).sort().values
+
+    least = sizes(targets=4, fewest_first=True)
+    assert least.tolist() == sizes(targets=1000)[:4].tolist()
+    assert least.sum() < sizes(targets=4).sum()
+
+
+def test_a_weak_threat_model_sees_no_past_extractors(kept):
+    paper = prepare_attack(kept, ask("uploaded", "disentangle", threat="fedre-paper"))
+    assert {r for _, r in paper.observation.extractors} == {5}
+    assert {u.round for u in paper.observation.uploads} == {5}
+    strong = prepare_attack(kept, ask("uploaded", "disentangle"))
+    assert {r for _, r in strong.observation.extractors} == {1, 2, 3, 4, 5}
+    with pytest.raises(KeyError):
+        strong.observation.extractors[99, 1]
+    eaves = prepare_attack(kept, ask("labels", threat="eavesdropper"))
+    assert len(eaves.observation.extractors) == 0 and eaves.observation.training is None
+    assert eaves.observation.broadcasts == ()
+
+
+def test_who_uploads_a_model_gives_its_extractor_away(tiny, tmp_path):
+    run = train(tiny(protocol="fedavg"), runs=tmp_path)
+    game = prepare_attack(run, ask("prototypes", "pixel", threat="realistic"))
+    assert Knowledge.EXTRACTOR in game.observation.threat.grants
+    assert "this protocol hands over" in game.lines()["Attacker"]
+    key = (0, 2)
+    assert key in game.observation.models
+    sent = game.observation.broadcasts[-1].artifacts[0].params
+    for name, value in game.observation.models[key].named_parameters():
+        assert torch.equal(value, sent[name])
+
+
+def test_a_first_stage_that_does_not_fit_is_refused(kept, runs):
+    with pytest.raises(IncompatibleError, match="would recover the prototypes"):
+        prepare_attack(runs["fedgh"], ask("recovered-prototypes", "pixel"))
+    with pytest.raises(ConfigError, match="answers images"):
+        ask("recovered-prototypes", "pixel", via={"name": "dip"})
+    with pytest.raises(ConfigError, match="'via' goes with target"):
+        ask("prototypes", "pixel", via={"name": "disentangle"})
+
+
+def test_an_upload_that_tells_no_labels_names_the_attack_that_asks_it(tiny, tmp_path):
+    run = train(tiny(protocol="fedral"), runs=tmp_path)
+    with pytest.raises(IncompatibleError, match="MatrixBlocks") as refusal:
+        prepare_attack(run, ask("labels"))
+    assert "--attack matrix" in str(refusal.value)

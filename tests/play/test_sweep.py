@@ -1,0 +1,364 @@
+"""Sweeps: planned before anything runs, resumable, a failure is kept and never averaged away."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fedre_privacy.cli.job import WORKER
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study import sweep
+from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.suite import default_suite, named_suite
+from fedre_privacy.study.sweep import Place, frame, over_seeds, run_job
+
+BASE = {
+    "data": {"name": "digits", "size": 16, "per_class": 12},
+    "partition": {"name": "pra", "alpha": 0.5},
+    "model": {"name": "cnn4", "dim": 16},
+    "train": {"clients": 3, "rounds": 1, "batch_size": 8},
+}
+CORES = os.cpu_count() or 1  # jobs at once, so that each has one thread and none waits for another
+LABELS = ["labels@labels@realistic"]
+
+
+def benchmark(asked, **how):
+    """A benchmark with its page, as the command makes it."""
+    result = benchmarking.benchmark(asked, worker=WORKER, **how)
+    write_benchmark_report(result)
+    return result
+
+
+def wanted(**keys):
+    return read_sweep({"name": "tiny", "seeds": [0], "attacks": LABELS, **keys}, BASE, name="")
+
+
+def test_a_plan_resolves_every_job_and_refuses_all_problems_at_once():
+    jobs = planned(wanted(protocols=["fedgh", "fedproto"], seeds=[0, 1]))
+    assert [(job.label, job.seed) for job in jobs] == [
+        ("fedgh", 0), ("fedgh", 1), ("fedproto", 0), ("fedproto", 1),
+    ]  # fmt: skip
+    assert len({job.name for job in jobs}) == 4
+    with pytest.raises(ConfigError) as refused:
+        planned(wanted(protocols=["fedxx"], vary={"odd": {"train": {"clients": 0}}}))
+    said = str(refused.value)
+    assert "fedxx: Unknown protocol" in said and "odd: 'train.clients' is 0" in said
+    with pytest.raises(ConfigError, match="same training as"):
+        planned(wanted(schemes=["rap"], protocols=["fedre"]))
+
+
+def test_keys_and_emptiness_are_refused():
+    with pytest.raises(ConfigError, match="Did you mean 'protocols'"):
+        read_sweep({"protocol": ["fedre"]}, {}, name="x")
+    with pytest.raises(ConfigError, match="Nothing to compare"):
+        read_sweep({}, {}, name="x")
+    with pytest.raises(ConfigError, match="Unknown target 'prototype'"):
+        named_suite(["dip@prototype"])
+
+
+def test_entangled_uploads_keep_every_round():
+    jobs = planned(wanted(protocols=["fedgh"], schemes=["rap", "rsr"]))
+    kept = {job.label: job.training.record.keep_every for job in jobs}
+    assert kept == {"fedgh": 0, "rap": 1, "rsr": 1}
+
+
+def test_the_suite_fits_what_is_uploaded():
+    (job,) = planned(wanted(protocols=["fedre"], attacks=None))
+    asked = {(s.attack.name, s.target) for s in job.attacks}
+    assert ("disentangle", "uploaded") in asked and ("dip", "recovered-prototypes") in asked
+    (local,) = planned(wanted(protocols=["local"], attacks=None))
+    assert default_suite(local.training) == []
+    small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
+    asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
+    assert asked["fml"] == asked["fedkd"] == {"update-inversion", "loss-membership", "labels"}
+    assert asked["fedmrl"] == {"labels"}  # its gradients cannot be simulated by who sees them
+    updates = planned(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))
+    asked = {
+        (job.label, s.threat.name)
+        for job in updates
+        for s in job.attacks
+        if (s.attack.name, s.target) == ("loss-membership", "membership")
+    }
+    assert asked == {
+        ("fedavg", "realistic"),
+        ("fedsgd", "realistic"),
+        ("lg-fedavg", "fedre-paper"),  # a head computes a loss with the extractor only
+    }
+
+
+def test_an_attack_that_refuses_leaves_the_others(tmp_path):
+    via = {"attack": {"name": "pixel", "steps": 1}, "target": "recovered-prototypes"}
+    base = {"record": {"keep_every": 1}}
+    asked = wanted(schemes=["vap"], attacks=[{**via, "threat": "strong"}, *LABELS], base=base)
+    (job,) = planned(asked)
+    place = Place(tmp_path, tmp_path / "runs")
+    result = run_job(job, place, torch.device("cpu"), attack_page)
+    assert result["status"] == "complete", result.get("traceback")
+    refused, labels = result["attacks"]
+    assert refused["verdict"] == "refused" and "recovered no prototype" in refused["because"]
+    assert set(frame([result])["attack"]) == {"labels"} and labels["measures"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two variants, one of which fails in its own process; the other has two seeds."""
+    folder = tmp_path_factory.mktemp("sweep")
+    module = folder / "failing_scheme.py"
+    module.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedre_privacy.entanglement.base import Entanglement\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Failing(Entanglement):\n"
+        "    def sample_weights(self, labels, num_classes, rng):\n"
+        "        raise RuntimeError('this scheme is broken')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        # jobs find a scheme in the working directory, and are not misled by a folder of our name
+        (folder / "fedre_privacy").mkdir()
+        (folder / "fedre_privacy" / "__init__.py").write_text("raise ImportError('the wrong one')")
+        patch.chdir(folder)
+        asked = wanted(schemes=["failing_scheme:Failing", "vap"], seeds=[0, 1])
+        made = benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
+        yield folder, asked, made
+    sys.modules.pop("failing_scheme", None)
+
+
+def test_a_broken_scheme_is_named_and_left_out(finished):
+    folder, _, made = finished
+    failures = made.failures()
+    assert len(failures) == 2 and all("this scheme is broken" in text for text in failures)
+    result = json.loads(next((folder / "out" / "jobs").glob("Failing-s0*.json")).read_text())
+    assert result["status"] == "failed" and "RuntimeError" in result["traceback"]
+    assert set(made.summary["label"]) == {"vap"} and made.summary["seeds"].eq(2).all()
+    (row,) = made.table()
+    assert row["variant"] == "vap" and row["labels"].startswith("1.00 (")
+    assert (folder / "out" / "results.csv").is_file()
+    settings = list((folder / "out" / "jobs").glob("*.yaml"))
+    assert settings and all(path.with_suffix(".log").is_file() for path in settings)
+    assert not list(folder.glob("*.log"))
+
+
+def test_what_is_finished_is_not_repeated(finished, monkeypatch):
+    folder, asked, made = finished
+
+    def never(*_):
+        raise AssertionError("a job was started again")
+
+    monkeypatch.setattr(sweep, "call", never)
+    again = benchmark(asked, folder=folder / "out", runs=folder / "runs")
+    pd.testing.assert_frame_equal(again.rows, made.rows)
+
+
+def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
+    """Lose one result and break off one run: what is missing is done again, the same."""
+    folder, asked, made = finished
+    job = next(job for job in planned(asked) if job.label == "vap")
+    place = Place(folder / "out", folder / "runs")
+    before = place.read(job)
+    place.result(job).unlink()
+    record = folder / "runs" / before["run"] / "record.json"
+    broken = json.loads(record.read_text())
+    record.write_text(json.dumps({**broken, "status": "partial"}))
+    again = benchmark(asked, folder=folder / "out", runs=folder / "runs")
+    after = place.read(job)
+    assert {k: v for k, v in after.items() if k != "wall_s"} == {
+        k: v for k, v in before.items() if k != "wall_s"
+    }
+    pd.testing.assert_frame_equal(again.rows, made.rows)
+
+
+LONG = """
+import os
+import signal
+from pathlib import Path
+from test_sweep_settings import asked
+from fedre_privacy.cli.job import WORKER
+from fedre_privacy.study.benchmark import benchmark
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
+place = {"folder": Path("out"), "runs": Path("runs")}
+benchmark(asked, **place, workers=os.cpu_count() or 1, worker=WORKER)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_sweep_leaves_no_job_behind(tmp_path, how):
+    """Break off the sweep's own process while a job trains: the job ends too."""
+    settings = (
+        "from fedre_privacy.study.benchmark import read_sweep\n"
+        f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 10**6}}!r}\n"
+        "asked = read_sweep({'protocols': ['fedgh'], 'seeds': [0], 'attacks': [], 'name': 'x'}, "
+        "BASE, name='')\n"
+    )
+    (tmp_path / "test_sweep_settings.py").write_text(settings)
+    said = tmp_path / "said.txt"
+    with said.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LONG], cwd=tmp_path, stdout=out, stderr=out
+        )
+    job = None
+    try:
+        # the job trains: it has written its first round
+        _until(lambda: list(tmp_path.glob("runs/*/metrics.csv")) or process.poll() is not None)
+        assert process.poll() is None, said.read_text()
+        (job,) = _children(process.pid)
+        assert _alive(job)
+        process.send_signal(how)
+        _until(lambda: process.poll() is not None)
+        assert process.returncode != 0
+        _until(lambda: not _alive(job))
+    finally:
+        process.kill()
+        process.wait()
+        if job is not None and _alive(job):
+            os.kill(job, signal.SIGKILL)
+    assert not list((tmp_path / "out" / "jobs").glob("*.json"))  # to be done again
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that any thread of a process has started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs: one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _until(met, seconds=900):
+    """Wait; the limit is there to end a test that hangs, however slow the machine is."""
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end, f"it did not happen in {seconds} s"
+        time.sleep(0.2)
+
+
+def test_a_pruned_run_is_trained_again_where_its_result_is_lost(finished):
+    folder, asked, made = finished
+    job = next(job for job in planned(asked) if job.label == "vap")
+    place = Place(folder / "out", folder / "runs")
+    before = place.read(job)
+    place.result(job).unlink()
+    for name in ("models", "uploads", "private"):
+        shutil.rmtree(folder / "runs" / before["run"] / name)
+    shutil.rmtree(folder / "runs" / before["run"] / "attacks")
+    run_job(job, place, torch.device("cpu"), attack_page)
+    after = place.read(job)
+    assert after["status"] == "complete", after.get("traceback")
+    assert after["attacks"] == before["attacks"] and after["final"] == before["final"]
+
+
+ROUNDS = [
+    {"attack": {"name": "disentangle", **limit}, "target": "uploaded", "threat": "strong",
+     "eval": {"round": attacked}}
+    for attacked, limit in ((2, {}), (6, {}), (6, {"rounds": 2}), (6, {"rounds": 4}))
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def several_rounds(tmp_path_factory):
+    """One training, attacked after 2 and after 6 rounds, and from the latest rounds only."""
+    folder = tmp_path_factory.mktemp("rounds")
+    base = {**BASE, "train": {**BASE["train"], "rounds": 6}}
+    asked = read_sweep(
+        {"name": "r", "schemes": ["rap"], "seeds": [0], "attacks": ROUNDS}, base, name=""
+    )
+    return benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
+
+
+def test_rounds_are_told_apart_and_never_averaged(several_rounds):
+    made = several_rounds
+    assert not made.failures()
+    cosine = made.summary[made.summary["measure"] == "centred cosine"]
+    asked = list(zip(cosine["round"], cosine["rounds_limit"].fillna(0), strict=True))
+    assert asked == [(2, 0), (6, 0), (6, 2), (6, 4)]
+    stored = {(r["round"], r["rounds_limit"] or 0): r for r in _results(made)}
+    for row in cosine.to_dict("records"):
+        limit = 0 if pd.isna(row["rounds_limit"]) else int(row["rounds_limit"])
+        measures = {m["name"]: m for m in stored[row["round"], limit]["measures"]}
+        assert row["value"] == measures["centred cosine"]["value"]
+    attacked, read = (
+        made.over_rounds(across).query("panel == 'prototypes: centred cosine'")
+        for across in ("attacked", "read")
+    )
+    assert list(attacked["rounds"]) == [2, 6] and sorted(read["rounds"]) == [2, 4, 6]
+    assert attacked["line"].nunique() == read["line"].nunique() == 1
+    for name in ("rounds-attacked", "rounds-read"):
+        for ending in ("png", "pdf", "csv"):
+            assert (made.folder / f"{name}.{ending}").stat().st_size > 0
+        assert name in (made.folder / "report.html").read_text()
+    assert list(pd.read_csv(made.folder / "rounds-attacked.csv")["rounds"].unique()) == [2, 6]
+
+
+def _results(made):
+    (result,) = (made.folder / "jobs").glob("*.json")
+    return json.loads(result.read_text())["attacks"]
+
+
+def test_attacks_on_one_round_are_not_drawn_against_rounds(finished):
+    folder, _, made = finished
+    assert made.over_rounds("attacked").empty and made.over_rounds("read").empty
+    assert not list((folder / "out").glob("rounds-*"))
+    with pytest.raises(ConfigError, match="no attack was run at two"):
+        made.rounds_figure("read")
+
+
+def test_the_matrix_says_what_cannot_be_read(finished):
+    _, _, made = finished
+    cells = made.cells()
+    assert set(cells["variant"]) == {"vap"} and cells["leakage"].notna().all()
+    assert made.matrix().get_axes()
+
+
+def test_means_are_over_seeds_and_say_how_many():
+    def job(label, seed, status, value):
+        entry = {"attack": "a", "target": "t", "threat": "s", "counterfactual": False,
+                 "verdict": "v", "folder": "f", "measures": [
+                     {"name": "PSNR", "value": value, "floor": 10.0, "leakage": value - 10.0,
+                      "interval": None, "n": 4, "unit": "dB"}]}  # fmt: skip
+        done = status == "complete"
+        return {
+            "label": label, "seed": seed, "status": status, "attacks": [entry] if done else [],
+            "training": {"protocol": {"name": "fedgh"}}, "failure": None if done else "why",
+            "final": {"acc_post_broadcast": 0.5 + seed / 10, "up_scalars": 7} if done else None,
+        }  # fmt: skip
+
+    rows = frame([job("x", 0, "complete", 12.0), job("x", 1, "complete", 16.0),
+                  job("x", 2, "failed", 99.0)])  # fmt: skip
+    (mean,) = over_seeds(rows).to_dict("records")
+    assert pd.isna(mean["rounds_limit"])
+    assert (mean["seeds"], mean["failed"], mean["n"]) == (2, 1, 8)
+    assert mean["leakage"] == 4.0 and mean["value"] == 14.0
+    assert mean["accuracy"] == pytest.approx(0.55)
+    made = BenchmarkResult(
+        Path("x"), rows, over_seeds(rows), wanted(protocols=["fedre"]), [], Path("x")
+    )
+    assert made.failures() == ["x, seed 2: why"]
+    assert made.points()[0].leakage == 4.0
+
+
+@pytest.mark.slow
+def test_ray_does_the_same_jobs(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra: pip install 'fedre-privacy[ray]'")
+    asked = wanted(schemes=["vap"], seeds=[0])
+    made = [
+        benchmark(asked, folder=tmp_path / engine, runs=tmp_path / f"{engine}-runs", engine=engine)
+        for engine in ("local", "ray")
+    ]
+    assert not made[0].summary.empty
+    pd.testing.assert_frame_equal(made[0].summary, made[1].summary)

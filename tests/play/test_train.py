@@ -1,0 +1,267 @@
+"""Training into a run folder: what is written, what is used again, what is refused."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    DivergedError,
+    FedreError,
+    IncompatibleError,
+)
+from fedre_privacy.federation import loop
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import resolve_training
+from fedre_privacy.runs.training import build_clients, prepare, train
+
+
+def _record(run):
+    return json.loads((run.folder / "record.json").read_text())
+
+
+def _files(run):
+    return sorted(str(p.relative_to(run.folder)) for p in run.folder.rglob("*") if p.is_file())
+
+
+def _interrupt(event):
+    raise KeyboardInterrupt
+
+
+def test_a_run_folder_holds_what_is_documented(runs):
+    for name, run in runs.items():
+        assert _files(run) == [
+            "config.yaml",
+            "log.txt",
+            "metrics.csv",
+            "models/r0002.safetensors",
+            "private/mixtures-r0002.safetensors",
+            "private/split.safetensors",
+            "record.json",
+            *(
+                f"uploads/{file}"
+                for file in ("index.json", *(f"r000{r}.safetensors" for r in (1, 2, 3)))
+            ),
+        ]
+        record = _record(run)
+        assert record["name"] == run.folder.name and run.name.startswith(f"{name}-digits-")
+        assert record["status"] == "complete" and record["wall_s"] > 0
+        assert record["image_shape"] == [1, 16, 16] and record["dim"] == 32
+        assert record["classes"] == [str(digit) for digit in range(10)]
+        assert record["architectures"] == ["cnn4"] * 3
+        assert len(record["data_sha256"]) == 64 and len(record["partition_sha256"]) == 2
+        assert {"torch", "numpy", "fedre-privacy"} <= set(record["versions"])
+        assert "complete" in repr(run) and record["summary"] in repr(run)
+        rows = list(csv.DictReader((run.folder / "metrics.csv").open()))
+        assert [row["round"] for row in rows] == ["1", "2"]
+        final = {key: float(value) for key, value in rows[-1].items() if key != "wall_s"}
+        assert record["final"] == pytest.approx(final)
+
+
+def test_the_split_on_disk_is_the_split_in_the_record(runs, tiny):
+    run = runs["fedre"]
+    train_parts, test_parts = run.split_indices()
+    labels = tiny().data.load().labels
+    counts = [labels[own].bincount(minlength=10).tolist() for own in train_parts]
+    assert counts == run.record["class_counts"]
+    every = np.concatenate([*train_parts, *test_parts])
+    assert sorted(every.tolist()) == list(range(120))
+
+
+def test_the_written_settings_repeat_the_run(runs):
+    for run in runs.values():
+        problems = []
+        values = yaml.safe_load((run.folder / "config.yaml").read_text())
+        settings = resolve_training(values, {}, problems)
+        assert not problems and settings.run_name == run.name
+        assert run.settings == settings
+
+
+def test_an_identical_run_is_used_again(runs, tiny):
+    run = runs["fedre"]
+    before = {file: (run.folder / file).stat().st_mtime_ns for file in _files(run)}
+    events = []
+    again = train(tiny(protocol="fedre"), runs=run.folder.parent, report=events.append)
+    assert again.folder == run.folder
+    assert [event.name for event in events] == ["train.reused"]
+    assert {file: (run.folder / file).stat().st_mtime_ns for file in _files(run)} == before
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"seed": 1}},
+        {"train": {"lr": 0.05}},
+        {"data": {"per_class": 11}},
+        {"record": {"keep_every": 1}},
+        {"protocol": {"name": "fedre", "resample": False}},
+        {"protocol": {"name": "fedre", "entanglement": {"name": "rap", "weights": "laplace"}}},
+    ],
+)
+def test_other_settings_are_another_folder(tiny, sections):
+    assert tiny(**sections).run_name != tiny().run_name
+    assert tiny(**sections).run_name == tiny(**sections).run_name
+
+
+def test_defaults_that_are_spelled_out_name_the_same_run(tiny):
+    spelled = {"name": "fedre", "entanglement": {"name": "rap", "weights": "uniform"}}
+    assert tiny(protocol=spelled, train={"lr": "0.06", "seed": 0}).run_name == tiny().run_name
+
+
+def test_an_unfinished_run_needs_a_decision(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+    settings = tiny()
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, runs=tmp_path, report=_interrupt)
+    folder = tmp_path / settings.run_name
+    assert _record(Run(folder))["status"] == "partial"
+    assert Run(folder).record["failure"] == "KeyboardInterrupt()"
+    with pytest.raises(ConfigError, match="started before and is partial") as refused:
+        train(settings, runs=tmp_path)
+    assert "--resume" in str(refused.value) and "--restart" in str(refused.value)
+
+    with pytest.raises(ConfigError) as refused:
+        train(tiny(train={"lr": 0.05}), runs=tmp_path, resume=True)
+    assert settings.run_name in str(refused.value) and "config.yaml" in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == [settings.run_name]
+
+    rounds = []
+    run = train(
+        settings, runs=tmp_path, resume=True, report=lambda e: rounds.append(e.data.get("round"))
+    )
+    assert rounds == [2, None]  # round 1 was not trained again
+    assert run.record["status"] == "complete" and "failure" not in run.record
+    assert not (run.folder / "checkpoints").exists()
+
+
+def test_a_resumed_run_equals_the_undisturbed_one(tiny, tmp_path, monkeypatch, runs):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), runs=tmp_path, report=_interrupt)
+    resumed, whole = train(tiny(), runs=tmp_path, resume=True), runs["fedre"]
+    assert _files(resumed) == _files(whole)
+    for file in _files(whole):
+        if file not in ("record.json", "metrics.csv", "log.txt"):
+            assert (resumed.folder / file).read_bytes() == (whole.folder / file).read_bytes(), file
+    assert resumed.record["final"] == whole.record["final"]
+
+
+def test_restart_trains_anew(tiny, tmp_path):
+    settings = tiny(train={"rounds": 1})
+    run = train(settings, runs=tmp_path)
+    (run.folder / "stray.txt").write_text("from before")
+    rounds = []
+    train(
+        settings, runs=tmp_path, restart=True, report=lambda e: rounds.append(e.data.get("round"))
+    )
+    assert rounds == [1, None]
+    assert not (run.folder / "stray.txt").exists()
+
+
+class Picky(Protocol):
+    """Runs with ten clients only."""
+
+    name = "picky"
+
+    def check(self, setting):
+        return [] if setting.training.clients == 10 else ["needs 10 clients", "and patience"]
+
+
+def test_a_protocol_that_refuses_leaves_no_folder(tiny, tmp_path):
+    settings = tiny()
+    object.__setattr__(settings, "protocol", Picky())
+    with pytest.raises(IncompatibleError) as refused:
+        train(settings, runs=tmp_path)
+    assert refused.value.problems == ("needs 10 clients", "and patience")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _npz(path, shade):
+    labels = np.arange(40) % 2
+    images = np.random.default_rng(0).integers(0, 200, (40, 16, 16, 1)).astype(np.uint8)
+    np.savez(path, images=images + np.uint8(shade), labels=labels)
+    return {"name": "npz", "path": str(path)}
+
+
+def _from_npz(data):
+    values = {"data": data, "partition": "iid", "train": {"clients": 2, "rounds": 2}}
+    return resolve_training({**values, "model": {"dim": 8}}, {}, [])
+
+
+def test_a_restart_that_cannot_train_keeps_the_earlier_run(tmp_path):
+    data = _npz(tmp_path / "own.npz", 0)
+    run = train(_from_npz(data), runs=tmp_path / "runs")
+    before = _files(run)
+    (tmp_path / "own.npz").unlink()
+    with pytest.raises(FedreError, match="own.npz"):
+        train(_from_npz(data), runs=tmp_path / "runs", restart=True)
+    assert _files(run) == before and Run(run.folder).record["status"] == "complete"
+
+
+def test_resuming_on_changed_data_is_refused(tmp_path):
+    data = _npz(tmp_path / "own.npz", 0)
+    with pytest.raises(KeyboardInterrupt):
+        train(_from_npz(data), runs=tmp_path / "runs", report=_interrupt)
+    (run,) = (tmp_path / "runs").iterdir()
+    record = (run / "record.json").read_bytes()
+    _npz(tmp_path / "own.npz", 3)
+    with pytest.raises(DamagedInputError, match="has changed since") as refused:
+        train(_from_npz(data), runs=tmp_path / "runs", resume=True)
+    assert "--restart" in str(refused.value)
+    assert (run / "record.json").read_bytes() == record
+    _npz(tmp_path / "own.npz", 0)
+    assert (
+        train(_from_npz(data), runs=tmp_path / "runs", resume=True).record["status"] == "complete"
+    )
+
+
+def test_divergence_is_recorded(tiny, tmp_path):
+    settings = tiny(train={"lr": 1e20, "rounds": 2})
+    with pytest.raises(DivergedError, match=r"client 0 in round 1"):
+        train(settings, runs=tmp_path)
+    run = Run(tmp_path / settings.run_name)
+    assert run.record["status"] == "failed"
+    assert "client 0 in round 1" in run.record["failure"] and "train.lr" in run.record["failure"]
+    assert "DivergedError" in (run.folder / "log.txt").read_text()
+    with pytest.raises(ConfigError, match="is failed"):
+        train(settings, runs=tmp_path)
+
+
+def test_metrics_have_empty_cells_between_evaluations(tiny, tmp_path):
+    settings = tiny(protocol="local", train={"rounds": 3, "eval_every": 2, "batch_size": 64})
+    run = train(settings, runs=tmp_path)
+    rows = list(csv.DictReader((run.folder / "metrics.csv").open()))
+    measured = [[row[key] != "" for key in row if key.startswith("acc_")] for row in rows]
+    assert measured == [[False] * 6, [True] * 6, [True] * 6]
+    assert all(row["loss"] and row["up_scalars"] == "0" for row in rows)
+
+
+def test_models_are_kept_as_asked(tiny, tmp_path):
+    settings = tiny(train={"rounds": 5, "batch_size": 64}, record={"keep_every": 2})
+    run = train(settings, runs=tmp_path)
+    assert run.kept_rounds() == [2, 4, 5]
+    mixtures = sorted(path.name for path in (run.folder / "private").glob("mixtures*"))
+    assert mixtures == [f"mixtures-r000{r}.safetensors" for r in (2, 4, 5)]
+
+
+def test_clients_of_one_architecture_start_equal_and_own_their_models(tiny):
+    settings = tiny()
+    clients = build_clients(settings, prepare(settings, torch.device("cpu")))
+    one, other = (dict(client.model.named_parameters()) for client in clients[:2])
+    for name, value in one.items():
+        assert value.equal(other[name]) and value.data_ptr() != other[name].data_ptr()
+    assert clients[0].train.images.dtype == clients[0].test.images.dtype == torch.uint8
+
+
+def test_one_sample_and_batch_norm_are_refused_before_training(tiny, tmp_path):
+    settings = tiny(model={"name": "resnet4"}, train={"batch_size": 1})
+    with pytest.raises(IncompatibleError, match="Client 0 trains on batches of one sample"):
+        train(settings, runs=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    train(tiny(train={"batch_size": 1, "rounds": 1}, data={"per_class": 4}), runs=tmp_path)
