@@ -92,7 +92,9 @@ INVERSION = "--quick --steps 5 --targets 1 --sizes 32 --architectures cnn4 --dev
 GRADIENTS = "--images 1 --steps 2 --warm-up 1 --models cnn4"
 SCORE = r"n {} diverged 0; PSNR [\d.]+ .*, floor [\d.]+, above it .*; SSIM"
 FORMS = (
-    Form("fingerprints", "--compare", "--only linear --compare before.json", r"^(\d) of \1 as before"),
+    Form(
+        "fingerprints", "--compare", "--only linear --compare before.json", r"^(\d) of \1 as before"
+    ),
     Form("fingerprints", "", "--only linear --out before.json", r"^3 prints$"),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
