@@ -29,9 +29,13 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/inversion.py decoder --sizes 32,64
 	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4,resnet18 --data $(DATA))
 
+# mypy cannot follow `package_dir`: it gets links laid out as the package is imported.
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf build/types && mkdir -p build/types/fedre_privacy
+	ln -s $(CURDIR)/fedre_privacy/* $(CURDIR)/attacks $(CURDIR)/defenses $(CURDIR)/eval build/types/fedre_privacy/
+	cd build/types && $(CURDIR)/$(BIN)/python -m mypy --config-file=$(CURDIR)/pyproject.toml --cache-dir=$(CURDIR)/.mypy_cache
 
 # Installed once, and again when the requirements change.
 $(STAMP): setup.cfg pyproject.toml
