@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow bench lint clean
+.PHONY: attack test test-slow bench gpu lint clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -28,6 +28,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/inversion.py stacking memory
 	$(BIN)/python benchmarks/inversion.py decoder --sizes 32,64
 	$(if $(DATA),$(BIN)/python benchmarks/gradients.py speed --models cnn4,resnet18 --data $(DATA))
+
+# Every number that needs a GPU, in nine minutes, with the machine's own Python; nothing is installed.
+gpu:
+	$(PYTHON) benchmarks/gpu.py --minutes 9
 
 # mypy cannot follow `package_dir`: it gets links laid out as the package is imported.
 lint: $(STAMP)

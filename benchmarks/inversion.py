@@ -8,7 +8,7 @@ limits   one step of one tile: floating-point operations, bytes that its operati
 memory   the peak of whole attacks over the number of targets, each in a process of its own
 profile  where the time of a step goes
 stacking the two ways to compute many networks as one
-whole    one attack from beginning to end
+whole    one attack from beginning to end, and when half of its targets reach a fixed match
 decoder  updates of a decoder's network on the pairs of many extractors: a loop over the extractors
          of each batch, with all threads, and the pairs of all in one pool; same pairs, same start
 
@@ -67,6 +67,8 @@ from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
     THREAT_MODELS,
     Observation,
+    Outcome,
+    Reconstruction,
     Representations,
     Upload,
 )
@@ -77,6 +79,8 @@ from fedre_privacy.models.families import ModelSettings, build_model
 PARTS = ("ratio", "limits", "memory", "profile", "stacking", "whole", "decoder")
 EXTRACTORS, PAIRS = 10, 200
 """Of the decoder part, and the pairs of each."""
+FIXED_MATCH = 1e-3
+"""Of the whole part: the relative squared distance of representations that is waited for."""
 GROUPS = {
     "convolutions": ("conv",),
     "normalisation": ("norm",),
@@ -368,10 +372,22 @@ def whole(chosen: argparse.Namespace, device: torch.device) -> None:
             obs = observation(count, size, architecture, device)
             attack = DeepImagePrior(steps=chosen.steps, precision=chosen.precision)
             started = time.perf_counter()
-            attack(obs, Context(device=device, report=notes))
+            found = attack(obs, Context(device=device, report=notes))
             taken = time.perf_counter() - started
             what = f"{architecture}, {size} px, {count} targets, {chosen.steps} steps"
-            print(f"{what}: {taken:.1f} s", flush=True)
+            print(f"{what}: {taken:.1f} s; {_reached(found, taken / chosen.steps)}", flush=True)
+
+
+def _reached(found: Outcome, seconds: float) -> str:
+    """When half of the targets came to `FIXED_MATCH`, at so many seconds a step."""
+    if not isinstance(found, Reconstruction):
+        raise TypeError(f"expected images, not {found}")
+    middle = found.trace.median(dim=1).values
+    there = (middle <= FIXED_MATCH).nonzero()
+    if not len(there):
+        return f"half of the targets end above a match of {FIXED_MATCH:g}: {float(middle[-1]):.1e}"
+    step = int(found.trace_steps[there[0, 0]]) + 1
+    return f"half of the targets at a match of {FIXED_MATCH:g} after {step * seconds:.1f} s"
 
 
 def decoder_lessons(size: int, device: torch.device) -> list[Lessons]:

@@ -96,6 +96,8 @@ FORMS = (
         "fingerprints", "--compare", "--only linear --compare before.json", r"^(\d) of \1 as before"
     ),
     Form("fingerprints", "", "--only linear --out before.json", r"^3 prints$"),
+    Form("gpu", "--table", "", r"^\| step \| asked \| status \| seconds \|$"),
+    Form("gpu", "", "--rehearse --only stacking", r"^two ways of stacking: done in [\d.]+ s$"),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
         "rounds",
@@ -115,7 +117,7 @@ FORMS = (
     Form("inversion", "profile", f"{INVERSION} --rows 2", r"^cnn4, 32 px, 2 rows: .*%"),
     Form("inversion", "stacking", f"{INVERSION} --rows 2", r"^ +32 +2 +float32 +[\d.]+ ms"),
     Form("inversion", "memory", f"{INVERSION} --many 2", r"^cnn4 +32 +2 +\d+ .*MiB$"),
-    Form("inversion", "whole", INVERSION, r"^cnn4, 32 px, 1 targets, 5 steps: [\d.]+ s$"),
+    Form("inversion", "whole", INVERSION, r"^cnn4, 32 px, 1 targets, 5 steps: [\d.]+ s; half "),
     Form("inversion", "decoder", INVERSION, r"^32 px, 10 extractors: .*held-out loss [\d.]+"),
     Form(
         "gradients",

@@ -1,4 +1,6 @@
-"""What is done on the stand-in, in a process of its own: ``cases.py KIND FOLDER`` prints JSON.
+"""What is done on another device, in a process of its own: ``cases.py KIND FOLDER [DEVICE]``.
+
+It prints JSON. The device is the stand-in, unless another is named: ``cases.py attacks out cuda``.
 
 Each line has the case's name and what went wrong, or null.
 """
@@ -28,8 +30,11 @@ from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
-DEVICE = stand_in.install()
-dp_sgd._on = lambda device, rng: rng  # the stand-in has no generators of its own
+if len(sys.argv) > 3:
+    DEVICE = torch.device(sys.argv[3])
+else:
+    DEVICE = stand_in.install()
+    dp_sgd._on = lambda device, rng: rng  # the stand-in has no generators of its own
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -221,7 +226,7 @@ def waits(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
     yield "decoder", lambda: compare(steps("decoder", "updates"), 24, 48)
 
 
-def main(kind: str, folder: str) -> None:
+def main(kind: str, folder: str, device: str = "") -> None:
     torch.set_num_threads(1)
     cases = {"trainings": trainings, "attacks": attacked, "waits": waits}[kind]
     for name, case in cases(Path(folder)):
