@@ -23,7 +23,7 @@ from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search
 from .gradient.solve import check
 from .gradient.victims import Victim
-from .running.adaptive import update_as_sent
+from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
 @attacks.register("inverting-gradients")
@@ -57,6 +57,7 @@ class InvertingGradients(SignedSearch, Attack):
     consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     keep: int | None = knob(None, help="compare only so many largest parameters; none: all", ge=1)
     masked: bool = knob(False, help="compare only coordinates that were sent (not zero)")
@@ -81,7 +82,7 @@ class InvertingGradients(SignedSearch, Attack):
                 bn_weight=self.bn_weight,
                 keep=self.keep,
                 masked=self.masked,
-                sent=update_as_sent(observation),
+                sent=update_as_sent(observation.channel),
                 device=context.device,
             )
 

@@ -22,7 +22,7 @@ from .gradient.signed import SignedSearch, signed_search
 from .gradient.solve import check, training_of
 from .gradient.unroll import LocalSteps
 from .gradient.victims import Victim, local_steps, steps_per_epoch
-from .running.adaptive import update_as_sent
+from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
 @attacks.register("update-inversion")
@@ -51,6 +51,7 @@ class UpdateInversion(SignedSearch, Attack):
     consumes = (ModelState, SmallModelState, LowRankUpdate)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     unroll: int = knob(10, help="most local steps re-run; above, one gradient is matched", ge=1)
     save_memory: bool = knob(False, help="recompute local steps in place of keeping them")
@@ -79,7 +80,7 @@ class UpdateInversion(SignedSearch, Attack):
                 simulate,
                 DISTANCES[objective],
                 bn=self.bn,
-                sent=update_as_sent(observation),
+                sent=update_as_sent(observation.channel),
                 device=context.device,
             )
 
