@@ -50,13 +50,17 @@ Sent = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 """(candidate's update, uploaded update), one tensor per parameter, to the candidate as sent."""
 
 
-def update_as_sent(channel: Channel) -> Sent | None:
+def update_as_sent(channel: Channel, *, directions: bool = False) -> Sent | None:
     """How a candidate's update would have been sent, given what was; None: as it is.
 
     Numbers that were pruned or masked away are zero in the upload and not compared; a shortened
     update is compared with a shortened one.
+
+    Args:
+        directions: only directions are compared, which bounds do not change: leave bounds out.
     """
-    steps = [step for step in channel.updates if isinstance(step, Bound | Masking)]
+    kinds = (Masking,) if directions else (Bound, Masking)
+    steps = [step for step in channel.updates if isinstance(step, kinds)]
     if not steps:
         return None
 
