@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import (
+    Bound,
+    Masking,
+    Noise,
+    RandomRounding,
+    StepsAt,
+    UnknownNoise,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
@@ -16,7 +25,14 @@ from .mixtures.gaussian import most_likely_of_sent
 from .mixtures.linear import Solved
 from .mixtures.random_walk import random_walk, walk_models
 from .mixtures.through import aux_reps, class_means
-from .running.adaptive import LOUDEST_FIRST, WHOLE, bound_of, clip_rows, noise_ratios, sent_in_part
+from .running.channels import (
+    LOUDEST_FIRST,
+    WHOLE,
+    clip_rows,
+    least_bound,
+    mask_factor,
+    noise_ratios,
+)
 from .running.messages import messages_of
 
 DRIFTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -52,16 +68,29 @@ class Average(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "prototypes"
     answers = "prototypes"
+    adapts_to: ClassVar[StepsAt] = {"rows": (Bound, Masking, Noise, UnknownNoise, RandomRounding)}
 
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
     aux_limit: int = knob(
         500, help="auxiliary images used at most", unit="images", ge=10, later=True
     )
 
+    def adapts(self, observation: Observation) -> StepsAt:
+        """Bounds by class means; everything else by class means or by several rounds."""
+        means = several = False
+        for client, kinds in messages_of(observation).items():
+            heard = sorted({round for round, _ in kinds.get(Prototypes, [])})
+            several |= len(heard) > 1 and self.rounds != 1
+            means |= bool(heard) and _knows_means(observation, client, heard[-1])
+        own = super().adapts(observation)
+        usable = {kind for kind in own.get("rows", ()) if means or (several and kind is not Bound)}
+        return {"rows": tuple(kind for kind in own.get("rows", ()) if kind in usable)}
+
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         last = {upload.client: upload.round for upload in observation.targets}
-        noisy, bound = noise_ratios(observation) is not None, bound_of(observation)
-        masked = sent_in_part(observation)
+        channel = observation.channel
+        noisy, bound = noise_ratios(channel) is not None, least_bound(channel.rows)
+        masked = mask_factor(channel)
         vectors, clients, labels, rounds, used, errors = [], [], [], [], [], []
         for client, kinds in messages_of(observation).items():
             sent: dict[int, list[tuple[int, Tensor]]] = {}
@@ -131,10 +160,8 @@ class Average(Attack):
 
         Rounds whose extractor is not held take the last one's.
         """
-        known = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
         last = rounds[-1]
-        known &= (client, last) in observation.extractors
-        if not known or observation.aux_labels is None:
+        if observation.aux_labels is None or not _knows_means(observation, client, last):
             return {}
         held = [r for r in rounds if (client, r) in observation.extractors]
         labels = observation.aux_labels[: self.aux_limit]
@@ -146,6 +173,15 @@ class Average(Attack):
             )
             means[round] = class_means(reps, labels, classes)
         return {round: means.get(round, means[last]) for round in rounds}
+
+
+def _knows_means(observation: Observation, client: int, last: int) -> bool:
+    """Whether class means of labelled auxiliary images in a client's last round can be had."""
+    return (
+        {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
+        and observation.aux_labels is not None
+        and (client, last) in observation.extractors
+    )
 
 
 def _newest(seen: list[tuple[int, Tensor]]) -> Solved:

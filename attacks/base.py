@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Protocol, final
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import (
     Artifact,
+    Content,
     Knowledge,
     Observation,
     Outcome,
@@ -73,6 +75,8 @@ class Attack:
     """What it returns, in words."""
     answers: ClassVar[str] = "images"
     """The question it answers: images, prototypes, labels or membership."""
+    adapts_to: ClassVar[StepsAt] = {}
+    """Steps of declared channels that it takes into account, by the place where they act."""
 
     @property
     def required(self) -> frozenset[Knowledge]:
@@ -83,6 +87,14 @@ class Attack:
     def defaults_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
         """Settings whose measured best value depends on the image size (C, H, W)."""
         return {}
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        """Steps of `adapts_to` that change its answer here, if a channel holds them.
+
+        Override it where settings or what is known decide.
+        """
+        here = touched(observation)
+        return {place: kinds for place, kinds in self.adapts_to.items() if place in here}
 
     def run(self, observation: Observation, context: Context) -> Outcome:
         """Attack all targets of an observation at once."""
@@ -126,6 +138,34 @@ def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:
             next_step="Lower its step size, for example --set attack.lr=0.005.",
         )
     return outcome
+
+
+_PLACES: dict[Content, tuple[str, ...]] = {
+    Content.REPRESENTATION: ("each", "rows"),
+    Content.PROTOTYPE: ("each", "rows"),
+    Content.LOGITS: ("rows",),
+    Content.STATISTIC: ("rows",),
+    Content.PARAMETERS: ("updates",),
+    Content.LABEL_ENCODING: ("encoding",),
+}
+"""Places of a channel that tensors on the wire went through."""
+
+
+def touched(observation: Observation) -> frozenset[str]:
+    """Places of a channel that the targets went through.
+
+    Targets that another attack recovered, or that the protocol does not send, went through none
+    but the training.
+    """
+    sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
+    found = {"training", "round"}
+    for target in observation.targets:
+        for artifact in target.artifacts:
+            if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
+                continue
+            for content in artifact.content().values():
+                found.update(_PLACES.get(content, ()))
+    return frozenset(found)
 
 
 def mismatch(

@@ -18,6 +18,7 @@ from .base import Attack, Context, attacks
 from .inversion.amortised import decoder_answers
 from .inversion.decoder_net import Schooling
 from .inversion.linear_map import Linear
+from .running.channels import ROWS_REPEATED
 
 
 @attacks.register("decoder")
@@ -47,6 +48,7 @@ class AmortisedDecoder(Linear, Schooling, Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    adapts_to = ROWS_REPEATED
 
     stages: int = knob(2, help="networks one after another", ge=1)
 

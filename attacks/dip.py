@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
@@ -23,7 +24,8 @@ from .base import Attack, Context, attacks
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
 from .inversion.optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, imitate
 from .inversion.solve import invert
-from .inversion.starts import STARTS, knowledge_for, pictures_for
+from .inversion.starts import STARTS, adapts_by, knowledge_for, pictures_for
+from .running.channels import ROWS_COMPARED
 from .running.objectives import OBJECTIVES
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -58,6 +60,7 @@ class DeepImagePrior(Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
+    adapts_to = ROWS_COMPARED
 
     steps: int = knob(300, help="optimiser steps", ge=1)
     lr: float = knob(0.02, help="Adam step size", gt=0)
@@ -94,6 +97,9 @@ class DeepImagePrior(Attack):
     @property
     def required(self) -> frozenset[Knowledge]:
         return self.needs | knowledge_for(self.start)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return joined(super().adapts(observation), adapts_by(self.start, observation))
 
     def __post_init__(self) -> None:
         if not self.channels:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import (
+    Bound,
+    Masking,
+    Noise,
+    RandomRounding,
+    Rounding,
+    Smoothing,
+    StepsAt,
+    UnknownNoise,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
@@ -23,20 +34,19 @@ from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, Images, align, aligned, error_models, images_of
 from .mixtures.bounded import expected_factors, factors_that_agree
 from .mixtures.gaussian import most_likely_of_sent
-from .mixtures.linear import Solved, least_squares, non_negative, ridge
+from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
 from .mixtures.through import aux_reps, class_means, lagging
-from .running.adaptive import (
+from .running.channels import (
     LOUDEST_FIRST,
     WHOLE,
-    blurred,
-    bound_of,
     encoding_error,
+    is_noisy,
+    least_bound,
+    mask_factor,
     noise_ratios,
-    sent_in_part,
-    total_least_squares,
 )
 
 SOLVERS = ("auto", "aligned", "kalman", "least-squares", "ridge", "non-negative")
@@ -99,6 +109,10 @@ class Disentangle(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "prototypes"
     answers = "prototypes"
+    adapts_to: ClassVar[StepsAt] = {
+        "rows": (Bound, Masking, Noise, UnknownNoise, RandomRounding),
+        "encoding": (Smoothing, Rounding),
+    }
 
     solver: str = knob("auto", help="how mixtures are solved", choices=SOLVERS)
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)
@@ -124,6 +138,31 @@ class Disentangle(Attack):
     clamp: bool = knob(
         True, help="cut answers at 0 where no upload of the client is negative (ReLU)"
     )
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        """Smoothing always; the rest by what several rounds, the solver and class means allow."""
+        found = [
+            mixing
+            for mixing in mixings(observation, rounds=self.rounds)
+            if mixing.kind is Kind.MIXED and len(mixing.rounds) > 1
+        ]
+        usable: set[object] = {Smoothing}
+        if found:
+            usable |= {Rounding} if any(len(m.rounds) > len(m.classes) for m in found) else set()
+        if found and self.solver in ("auto", "aligned", "kalman"):
+            usable |= {Noise, UnknownNoise, RandomRounding}
+        for mixing in found:
+            means = self._knows_means(observation, mixing)
+            if means and self.solver not in EXACT:
+                usable |= {Noise, UnknownNoise}
+            if (
+                means
+                and self.solver in ("auto", "aligned")
+                and self._can_align(observation, mixing)
+            ):
+                usable |= {Bound, Masking}
+        own = super().adapts(observation)
+        return {place: tuple(k for k in kinds if k in usable) for place, kinds in own.items()}
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         found = mixings(observation, rounds=self.rounds)
@@ -239,6 +278,7 @@ class Disentangle(Attack):
             note = f"{who}: {why}, {classes} classes cannot be told apart"
             return _Answer(_nothing(mixing), rounds, mixing, [note])
         notes = []
+        channel = observation.channel
         solver, full = self.solver, mixing
         if solver == "auto":
             solver = "aligned" if self._can_align(observation, mixing) else "kalman"
@@ -268,7 +308,7 @@ class Disentangle(Attack):
         alignment = None
         if reps:
             seen = [images_of(r) for r in reps]
-            factor, bound = sent_in_part(observation), bound_of(observation)
+            factor, bound = mask_factor(channel), least_bound(channel.rows)
             if factor is not None and by_round:
                 solved = self._of_parts(observation, mixing, seen, by_round, factor)
                 placed = _placed(solved, mixing.classes, full.classes)
@@ -282,7 +322,7 @@ class Disentangle(Attack):
                     f"{float(alignment.loud.mean()):.2f} times as long on average"
                 )
         means = None
-        noisy = blurred(observation) and self._knows_means(observation, mixing)
+        noisy = is_noisy(channel) and self._knows_means(observation, mixing)
         if self.prior == "class-mean" or noisy:
             newest = by_round or self._class_means(
                 observation,
@@ -296,8 +336,8 @@ class Disentangle(Attack):
             alignment=alignment,
             means=means,
             head=head_of(observation),
-            error=encoding_error(observation),
-            noises=LOUDEST_FIRST if noisy else noise_ratios(observation),
+            error=encoding_error(channel),
+            noises=LOUDEST_FIRST if noisy else noise_ratios(channel),
             centred=noisy,
         )
         placed = _placed(solved, mixing.classes, full.classes)
@@ -329,7 +369,7 @@ class Disentangle(Attack):
         sent = mixing.uploads != 0
         filled = torch.where(sent, mixing.uploads / factor, likely)
         there = align(seen, filled, self.align_penalty)
-        noises = LOUDEST_FIRST if blurred(observation) else ALIGNED_NOISES
+        noises = LOUDEST_FIRST if is_noisy(observation.channel) else ALIGNED_NOISES
         models = error_models(mixing.weights, there.errors, noises, there.loud)
         solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
         return Solved(solved.vectors + means[-1], solved.error)
@@ -347,7 +387,7 @@ class Disentangle(Attack):
         base = align(seen, torch.zeros_like(mixing.uploads), self.align_penalty).uploads
         carried = alignment.uploads - base
         factors = expected_factors(mixing.weights, torch.stack(means), bound)
-        if not blurred(observation):
+        if not is_noisy(observation.channel):
             known = mixing.uploads.norm(dim=1) < WHOLE * bound
             expected = torch.where(known, 1.0, factors)
             factors = factors_that_agree(mixing.weights, base, carried, expected, known)

@@ -8,6 +8,7 @@ from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reco
 
 from .base import Attack, Context, attacks
 from .gradient.leakage import Leakage, deep_leakage
+from .running.channels import UPDATES_COMPARED
 
 
 @attacks.register("dlg")
@@ -32,6 +33,7 @@ class DeepLeakage(Leakage, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         sought = [None for upload in observation.targets for _ in upload.artifacts]

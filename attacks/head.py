@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -26,7 +28,7 @@ from .base import Attack, Context, attacks
 from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
-from .running.adaptive import bound_of
+from .running.channels import least_bound
 
 METHODS = ("combined", "simulate", "ratio")
 CENTRES = ("auto", "found", "public")
@@ -69,6 +71,7 @@ class HeadUpdate(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "prototypes"
     answers = "prototypes"
+    adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
 
     method: str = knob("combined", help="how class means are found", choices=METHODS)
     length: float = knob(
@@ -95,9 +98,17 @@ class HeadUpdate(Attack):
         public = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} if self.centre == "public" else set()
         return self.needs | public
 
+    def adapts(self, observation: Observation) -> StepsAt:
+        """By `simulate`, which is what `combined` does with gradients."""
+        gradients = any(
+            isinstance(a, GradientState) for u in observation.targets for a in u.artifacts
+        )
+        simulates = self.method == "simulate" or (self.method == "combined" and gradients)
+        return super().adapts(observation) if simulates else {}
+
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         cases, notes = _cases(observation)
-        stretches = (1.0,) if bound_of(observation) is None else STRETCHES
+        stretches = (1.0,) if least_bound(observation.channel.updates) is None else STRETCHES
         rows: list[tuple[_Case, Tensor, Tensor]] = []
         for case in cases:
             public = self._public(case, observation, context)

@@ -12,6 +12,7 @@ from .gradient import labels as label_rules
 from .gradient.leakage import Leakage, deep_leakage
 from .gradient.solve import batch_labels
 from .gradient.victims import victims_of
+from .running.channels import UPDATES_COMPARED
 
 
 @attacks.register("idlg")
@@ -34,6 +35,7 @@ class ImprovedDeepLeakage(Leakage, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     labels: str = knob(
         "joint", help="how labels are read off the gradient", choices=label_rules.STRATEGIES

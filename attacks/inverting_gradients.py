@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
@@ -20,10 +21,10 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .gradient.match import Match, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import SignedSearch, signed_search
+from .gradient.signed import SignedSearch, signed_search, without_bounds
 from .gradient.solve import check
 from .gradient.victims import Victim
-from .running.adaptive import update_as_sent
+from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
 @attacks.register("inverting-gradients")
@@ -57,11 +58,15 @@ class InvertingGradients(SignedSearch, Attack):
     consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     keep: int | None = knob(None, help="compare only so many largest parameters; none: all", ge=1)
     masked: bool = knob(False, help="compare only coordinates that were sent (not zero)")
     bn_weight: float = knob(0.0, help="weight of the distance to running batch statistics", ge=0)
     consensus: float = knob(0.0, help="pull of restarts towards their aligned mean", ge=0)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return without_bounds(super().adapts(observation), self.objective)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = check(observation, self.bn)
@@ -81,7 +86,7 @@ class InvertingGradients(SignedSearch, Attack):
                 bn_weight=self.bn_weight,
                 keep=self.keep,
                 masked=self.masked,
-                sent=update_as_sent(observation),
+                sent=update_as_sent(observation.channel, directions=self.objective in SCALE_FREE),
                 device=context.device,
             )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
@@ -24,7 +25,7 @@ from .base import Attack, Context, Shelf, attacks
 from .dip import DeepImagePrior
 from .mixtures.mixing import Kind, mixings
 from .mixtures.sightings import Sightings, sightings
-from .running.adaptive import Channel, bound_of, sent_in_part
+from .running.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
 
 
 @attacks.register("joint-disentangle")
@@ -67,6 +68,7 @@ class JointDisentangle(Attack):
         }
     )
     recovers = "inputs"
+    adapts_to = joined(ROWS_COMPARED, {"encoding": (Smoothing,)})
 
     views: int = knob(
         4, help="rounds of the later half that an image is matched in", unit="rounds", ge=1
@@ -81,6 +83,12 @@ class JointDisentangle(Attack):
         None, help="penalty of the maps between rounds; none: by images left out", gt=0
     )
     aux_limit: int = knob(500, help="auxiliary images used at most", unit="images", ge=10)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        """Of prototypes worked out of mixtures, too, by what is seen of them in other rounds."""
+        if any(_worked_out(observation, upload) for upload in observation.targets):
+            return self.adapts_to
+        return {k: v for k, v in super().adapts(observation).items() if k != "encoding"}
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         if observation.aux is None or len(observation.aux) < 2:
@@ -125,7 +133,7 @@ class JointDisentangle(Attack):
                     nets.setdefault(views, {})[owner] = _Views(
                         [observation.extractors[upload.client, r] for r in many.rounds],
                         many.scales,
-                        Channel(observation.defenses, vectors),
+                        observation.channel,
                     )
                 if len(plain):
                     rows.setdefault(1, []).extend((first + plain).tolist())
@@ -143,7 +151,7 @@ class JointDisentangle(Attack):
 
     def _seen(self, observation: Observation, context: Context) -> dict[int, Sightings]:
         """Prototypes of several rounds, by client: what defences leave of them."""
-        if sent_in_part(observation) is not None:
+        if mask_factor(observation.channel) is not None:
             return {}
         seen = sightings(
             observation,
@@ -152,7 +160,7 @@ class JointDisentangle(Attack):
             aux_limit=self.aux_limit,
             align_penalty=self.align_penalty,
         )
-        if bound_of(observation) is not None:
+        if least_bound(observation.channel.rows) is not None:
             for mixing in mixings(observation):
                 if mixing.kind is Kind.MIXED:
                     seen.pop(mixing.client, None)
@@ -163,6 +171,18 @@ def _real(observation: Observation) -> Observation:
     """The same without what the protocol does not send."""
     sent = tuple(u for u in observation.targets if not u.counterfactual)
     return replace(observation, targets=sent)
+
+
+def _worked_out(observation: Observation, target: Upload) -> bool:
+    """Whether a target holds prototypes that its client's mixtures were solved for."""
+    mixed = any(
+        isinstance(artifact, EntangledRep)
+        for upload in observation.uploads
+        if upload.client == target.client
+        for artifact in upload.artifacts
+    )
+    recovered = any(isinstance(artifact, Prototypes) for artifact in target.artifacts)
+    return mixed and recovered and not target.counterfactual
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +230,7 @@ class _Views(nn.Module):
         views = []
         for extractor, scale in zip(self.extractors, self.scales, strict=True):
             reps = extractor(images)
-            views.append(self.channel.matched(reps, torch.ones_like(reps)) * scale)
+            views.append(row_as_compared(self.channel, reps, torch.ones_like(reps)) * scale)
         return torch.cat(views, 1)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
@@ -82,6 +84,7 @@ class LabelInference(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "labels"
     answers = "labels"
+    adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
 
     scheme: str = knob(
         "auto", help="entanglement scheme behind the encodings, where known", choices=SCHEMES
@@ -92,6 +95,9 @@ class LabelInference(Attack):
     ignore_encoding: bool = knob(
         False, help="do not read label encodings; unmix representations with the broadcast head"
     )
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return {} if self.ignore_encoding else super().adapts(observation)
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
         readers = dict(READERS)

@@ -16,6 +16,7 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .inversion.amortised import linear_answers
 from .inversion.linear_map import Linear
+from .running.channels import ROWS_REPEATED
 
 
 @attacks.register("linear")
@@ -40,6 +41,7 @@ class LinearDecoder(Linear, Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    adapts_to = ROWS_REPEATED
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         return linear_answers(observation, context, self)

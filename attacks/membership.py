@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.channels import Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -66,6 +68,7 @@ class MembershipInference(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "membership"
     answers = "membership"
+    adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
     samples_per_class: int | None = knob(

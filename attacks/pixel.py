@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import (
     EntangledRep,
@@ -21,7 +22,8 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .inversion.optimise import COMBINE, LOSSES, Budget, Start
 from .inversion.solve import invert
-from .inversion.starts import STARTS, knowledge_for, pictures_for
+from .inversion.starts import STARTS, adapts_by, knowledge_for, pictures_for
+from .running.channels import ROWS_COMPARED
 from .running.objectives import OBJECTIVES
 
 
@@ -47,6 +49,7 @@ class PixelInversion(Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
+    adapts_to = ROWS_COMPARED
 
     steps: int = knob(1000, help="optimiser steps", ge=1)
     lr: float = knob(0.1, help="Adam step size", gt=0)
@@ -69,6 +72,9 @@ class PixelInversion(Attack):
     @property
     def required(self) -> frozenset[Knowledge]:
         return self.needs | knowledge_for(self.start)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return joined(super().adapts(observation), adapts_by(self.start, observation))
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         budget = Budget(

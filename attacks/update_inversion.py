@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import (
     Knowledge,
@@ -18,11 +19,11 @@ from fedre_privacy.core.types import (
 from .base import Attack, Context, attacks
 from .gradient.match import Match, Simulate, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import SignedSearch, signed_search
+from .gradient.signed import SignedSearch, signed_search, without_bounds
 from .gradient.solve import check, training_of
 from .gradient.unroll import LocalSteps
 from .gradient.victims import Victim, local_steps, steps_per_epoch
-from .running.adaptive import update_as_sent
+from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
 @attacks.register("update-inversion")
@@ -51,9 +52,13 @@ class UpdateInversion(SignedSearch, Attack):
     consumes = (ModelState, SmallModelState, LowRankUpdate)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
+    adapts_to = UPDATES_COMPARED
 
     unroll: int = knob(10, help="most local steps re-run; above, one gradient is matched", ge=1)
     save_memory: bool = knob(False, help="recompute local steps in place of keeping them")
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        return without_bounds(super().adapts(observation), self.objective)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = check(observation, self.bn)
@@ -79,7 +84,7 @@ class UpdateInversion(SignedSearch, Attack):
                 simulate,
                 DISTANCES[objective],
                 bn=self.bn,
-                sent=update_as_sent(observation),
+                sent=update_as_sent(observation.channel, directions=objective in SCALE_FREE),
                 device=context.device,
             )
 

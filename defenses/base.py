@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain_plugin
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
@@ -234,6 +235,13 @@ class Defense:
     def public(self, facts: Facts) -> dict[str, Any]:
         """Name and settings, with derived ones filled in: what an adaptive attacker knows."""
         return plain_plugin(self)
+
+    def channel(self, facts: Facts) -> Channel | None:
+        """What it does to uploads, for attackers to adapt to; None: it does not say.
+
+        Without a channel no attack adapts to it, and every attack on such a run says so.
+        """
+        return None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
@@ -57,3 +58,7 @@ class Clip(Defense):
 
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         return clipped(artifact, self.norm, scene) if self.where == "upload" else artifact
+
+    def channel(self, facts: Facts) -> Channel:
+        bound = (Bound(self.norm),)
+        return Channel(rows=bound, updates=bound) if self.where == "upload" else Channel(each=bound)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import LowRankUpdate
@@ -103,6 +104,9 @@ class DPSGD(Defense):
 
     def trainer(self) -> Trainer:
         return self
+
+    def channel(self, facts: Facts) -> Channel:
+        return Channel(training=(NoisySteps(float(self.clip or 0), float(self.noise or 0)),))
 
     def cost(self, facts: Facts) -> PrivacyCost:
         releases = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Artifact
@@ -22,6 +23,7 @@ from .noise import (
     check_noise,
     covered,
     missing_clip,
+    noise_channel,
     noisy,
     sensitivities,
 )
@@ -124,6 +126,10 @@ class Gaussian(Defense):
 
     def public(self, facts: Facts) -> dict[str, Any]:
         return {**plain_plugin(self), "noise": self.multiplier(facts.kinds, facts.rounds)}
+
+    def channel(self, facts: Facts) -> Channel:
+        z = self.multiplier(facts.kinds, facts.rounds)
+        return noise_channel(self.unit, float(self.clip or 0), z)
 
 
 @lru_cache(maxsize=64)

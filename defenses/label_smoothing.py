@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedre_privacy.core.channels import Channel, Smoothing
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact, EntangledRep
 
-from .base import Defense, Scene, defenses
+from .base import Defense, Facts, Scene, defenses
 
 
 @defenses.register("label-smoothing")
@@ -32,5 +33,8 @@ class LabelSmoothing(Defense):
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         if not isinstance(artifact, EntangledRep):
             return artifact
-        said = artifact.encoding
-        return EntangledRep(artifact.rep, (1 - self.alpha) * said + self.alpha / said.numel())
+        plain = artifact.encoding
+        return EntangledRep(artifact.rep, (1 - self.alpha) * plain + self.alpha / plain.numel())
+
+    def channel(self, facts: Facts) -> Channel:
+        return Channel(encoding=(Smoothing(self.alpha),))

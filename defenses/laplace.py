@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,12 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Artifact
 
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Scene, defenses, uses
-from .noise import PUBLIC, check_noise, covered, missing_clip, noisy, sensitivities
+from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities
 from .values import BOUNDED, clip_rows, clipped, values_of
 
 
@@ -85,3 +87,8 @@ class Laplace(Defense):
             covers=kinds,
             assumptions=PUBLIC,
         )
+
+    def channel(self, facts: Facts) -> Channel:
+        # a Laplace variable of scale b has the standard deviation sqrt(2) b
+        multiplier = math.sqrt(2) / self.epsilon
+        return noise_channel(self.unit, float(self.clip or 0), multiplier, per_number=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
-from .base import Defense, Scene, defenses
+from .base import Defense, Facts, Scene, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
 
 
@@ -48,6 +49,10 @@ class Mask(Defense):
         update = update_of(artifact, scene)
         masked = {name: value * self._drawn(value.shape, rng) for name, value in update.items()}
         return with_update(artifact, masked, scene)
+
+    def channel(self, facts: Facts) -> Channel:
+        masked = (Masking(1 / self.keep if self.rescale else 1.0),)
+        return Channel(rows=masked, updates=masked)
 
     def _drawn(self, shape: torch.Size, rng: torch.Generator) -> Tensor:
         count = shape.numel()

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
 from fedre_privacy.core.types import Artifact
 
 from .base import CLIENT, Defense, Facts, Scene
@@ -60,6 +61,27 @@ def noisy(artifact: A, scales: Tensor, draw: Callable[[torch.Size], Tensor]) -> 
         else:
             out[name] = value + scale.reshape(()) * each
     return with_values(artifact, out)
+
+
+def noise_channel(
+    unit: str, bound: float, multiplier: float, *, per_number: bool = False
+) -> Channel:
+    """What a noise defence tells attackers: its bound, and its noise where a server can know it.
+
+    For one client the sensitivity follows from what is public. For one record it depends on the
+    numbers of samples behind a row, which the server need not know.
+
+    Args:
+        multiplier: standard deviation on a number over the L2 sensitivity of the upload.
+        per_number: the standard deviation grows with the square root of what is sent.
+    """
+    if unit != CLIENT:
+        return Channel(each=(Bound(bound),), rows=(UnknownNoise(),))
+    std = 2 * bound * multiplier
+    return Channel(
+        rows=(Bound(bound), Noise(std, per_row=True, per_number=per_number)),
+        updates=(Bound(bound), Noise(std, per_number=per_number)),
+    )
 
 
 def missing_clip(name: str) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
-from .base import Defense, Scene, defenses
+from .base import Defense, Facts, Scene, defenses
 from .values import TRAINED, update_of, with_update
 
 
@@ -47,3 +48,6 @@ class Prune(Defense):
             },
             scene,
         )
+
+    def channel(self, facts: Facts) -> Channel:
+        return Channel(updates=(Masking(),))

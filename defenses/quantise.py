@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel, RandomRounding
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
-from .base import Defense, Scene, defenses
+from .base import Defense, Facts, Scene, defenses
 from .values import ALL, update_of, with_update
 
 
@@ -36,6 +37,10 @@ class Quantise(Defense):
         update = update_of(artifact, scene)
         rounded = {name: self._rounded(value, rng) for name, value in update.items()}
         return with_update(artifact, rounded, scene)
+
+    def channel(self, facts: Facts) -> Channel:
+        rounding = (RandomRounding(2**self.bits),)
+        return Channel(rows=rounding, updates=rounding)
 
     def _rounded(self, values: Tensor, rng: torch.Generator) -> Tensor:
         luck = torch.rand(values.shape, generator=rng, dtype=torch.float64)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel, Summed
 from fedre_privacy.core.types import (
     AGGREGATE,
     Artifact,
@@ -61,6 +62,9 @@ class SecureAggregation(Defense):
         if not any(upload.artifacts for upload in uploads):
             return tuple(uploads)
         return (aggregated(uploads, sizes),)
+
+    def channel(self, facts: Facts) -> Channel:
+        return Channel(round=(Summed(),))
 
 
 def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:

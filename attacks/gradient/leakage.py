@@ -13,7 +13,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Observation, Reconstruction
 
-from ..running.adaptive import update_as_sent
+from ..running.channels import update_as_sent
 from .match import Match, gradient
 from .objectives import l2rel
 from .search import Tick, lbfgs
@@ -58,7 +58,7 @@ def deep_leakage(
             gradient,
             l2rel,
             bn=how.bn,
-            sent=update_as_sent(observation),
+            sent=update_as_sent(observation.channel),
             device=device,
             dtype=dtype,
         )

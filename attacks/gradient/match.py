@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from ..running.adaptive import Sent
+from ..running.channels import Sent
 from .objectives import Distance, layer_weights
 from .victims import Victim, batch_norms, prepared, stacked
 
@@ -52,7 +52,7 @@ class Match:
         bn_weight: weight of the distance between batch statistics and the model's running ones.
         keep: compare only so many parameters, those of largest norm in the upload; None: all.
         masked: compare only coordinates that are not zero in the upload.
-        sent: what a client's declared defences make of an update; None: nothing.
+        sent: what the declared channel makes of an update; None: nothing.
         device, dtype: where and in which precision.
     """
 

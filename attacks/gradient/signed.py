@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.types import Observation, Reconstruction
@@ -15,7 +16,7 @@ from fedre_privacy.core.types import Observation, Reconstruction
 from ..running.graphs import recorder_for
 from . import labels as label_rules
 from .match import Match
-from .objectives import DISTANCES
+from .objectives import DISTANCES, SCALE_FREE
 from .search import Tick, signed_adam
 from .solve import Answer, batch_labels, choose, known, one_hot, solve
 from .starts import STARTS, draw
@@ -41,6 +42,13 @@ class SignedSearch:
     bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
     chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
+
+
+def without_bounds(adapts: StepsAt, objective: str) -> StepsAt:
+    """Leave out bounds where only directions are compared: a shortened update has the same."""
+    if objective not in SCALE_FREE:
+        return adapts
+    return {place: tuple(k for k in kinds if k is not Bound) for place, kinds in adapts.items()}
 
 
 def signed_search(

@@ -22,7 +22,7 @@ from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation, Reconstruction
 
-from ..running.adaptive import channel_of
+from ..running.channels import bounded_each, rows_sent_anew, upload_behind
 from ..running.graphs import recorder_for
 from ..running.objectives import l2rel
 from ..running.tiles import each, single_threaded
@@ -228,12 +228,13 @@ def _prepare(
     extract = frozen(observation.extractors[job.owner], context.device)
     draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
     clean = [represent(extract, moved) for moved in views(aux, linear.views)]
-    channel = channel_of(observation, client, round, job.reps)
+    channel = observation.channel
+    upload = upload_behind(observation, client, round, job.reps)
     reps = clean
-    if channel is not None:
-        luck = stream(context.seed, f"defended {job.family}", client=client, round=round)
-        clean = [channel.each(r) for r in clean]
-        reps = [channel.drawn(r, luck) for r in clean]
+    if upload is not None:
+        fresh = stream(context.seed, f"defended {job.family}", client=client, round=round)
+        clean = [bounded_each(channel, r) for r in clean]
+        reps = [rows_sent_anew(channel, r, upload, fresh) for r in clean]
     fold = folds_of(len(aux), FOLDS).to(context.device)
     sums = [
         total(
@@ -249,8 +250,8 @@ def _prepare(
         pairs = some_views(aux, reps, linear.views, room, draws) if room else None
     else:
         pairs = simulated(observation, job, aux, clean[:AVERAGED_VIEWS], draws)
-        if channel is not None:
-            pairs = replace(pairs, reps=channel.drawn(pairs.reps, luck))
+        if upload is not None:
+            pairs = replace(pairs, reps=rows_sent_anew(channel, pairs.reps, upload, fresh))
         means = [
             Sums.of(pairs.reps[pairs.fold == one], pairs.images[pairs.fold == one].flatten(1))
             for one in range(FOLDS)

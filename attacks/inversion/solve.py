@@ -17,7 +17,7 @@ from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
-from ..running.adaptive import objective_as_sent
+from ..running.channels import objective_as_sent
 from ..running.graphs import recorder_for
 from ..running.objectives import Objective
 from ..running.tiles import CPU_TILE, in_tiles, measured_rows, progress

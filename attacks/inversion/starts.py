@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, Shelf, attacks
+from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.events import silent
 from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
 
@@ -17,6 +18,11 @@ STARTS = ("none", "linear", "decoder")
 def knowledge_for(start: str) -> frozenset[Knowledge]:
     """What beginning from a start needs."""
     return frozenset() if start == "none" else attacks.get(start).needs
+
+
+def adapts_by(start: str, observation: Observation) -> StepsAt:
+    """Steps of channels that the attack named `start` takes into account."""
+    return {} if start == "none" else attacks.get(start)().adapts(observation)
 
 
 def pictures_for(start: str, observation: Observation, context: Context) -> Tensor | None:

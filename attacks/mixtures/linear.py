@@ -129,3 +129,27 @@ def _expected(weights: Tensor, centred: Tensor, system: Tensor, penalty: float) 
     scale = (centred * (centred - fitted)).sum() / penalty / (rounds - 1)
     variance: Tensor = scale * penalty * torch.linalg.inv(system).diagonal()
     return variance.clamp(min=0).sqrt()
+
+
+def total_least_squares(weights: Tensor, uploads: Tensor, error: float) -> tuple[Tensor, Tensor]:
+    """Weights and uploads moved to the nearest pair that some prototypes explain.
+
+    R = W P with errors in W of standard deviation `error` and in R of what least squares leaves:
+    [W / error, R / rest] has rank n without errors, so the part of rank n is kept. With no more
+    rounds than classes nothing is known to be wrong and nothing moves.
+
+    Args:
+        weights: (T, n). uploads: (T, d).
+
+    Reference: Golub, Van Loan, An analysis of the total least squares problem, 1980.
+    """
+    rounds, classes = weights.shape
+    if not error or rounds <= classes:
+        return weights, uploads
+    fit = torch.linalg.pinv(weights) @ uploads
+    left = (uploads - weights @ fit).square().sum() / (rounds - classes) / uploads.shape[1]
+    explained = error**2 * fit.square().sum() / uploads.shape[1]
+    rest = (left - explained).clamp(min=1e-4 * left).sqrt().clamp(min=1e-30)
+    joint = torch.cat([weights / error, uploads / rest], 1)
+    basis = torch.linalg.svd(joint, full_matrices=False).U[:, :classes]
+    return basis @ (basis.T @ weights), basis @ (basis.T @ uploads)

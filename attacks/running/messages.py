@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Artifact, Candidates, EntangledRep, Observation
 
-from .adaptive import said
+from .channels import unsmoothed
 
 Sent = tuple[int, Artifact]
 """A round and what was sent in it."""
@@ -24,7 +24,7 @@ def messages_of(observation: Observation) -> dict[int, dict[type[Artifact], list
     Returns:
         Client to kind to (round, artifact), clients ascending.
     """
-    clients = {upload.client for upload in observation.targets}
+    clients, channel = {upload.client for upload in observation.targets}, observation.channel
     found: dict[tuple[int, int, type[Artifact], int], Artifact] = {}
     for upload in (*observation.targets, *observation.uploads):
         if upload.client not in clients:
@@ -35,7 +35,7 @@ def messages_of(observation: Observation) -> dict[int, dict[type[Artifact], list
             number = seen.get(kind, 0)
             seen[kind] = number + 1
             if isinstance(artifact, EntangledRep):
-                artifact = EntangledRep(artifact.rep, said(observation, artifact.encoding))
+                artifact = EntangledRep(artifact.rep, unsmoothed(channel, artifact.encoding))
             found[upload.client, upload.round, kind, number] = artifact
     out: dict[int, dict[type[Artifact], list[Sent]]] = {client: {} for client in sorted(clients)}
     for (client, round, kind, _), artifact in sorted(found.items(), key=_place):

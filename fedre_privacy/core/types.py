@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from .channels import NOTHING, Channel
+
 # --- what crosses the wire ------------------------------------------------------------------
 
 
@@ -473,15 +475,17 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class KnownDefense:
-    """A defence that clients declared: the mechanism, never the luck that it drew.
+    """A defence that clients declared: the mechanism, never what it drew.
 
     Args:
         name: of the defence, or of the entanglement scheme that changes what is said.
         settings: its settings, derived ones (the noise behind an epsilon) filled in.
+        channel: what it does to uploads, or None where it does not say.
     """
 
     name: str
     settings: Mapping[str, Any]
+    channel: Channel | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -537,6 +541,14 @@ class Observation:
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
     defenses: tuple[KnownDefense, ...] = ()
+
+    @property
+    def channel(self) -> Channel:
+        """All channels that clients declared, one after another; empty where there is none."""
+        told = NOTHING
+        for known in self.defenses:
+            told = told.then(known.channel or NOTHING)
+        return told
 
     def image_count(self) -> int:
         """Number of images sought: one for each target row, or a number for each upload."""

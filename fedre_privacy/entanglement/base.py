@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
@@ -120,6 +121,14 @@ class Entanglement:
             return None
         weights = self._shares("weights", given, len(draw.labels))
         return Mix(weights, by_class(weights, draw))
+
+    def channel(self) -> Channel | None:
+        """What the upload is beside the mix that its encoding tells; None: it does not say.
+
+        The default is nothing for a scheme that writes `sample_weights`, whose encoding is always
+        true, and None for one that writes `mix`. Of a `base` it says nothing: that is asked too.
+        """
+        return NOTHING if type(self).mix is Entanglement.mix else None
 
     def __call__(self, reps: Tensor, draw: Draw) -> Emission | None:
         """Mix a client's representations (n, d) and labels; None if it uploads nothing.

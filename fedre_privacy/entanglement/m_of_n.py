@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
 from .base import Draw, Entanglement, Mix, schemes
@@ -33,3 +34,6 @@ class MOfN(Entanglement):
         held = draw.labels.unique()
         chosen = held[luck[held].argsort(stable=True)[: self.m]]
         return on_some(self.base, draw, torch.isin(draw.labels, chosen))
+
+    def channel(self) -> Channel:
+        return NOTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
 from .base import Draw, Entanglement, Mix, class_sizes, schemes
@@ -29,3 +30,6 @@ class MinCount(Entanglement):
     def mix(self, draw: Draw) -> Mix | None:
         sizes = class_sizes(draw.labels, draw.num_classes)
         return on_some(self.base, draw, (sizes >= self.min_count)[draw.labels])
+
+    def channel(self) -> Channel:
+        return NOTHING

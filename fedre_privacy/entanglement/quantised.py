@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedre_privacy.core.channels import Channel, Rounding
 from fedre_privacy.core.config import knob, part
 
 from .base import Draw, Entanglement, Mix, schemes
@@ -34,6 +35,9 @@ class Quantised(Entanglement):
         if mix is None:
             return None
         return dataclasses.replace(mix, encoding=largest_remainder(mix.encoding, self.levels))
+
+    def channel(self) -> Channel:
+        return Channel(encoding=(Rounding(self.levels),))
 
 
 def largest_remainder(shares: Tensor, levels: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
 from .base import Draw, Entanglement, Mix, by_class, schemes
@@ -30,3 +31,6 @@ class RefuseSingle(Entanglement):
         if mix is None or int((by_class(mix.weights, draw) > 0).sum()) < self.min_classes:
             return None
         return mix
+
+    def channel(self) -> Channel:
+        return NOTHING

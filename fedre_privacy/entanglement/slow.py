@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob, part
 
 from .base import Draw, Entanglement, Mix, schemes
@@ -30,3 +31,6 @@ class Slow(Entanglement):
     def mix(self, draw: Draw) -> Mix | None:
         kept, fresh = self.base.mix(draw.of_run()), self.base.mix(draw)
         return None if kept is None or fresh is None else blend(kept, fresh, self.spread)
+
+    def channel(self) -> Channel:
+        return NOTHING

@@ -340,6 +340,7 @@ def _attack(
         "counterfactual": game.counterfactual,
         "oracles": sorted(settings.threat.grants & ORACLES),
         "game": game.lines(),
+        "adaptation": [asdict(one) for stage in game.adaptations() for one in stage],
     }
     shelf = _Shelf(folder / "checkpoints")
     if finished:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.blocks.averaging import load_state
+from fedre_privacy.blocks.state import Setting
+from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -28,6 +30,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.core.units import plural
+from fedre_privacy.defenses.base import Facts
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import ModelSettings
@@ -35,6 +38,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import ADAPTIVE
 from fedre_privacy.runs.small_models import small_states_before
+from fedre_privacy.runs.training import facts_of
 from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
 
 from .targets import TargetSource
@@ -190,20 +194,42 @@ def stale(
 
 
 def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
-    """Defences and entanglement schemes as the run's record declares them, settings only.
+    """Defences and entanglement schemes as the run's record declares them, with their channels.
 
     A scheme that wraps another is followed by it.
     """
-    found = [_known(settings) for settings in run.record.get("defense", ())]
+    found = []
+    if run.settings.defense:
+        facts = _facts(run)
+        found = [
+            _known(settings, defense.settled(facts).channel(facts))
+            for settings, defense in zip(run.record["defense"], run.settings.defense, strict=True)
+        ]
     scheme = getattr(run.settings.protocol, "entanglement", None)
     while scheme is not None:
-        found.append(_known(plain_plugin(scheme)))
+        found.append(_known(plain_plugin(scheme), scheme.channel()))
         scheme = getattr(scheme, "base", None)
     return tuple(found)
 
 
-def _known(settings: Mapping[str, Any]) -> KnownDefense:
-    return KnownDefense(settings["name"], {k: v for k, v in settings.items() if k != "name"})
+def _known(settings: Mapping[str, Any], channel: Channel | None) -> KnownDefense:
+    own = {key: value for key, value in settings.items() if key != "name"}
+    return KnownDefense(settings["name"], own, channel)
+
+
+def _facts(run: Run) -> Facts:
+    """What was known of a run's federation before it started, from its record."""
+    setting = Setting(
+        training=run.settings.train,
+        num_classes=len(run.record["classes"]),
+        image_shape=run.image_shape,
+        dims=(run.record["dim"],) * run.settings.train.clients,
+        architectures=tuple(run.record["architectures"]),
+        class_counts=tuple(map(tuple, run.record["class_counts"])),
+        device=torch.device("cpu"),
+        model=run.settings.model,
+    )
+    return facts_of(run.settings, setting)
 
 
 def _training(run: Run) -> LocalTraining:

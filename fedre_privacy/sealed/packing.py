@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
+from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Artifact,
@@ -90,7 +91,14 @@ def pack(observation: Observation, folder: Path) -> None:
             item.name: tensors.add(getattr(candidates, item.name))
             for item in dataclasses.fields(candidates)
         },
-        "defenses": [dataclasses.asdict(one) for one in observation.defenses],
+        "defenses": [
+            {
+                "name": one.name,
+                "settings": dict(one.settings),
+                "channel": one.channel and one.channel.plain(),
+            }
+            for one in observation.defenses
+        ],
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -137,7 +145,14 @@ def unpack(folder: Path) -> Observation:
         candidates=None
         if asked is None
         else Candidates(**{name: tensors[key] for name, key in asked.items()}),
-        defenses=tuple(KnownDefense(**one) for one in head["defenses"]),
+        defenses=tuple(
+            KnownDefense(
+                one["name"],
+                one["settings"],
+                None if one["channel"] is None else Channel.from_plain(one["channel"]),
+            )
+            for one in head["defenses"]
+        ),
     )
 
 

@@ -9,6 +9,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedre_privacy.core.channels import (
+    NOTHING,
+    PLACES,
+    Bound,
+    Channel,
+    Masking,
+    Noise,
+    NoisySteps,
+    RandomRounding,
+    Rounding,
+    Smoothing,
+    Summed,
+    UnknownNoise,
+)
 from fedre_privacy.core.config import plain
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.types import (
@@ -30,6 +44,14 @@ from fedre_privacy.sealed.modules import EXTRACTOR, Held, Modules, Recipe
 from fedre_privacy.sealed.packing import HEAD, pack, unpack
 
 SHAPE = (1, 16, 16)
+EVERY_STEP = Channel(
+    each=(Bound(1.5),),
+    rows=(Bound(1.0), Masking(2.0), Noise(0.3, per_row=True), UnknownNoise(), RandomRounding(4)),
+    updates=(Noise(0.1, per_number=True), Masking()),
+    encoding=(Smoothing(0.1), Rounding(6)),
+    training=(NoisySteps(1.0, 0.5),),
+    round=(Summed(),),
+)
 
 
 def recipe(part: str = EXTRACTOR) -> Recipe:
@@ -62,7 +84,11 @@ def whole(model: nn.Module) -> Observation:
         candidates=Candidates(torch.rand(3, *SHAPE), torch.arange(3), torch.arange(3)),
         models=Modules({(1, 2): Held(recipe("model"), model.state_dict)}),
         images_per_target=3,
-        defenses=(KnownDefense("gaussian", {"clip": 1.0, "noise": 0.5}),),
+        defenses=(
+            KnownDefense("gaussian", {"clip": 1.0, "noise": 0.5}, EVERY_STEP),
+            KnownDefense("rap", {}, NOTHING),
+            KnownDefense("unsaid", {}),
+        ),
     )
 
 
@@ -90,6 +116,14 @@ def test_everything_comes_out_again(whole, model, tmp_path):
     assert not any(p.requires_grad for p in found.models[1, 2].parameters())
     assert found.aux is not None and found.aux.equal(whole.aux)
     assert found.candidates is not None and found.candidates.images.equal(whole.candidates.images)
+
+
+def test_a_channel_with_every_step_is_the_one_that_is_packed():
+    held = {type(step) for place in PLACES for step in EVERY_STEP.at(place)}
+    assert held == {kind for kinds in PLACES.values() for kind in kinds}
+    assert Channel.from_plain(json.loads(json.dumps(EVERY_STEP.plain()))) == EVERY_STEP
+    with pytest.raises(TypeError, match=r"Channel.encoding was given Bound.*; it holds Smoothing"):
+        Channel(encoding=(Bound(1.0),))
 
 
 def test_no_tensor_is_a_view_into_something_larger(whole, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.settings import NAIVE, AttackSettings
+from fedre_privacy.runs.settings import NAIVE, RECOVERED, AttackSettings
 
+from ..adaptation import Adaptation, adaptations, sentence
 from ..targets import KINDS, attack_seed
 
 NAMES = {
@@ -67,11 +68,7 @@ class Game:
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
-        declared = [defense.name for defense in self.run.settings.defense]
-        if declared:
-            naive = self.settings.evaluation.attacker == NAIVE
-            knows = "does not know" if naive else "knows"
-            attacker += f"; {self.settings.evaluation.attacker}: {knows} {', '.join(declared)}"
+        attacker += self._defended()
         oracles = sorted(threat.grants & ORACLES)
         if oracles:
             attacker += f". ORACLE: {', '.join(oracles)}"
@@ -84,6 +81,26 @@ class Game:
             "Target": named,
             "Unknown": self.unknown(),
         }
+
+    def adaptations(self) -> list[tuple[Adaptation, ...]]:
+        """What the attack makes of each declared defence; first the one that finds its targets."""
+        stages = [adaptations(self.settings.attack, self.observation)]
+        via = self.settings.via
+        if self.kind == RECOVERED and via is not None:
+            round = [upload for upload in self.observation.uploads if upload.round == self.round]
+            first = replace(self.observation, targets=only_kinds(round, set(via.consumes)))
+            stages.insert(0, adaptations(via, first))
+        return stages
+
+    def _defended(self) -> str:
+        """What is known of the defences, and what is made of them."""
+        declared = [defense.name for defense in self.run.settings.defense]
+        if self.settings.evaluation.attacker == NAIVE:
+            return f"; naive: does not know {', '.join(declared)}" if declared else ""
+        stages = [found for found in self.adaptations() if found]
+        if len(stages) < 2:
+            return "".join(f"; {sentence(found)}" for found in stages)
+        return "".join(f"; {found[0].attack} is {sentence(found)}" for found in stages)
 
     def unknown(self) -> str:
         """What is sought, with its size."""

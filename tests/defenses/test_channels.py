@@ -9,14 +9,16 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.mixtures.bounded import factors_that_agree
-from fedre_privacy.attacks.running.adaptive import (
-    Channel,
-    channel_of,
+from fedre_privacy.attacks.mixtures.linear import total_least_squares
+from fedre_privacy.attacks.running.channels import (
+    noise_std,
     objective_as_sent,
-    total_least_squares,
+    rows_sent_anew,
     update_as_sent,
+    upload_behind,
 )
 from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.core.channels import Noise
 from fedre_privacy.core.types import (
     THREAT_MODELS,
     EntangledRep,
@@ -27,7 +29,8 @@ from fedre_privacy.core.types import (
     Representations,
     Upload,
 )
-from fedre_privacy.defenses.base import defenses
+from fedre_privacy.defenses.base import Facts, defenses
+from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.entanglement.quantised import largest_remainder
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.attack import attack
@@ -51,11 +54,11 @@ def observed(targets, uploads=None, *, threat="strong", **others):
 
 
 def known(name, **settings):
-    """The declared fact of a defence with its default settings filled in."""
-    if name in defenses.names():
-        own = defenses.get(name)(**settings)
-        settings = {k: v for k, v in vars(own).items() if k != "name"}
-    return KnownDefense(name, settings)
+    """What is declared of a defence or a scheme."""
+    if name in schemes.names():
+        return KnownDefense(name, settings, schemes.get(name)(**settings).channel())
+    facts = Facts("fedgh", (Prototypes,), ((1,),), (1,), rounds=1)
+    return KnownDefense(name, settings, defenses.get(name)(**settings).channel(facts))
 
 
 def both(given, run):
@@ -382,12 +385,12 @@ def test_updates_are_bounded_and_masked_as_declared():
     wanted = [torch.tensor([0.6, 0.0]), torch.tensor([[0.8]])]
     found = [torch.tensor([3.0, 5.0]), torch.tensor([[4.0]])]
     sent = update_as_sent(
-        observed([], [], defenses=(known("prune", keep=0.6), known("clip", norm=1.0)))
+        observed([], [], defenses=(known("prune", keep=0.6), known("clip", norm=1.0))).channel
     )
     torch.testing.assert_close(sent(found, wanted), wanted)
-    doubled = update_as_sent(observed([], [], defenses=(known("mask", keep=0.5, rescale=True),)))
+    doubled = update_as_sent(known("mask", keep=0.5, rescale=True).channel)
     assert doubled(found, wanted)[0].tolist() == [6.0, 0.0]
-    assert update_as_sent(observed([], [])) is None
+    assert update_as_sent(observed([], []).channel) is None
 
 
 @pytest.mark.parametrize(("name", "settings"), [
@@ -399,10 +402,12 @@ def test_the_noise_that_an_attacker_expects_is_the_noise_that_is_added(name, set
     sent = made.defend(
         Prototypes(rows, torch.arange(4)), scene(kinds=(Prototypes,), rounds=1), rng()
     )
-    channel = Channel((known(name, **settings),), sent.means)
-    expected = channel.noise(channel.defenses[0])
+    channel = known(name, **settings).channel
+    (noise,) = [step for step in channel.rows if isinstance(step, Noise)]
+    expected = noise_std(noise, sent.means)
     assert float(sent.means.std()) == pytest.approx(expected, rel=0.05)
-    assert float(channel.drawn(rows, rng(1)).std()) == pytest.approx(expected, rel=0.05)
+    drawn = rows_sent_anew(channel, rows, sent.means, rng(1))
+    assert float(drawn.std()) == pytest.approx(expected, rel=0.05)
 
 
 def test_what_another_attack_recovered_was_not_defended():
@@ -411,10 +416,10 @@ def test_what_another_attack_recovered_was_not_defended():
         [Upload(0, 1, (Prototypes(rows, torch.tensor([0, 1])),))],
         defenses=(known("clip", norm=1.0),),
     )
-    assert channel_of(given, 0, 1, rows[1:]) is not None
-    assert channel_of(given, 0, 1, rows + 1e-3) is None
-    assert channel_of(given, 1, 1, rows) is None
-    assert channel_of(replace(given, defenses=()), 0, 1, rows) is None
+    assert upload_behind(given, 0, 1, rows[1:]) is rows
+    assert upload_behind(given, 0, 1, rows + 1e-3) is None
+    assert upload_behind(given, 1, 1, rows) is None
+    assert upload_behind(replace(given, defenses=()), 0, 1, rows) is None
 
 
 def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
@@ -436,6 +441,13 @@ def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
     assert fact.name == "gaussian" and fact.settings["noise"] > 0  # derived from epsilon
     assert naive.game.observation.defenses == ()
     assert aware.record["eval"]["attacker"] == "adaptive" and aware.folder != naive.folder
-    assert "adaptive: knows gaussian" in aware.game.lines()["Attacker"]
+    assert "; adaptive to gaussian (noise; not bound)" in aware.game.lines()["Attacker"]
+    assert aware.record["adaptation"] == [
+        {
+            "attack": "average", "defense": "gaussian", "described": True,
+            "used": ("noise",), "unused": ("bound",),
+        }
+    ]  # fmt: skip
+    assert naive.record["adaptation"] == []
     assert "naive: does not know gaussian" in naive.game.lines()["Attacker"]
     assert aware.outcome.rounds_used.max() == 3 and naive.outcome.rounds_used.max() == 1

@@ -1,0 +1,87 @@
+"""What an attack makes of each defence that clients declared, in words and for the record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedre_privacy.attacks.base import Attack, touched
+from fedre_privacy.core.channels import NOTHING, PLACES
+from fedre_privacy.core.types import Observation
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What one attack makes of one declared defence.
+
+    Args:
+        attack, defense: their names.
+        described: whether the defence describes its channel; no attack adapts to one that does not.
+        used: in words, the steps of its channel that the attack takes into account.
+        unused: those that its targets went through and that it does not take into account.
+    """
+
+    attack: str
+    defense: str
+    described: bool
+    used: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def adaptations(attack: Attack, observation: Observation) -> tuple[Adaptation, ...]:
+    """What an attack makes of every defence that it is told about, in order.
+
+    Left out are entanglement schemes whose upload is the mix that its encoding tells: there is
+    nothing to adapt to.
+    """
+    adapts, here = attack.adapts(observation), touched(observation)
+    out = []
+    for known in observation.defenses:
+        if known.channel is None:
+            out.append(Adaptation(attack.name, known.name, described=False))
+        elif known.channel != NOTHING:
+            used: dict[str, None] = {}
+            unused: dict[str, None] = {}
+            for place in PLACES:
+                for step in known.channel.at(place):
+                    if isinstance(step, adapts.get(place, ())):
+                        used[step.word] = None
+                    elif place in here:
+                        unused[step.word] = None
+            left = tuple(word for word in unused if word not in used)
+            out.append(Adaptation(attack.name, known.name, True, tuple(used), left))
+    return tuple(out)
+
+
+def sentence(found: Sequence[Adaptation]) -> str:
+    """Adaptations of one attack in words: what it adapts to, what it leaves aside, what is unsaid.
+
+    >>> sentence([Adaptation("dip", "gaussian", True, ("bound",), ("noise",))])
+    'adaptive to gaussian (bound; not noise)'
+    """
+    used = [one for one in found if one.used]
+    unused = [one for one in found if one.described and one.unused and not one.used]
+    apart = [one for one in found if one.described and not one.unused and not one.used]
+    silent = [one for one in found if not one.described]
+    parts = []
+    if used:
+        parts.append("adaptive to " + ", ".join(map(_partly, used)))
+    if unused:
+        pronoun = "it" if len(unused) == 1 else "them"
+        parts.append(f"knows {_names(unused)}, does not use {pronoun}")
+    if apart:
+        verb = "does" if len(apart) == 1 else "do"
+        parts.append(f"{_names(apart)} {verb} not act on its targets")
+    for one in silent:
+        parts.append(f"'{one.defense}' describes no channel: not adapted to")
+    return "; ".join(parts)
+
+
+def _partly(one: Adaptation) -> str:
+    if not one.unused:
+        return one.defense
+    return f"{one.defense} ({', '.join(one.used)}; not {', '.join(one.unused)})"
+
+
+def _names(found: Sequence[Adaptation]) -> str:
+    return ", ".join(one.defense for one in found)
