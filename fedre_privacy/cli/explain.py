@@ -9,8 +9,8 @@ from typing import Any
 
 from fedre_privacy.attacks.base import attacks, needed_for
 from fedre_privacy.core.config import Knob, knobs
-from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import THREAT_MODELS, Artifact, EntangledRep, ThreatModel
+from fedre_privacy.core.registry import Named
+from fedre_privacy.core.types import Artifact, EntangledRep, ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes
@@ -18,6 +18,7 @@ from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.observe import effective
+from fedre_privacy.play.questions.base import questions
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol, protocols
@@ -29,18 +30,20 @@ from fedre_privacy.runs.settings import (
     AttackSettings,
     TrainSettings,
 )
+from fedre_privacy.threats.base import threats
 
 from .output import Output
 
 Rows = list[dict[str, str]]
 
-REGISTRIES: tuple[tuple[str, Registry[Any]], ...] = (
+REGISTRIES: tuple[tuple[str, Named[Any]], ...] = (
     ("entanglement schemes", schemes),
     ("defences", defenses),
     ("data sets", datasets),
     ("partitions", partitions),
     ("architectures", architectures),
     ("metrics", metrics),
+    ("questions", questions),
 )
 
 
@@ -182,7 +185,8 @@ def list_all(output: Output) -> None:
             "rounds": model.rounds,
             "who": model.summary,
         }
-        for name, model in THREAT_MODELS.items()
+        for name in threats.names()
+        for model in (threats.get(name),)
     ]
     for rows in found.values():
         output.table(rows)
@@ -190,11 +194,12 @@ def list_all(output: Output) -> None:
     others: dict[str, list[str]] = {}
     for title, registry in REGISTRIES:
         others[title] = registry.names()
-        broken += [
-            f"{registry.what} {entry.name} ({entry.origin}): {entry.broken}"
-            for entry in registry.entries()
-            if entry.broken
-        ]
+    broken += [
+        f"{registry.what} {entry.name} ({entry.origin}): {entry.broken}"
+        for registry in (threats, *(registry for _, registry in REGISTRIES))
+        for entry in registry.entries()
+        if entry.broken
+    ]
     others["presets"] = list(presets())
     output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
     if broken:
@@ -278,6 +283,6 @@ def _obstacle(name: str, kinds: set[type[Artifact]], threat: ThreatModel) -> str
     lacking = sorted(needed - threat.grants)
     if not lacking:
         return ""
-    enough = next((n for n, t in THREAT_MODELS.items() if needed <= t.grants), None)
+    enough = next((n for n in threats.names() if needed <= threats.get(n).grants), None)
     remedy = f" (--threat {enough})" if enough else ""
     return f"no: needs {', '.join(lacking)}{remedy}"

@@ -407,50 +407,6 @@ class ThreatModel:
         return dataclasses.replace(self, grants=self.grants | frozenset(extra))
 
 
-THREAT_MODELS: dict[str, ThreatModel] = {
-    model.name: model
-    for model in (
-        ThreatModel(
-            "fedre-paper",
-            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD, Knowledge.TRAINING}),
-            "last",
-            "honest-but-curious server holding every client's extractor of the attacked round "
-            "(white box); no auxiliary images, no labels beyond those uploaded",
-            "FedRE (CVPR 2026), question 2: inversion with the client's extractor",
-        ),
-        ThreatModel(
-            "eavesdropper",
-            frozenset({Knowledge.UPLOADS}),
-            "all",
-            "somebody who reads the wire and holds no model",
-        ),
-        ThreatModel(
-            "realistic",
-            frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.TRAINING}),
-            "all",
-            "honest-but-curious server holding what the protocol gives it: uploads and the "
-            "global head, no client extractor",
-        ),
-        ThreatModel(
-            "strong",
-            frozenset(
-                {
-                    Knowledge.UPLOADS,
-                    Knowledge.EXTRACTOR,
-                    Knowledge.ALL_EXTRACTORS,
-                    Knowledge.HEAD,
-                    Knowledge.AUX_DATA,
-                    Knowledge.TRAINING,
-                }
-            ),
-            "all",
-            "server holding every client's extractor of every kept round, and auxiliary images "
-            "disjoint from every client's training data",
-        ),
-    )
-}
-
-
 # --- what an attack receives and returns -----------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from fedre_privacy.attacks.running.messages import messages_of
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Broadcast,
     ClassLogits,
     Counts,
@@ -36,6 +35,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.entanglement.base import Draw, schemes
+from fedre_privacy.threats.base import threats
 
 CLASSES = 6
 LABELS = torch.tensor([0] * 25 + [2] * 10 + [3] * 4 + [5])
@@ -55,7 +55,7 @@ def watch(
     """An observation whose targets are the last round's uploads."""
     last = max(upload.round for upload in uploads)
     return Observation(
-        threat=THREAT_MODELS[threat],
+        threat=threats.get(threat),
         targets=tuple(targets or [u for u in uploads if u.round == last]),
         uploads=tuple(uploads),
         broadcasts=tuple(broadcasts or ()),

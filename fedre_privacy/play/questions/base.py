@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
@@ -158,6 +159,11 @@ class Card(ABC):
 class Question(ABC):
     """What is asked of an attack, from the choice of targets to the score card."""
 
+    name: ClassVar[str] = ""
+    simulates: ClassVar[bool] = False
+    """Whether attacks on parameters answer it by computing as the clients did, which is refused
+    where a protocol hides how (`Protocol.unseen`)."""
+
     @abstractmethod
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         """Kinds of artifacts that the attack must be able to read."""
@@ -173,6 +179,9 @@ class Question(ABC):
     @abstractmethod
     def outcome(self) -> type[Outcome]:
         """What the attack returns, for reading a finished attack back."""
+
+
+questions: Registry[Question] = Registry("question", "fedre_privacy.play.questions")
 
 
 def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:

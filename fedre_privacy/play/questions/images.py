@@ -27,7 +27,7 @@ from fedre_privacy.runs.training import write_csv
 
 from ..observe import held_out, observe
 from ..targets import KINDS, TargetGroup, TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, kinds_of
+from .base import Card, Game, Measure, Question, kinds_of, questions
 from .recover import recover
 
 NOUNS = {
@@ -72,8 +72,11 @@ class ImageGame(Game):
         return lines
 
 
+@questions.register("images")
 class Images(Question):
     """Recover the images behind representations, prototypes, entangled vectors or updates."""
+
+    simulates = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         """What is attacked of an upload: representations, or else parameters and gradients."""

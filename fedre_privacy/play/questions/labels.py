@@ -23,7 +23,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Card, Game, Measure, Question, only_kinds, with_interval
+from .base import Card, Game, Measure, Question, only_kinds, questions, with_interval
 
 TITLES = {
     "jaccard": "support Jaccard",
@@ -50,6 +50,7 @@ class LabelGame(Game):
         return f"labels and sizes of {clients} clients; {self.observation.num_classes} classes"
 
 
+@questions.register("labels")
 class Labels(Question):
     """Infer the labels behind the uploads of every client."""
 

@@ -31,7 +31,17 @@ from fedre_privacy.runs.settings import RECOVERED, AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, is_uploaded, kinds_of, only_kinds, with_interval
+from .base import (
+    Card,
+    Game,
+    Measure,
+    Question,
+    is_uploaded,
+    kinds_of,
+    only_kinds,
+    questions,
+    with_interval,
+)
 from .candidates import by_image_alone, draw_candidates
 from .recover import recover
 
@@ -107,8 +117,11 @@ class MembershipGame(Game):
         )
 
 
+@questions.register("membership")
 class Membership(Question):
     """Tell training images from other images of the same classes."""
+
+    simulates = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         kinds = kinds_of(protocol, settings.target)

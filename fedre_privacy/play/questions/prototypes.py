@@ -29,7 +29,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Card, Game, Measure, Question, only_kinds, percent, with_interval
+from .base import Card, Game, Measure, Question, only_kinds, percent, questions, with_interval
 
 FLOORS = {
     "upload": "the client's own upload as the answer for each of its classes",
@@ -74,6 +74,7 @@ class PrototypeGame(Game):
         return f"{count} prototypes of {dim} values, of {clients} clients"
 
 
+@questions.register("prototypes")
 class PrototypesQuestion(Question):
     """Recover the class prototypes behind mixtures or head updates."""
 
