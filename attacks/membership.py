@@ -23,7 +23,7 @@ from fedre_privacy.core.types import (
     Representations,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .running.messages import Sent, asked_of, messages_of
 
@@ -66,6 +66,7 @@ class MembershipInference(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "membership"
     answers = "membership"
+    suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
     samples_per_class: int | None = knob(

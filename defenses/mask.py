@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import Defense, Scene, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
@@ -37,7 +37,7 @@ class Mask(Defense):
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         if self.fixed:
             rng = scene.of_run(f"mask {artifact.kind}")
-        if isinstance(artifact, VECTORS):
+        if is_one_of(type(artifact), VECTORS):
             return with_values(
                 artifact,
                 {

@@ -22,8 +22,8 @@ from fedre_privacy.core.types import (
     Knowledge,
     KnownDefense,
     LocalTraining,
-    ModelState,
     Observation,
+    Role,
     ThreatModel,
     Upload,
 )
@@ -42,7 +42,7 @@ from .targets import TargetSource
 
 def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> ThreatModel:
     """Add what the protocol itself hands over: who uploads whole models gives away extractors."""
-    if not any(issubclass(kind, ModelState) for kind in uploads):
+    if not any(Role.WHOLE in kind.roles for kind in uploads):
         return threat
     given = {Knowledge.EXTRACTOR, Knowledge.HEAD}
     if threat.rounds == "all":
@@ -168,7 +168,7 @@ def stale(
     if Knowledge.EXTRACTOR not in threat.grants:
         problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
         step = "Leave it out, or use --threat fedre-paper or strong."
-    elif any(issubclass(kind, ModelState) for kind in protocol.uploads):
+    elif any(Role.WHOLE in kind.roles for kind in protocol.uploads):
         problem = f"{asked}, but {protocol.name} uploads whole models: no extractor is ever old."
     elif staleness >= round:
         problem = f"{asked}, but round {round} is attacked: the oldest extractor is of round 1."
@@ -230,12 +230,14 @@ def _models(
         )
     found: dict[tuple[int, int], Held] = {}
     for broadcast in broadcasts:
-        sent = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
+        sent = [a for a in broadcast.artifacts if Role.WHOLE in a.roles]
         if broadcast.round != round or not sent:
             continue
         for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
             recipe = recipe_of(run, client)
-            found[client, round] = Held(recipe, partial(_with_buffers, recipe, sent[0].params))
+            found[client, round] = Held(
+                recipe, partial(_with_buffers, recipe, sent[0].parameters({}))
+            )
     return Modules(found)
 
 

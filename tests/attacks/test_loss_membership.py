@@ -25,7 +25,8 @@ from fedre_privacy.core.types import (
     HeadState,
     Knowledge,
     LocalTraining,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MembershipScores,
     ModelState,
     Observation,
@@ -189,11 +190,9 @@ def test_low_rank_and_small_models_are_read_like_whole_ones(kind):
     other = made()(world.observe([kind(parameters_of(m)) for m in models])).scores
     torch.testing.assert_close(whole, other)
     start = parameters_of(world.before)
-    for change in (True, False):
+    for packed, before in ((LowRankChange, 1), (LowRankModel, 0)):
         sent = [
-            LowRankUpdate(
-                pack({n: v - start[n] * change for n, v in parameters_of(m).items()}, 1.0)
-            )
+            packed(pack({n: v - start[n] * before for n, v in parameters_of(m).items()}, 1.0))
             for m in models
         ]
         found = made(score="difference")(world.observe(sent)).scores

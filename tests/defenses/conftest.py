@@ -14,7 +14,8 @@ from fedre_privacy.core.types import (
     EntangledRep,
     GradientState,
     HeadState,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     Mixture,
     ModelState,
@@ -52,7 +53,8 @@ def artifacts() -> dict[str, Artifact]:
         SmallModelState(_named(3)),
         GradientState(_named(4)),
         MatrixBlocks(torch.randn(2, 5, 5, generator=rng)),
-        LowRankUpdate({"w.dense": torch.randn(8, 4, generator=rng)}),
+        LowRankModel({"w.dense": torch.randn(8, 4, generator=rng)}),
+        LowRankChange({"w.dense": torch.randn(8, 4, generator=rng)}),
         Counts(torch.tensor([3])),
     ]
     return {artifact.kind: artifact for artifact in made}

@@ -8,7 +8,7 @@ import pytest
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     Counts,
-    LowRankUpdate,
+    LowRankChange,
     ModelState,
     Prototypes,
     RepStatistic,
@@ -128,7 +128,7 @@ def test_the_record_is_plain_and_gives_the_noise_away(facts):
     [
         ([dataclasses.replace(GAUSSIAN, delta=0.1)], {}, "with 10 clients it must be below 1/10"),
         ([dataclasses.replace(DP, delta=0.02)], FEDAVG, "with 100 records"),
-        ([GAUSSIAN], {"protocol": "fedkd", "kinds": (LowRankUpdate,)}, "nothing to add noise to"),
+        ([GAUSSIAN], {"protocol": "fedkd", "kinds": (LowRankChange,)}, "nothing to add noise to"),
         ([FOR_RECORD], FEDAVG, "Use dp-sgd for what is trained"),
         ([GAUSSIAN], {**FEDAVG, "buffers": True}, "running variances"),
         ([GAUSSIAN, make("laplace", clip=1.0)], {}, "both add noise to uploads"),

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload
+from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation.recorder import read_messages
@@ -226,7 +226,7 @@ def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[U
         Upload(
             u.client,
             u.round,
-            tuple(a for a in u.artifacts if isinstance(a, tuple(kinds))),
+            tuple(a for a in u.artifacts if is_read_as(type(a), kinds)),
             u.counterfactual,
         )
         for u in uploads
