@@ -72,7 +72,7 @@ def _parts(
     if settings is not None:
         yield f"attack {settings.attack.name}", "attack", settings.attack, True
     yield f"protocol {training.protocol.name}", "protocol", training.protocol, True
-    scheme = getattr(training.protocol, "entanglement", None)
+    scheme = training.protocol.scheme()
     if scheme is not None:
         yield f"entanglement scheme {scheme.name}", "protocol.entanglement", scheme, True
     for defense in training.defense:

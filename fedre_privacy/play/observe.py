@@ -195,10 +195,8 @@ def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
     A scheme that wraps another is followed by it.
     """
     found = [_known(settings) for settings in run.record.get("defense", ())]
-    scheme = getattr(run.settings.protocol, "entanglement", None)
-    while scheme is not None:
-        found.append(_known(plain_plugin(scheme)))
-        scheme = getattr(scheme, "base", None)
+    scheme = run.settings.protocol.scheme()
+    found += [_known(plain_plugin(layer)) for layer in (scheme.layers() if scheme else ())]
     return tuple(found)
 
 
@@ -210,7 +208,7 @@ def _training(run: Run) -> LocalTraining:
     training = run.settings.train
     sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
     sizes[AGGREGATE] = sum(sizes.values())
-    lr = getattr(run.settings.protocol, "student_lr", training.lr)
+    lr = run.settings.protocol.shared_lr(training.lr)
     return LocalTraining(lr, training.epochs, training.batch_size, sizes)
 
 
@@ -218,7 +216,7 @@ def _models(
     run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
 ) -> Modules:
     """Whole models as clients started the round, where broadcasts hold all parameters."""
-    small = getattr(run.settings.protocol, "small", None)
+    small = run.settings.protocol.shared_model()
     if small is not None:
         states = small_states_before(run, small, clients, round)
         recipe = recipe_of(run, 0, settings=small)

@@ -14,6 +14,7 @@ from fedre_privacy.blocks.averaging import State, weighted_mean
 from fedre_privacy.blocks.compression import pack
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Emission, LowRankChange, LowRankModel, SmallModelState, Upload
 from fedre_privacy.models.families import ModelSettings
@@ -59,6 +60,11 @@ class FedKD(Protocol):
     student_lr: float = knob(0.01, help="student step size", gt=0)
     small: ModelSettings = section(ModelSettings(), help="the student")
 
+    shared_model = small_model.shared_model
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return Exchange(None, None)  # ranks follow from what is learnt
+
     def __post_init__(self) -> None:
         if self.compress == "params":
             self.declare(LowRankModel)
@@ -103,6 +109,9 @@ class FedKD(Protocol):
 
     def learning_rates(self, client: Client, lr: float) -> Sequence[float]:
         return (lr, self.student_lr, lr)
+
+    def shared_lr(self, lr: float) -> float:
+        return self.student_lr
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         student = small_model.small(client)
