@@ -167,7 +167,7 @@ def mismatch(
     """
     needed = needed_for(attack, kinds)
     problems = []
-    unread = [kind for kind in kinds if not reads(attack, kind)]
+    unread = [kind for kind in kinds if not can_read(attack, kind)]
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
@@ -185,7 +185,7 @@ def mismatch(
     return problems
 
 
-def reads(attack: Attack | type[Attack], kind: type[Artifact]) -> bool:
+def can_read(attack: Attack | type[Attack], kind: type[Artifact]) -> bool:
     """Whether an attack reads a kind of artifact: it names it, or one that the kind is like."""
     return is_read_as(kind, attack.consumes)
 
@@ -209,7 +209,7 @@ def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Art
     """The attacks that read some of these kinds: name to the kinds that it reads."""
     ordered = sorted(set(kinds), key=lambda one: one.__name__)
     found = {
-        name: [kind for kind in ordered if reads(attacks.get(name), kind)]
+        name: [kind for kind in ordered if can_read(attacks.get(name), kind)]
         for name in attacks.names()
     }
     return {name: read for name, read in found.items() if read}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedre_privacy.attacks.base import RECOVERED, attacks, needed_for, reads
+from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Named
 from fedre_privacy.core.types import Artifact, EntangledRep, ThreatModel
@@ -270,7 +270,7 @@ def _targets(protocol: Protocol) -> list[tuple[str, set[type[Artifact]], str]]:
 def _asks(name: str, target: str, kinds: set[type[Artifact]]) -> bool:
     """Whether an attack is for a target: it reads its artifacts, and answers that question."""
     attack = attacks.get(name)
-    reads = [kind for kind in kinds if reads(attack, kind)]
+    reads = [kind for kind in kinds if can_read(attack, kind)]
     if attack.answers == "images":
         return target != "uploaded" and len(reads) == len(kinds)
     return target == "uploaded" and bool(reads)

@@ -13,7 +13,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, attacks, mismatch, needed_for, readers_of_any, reads
+from fedre_privacy.attacks.base import (
+    Context,
+    attacks,
+    can_read,
+    mismatch,
+    needed_for,
+    readers_of_any,
+)
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -165,7 +172,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             for text in mismatch(settings.via, threat, set(settings.via.consumes))
             if "needs" in text
         ]
-        if not any(reads(settings.via, kind) for kind in protocol.uploads):
+        if not any(can_read(settings.via, kind) for kind in protocol.uploads):
             problems.append(
                 f"Attack '{settings.via.name}', which would recover the prototypes, reads "
                 f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "

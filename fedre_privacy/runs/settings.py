@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, reads
+from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
@@ -356,5 +356,5 @@ def resolve_attack(
 def _usual_attack(target: str, uploads: Collection[type[Artifact]]) -> str:
     """The attack for a target where none is named."""
     names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
-    able = [n for n in names if any(reads(attacks.get(n), kind) for kind in uploads)]
+    able = [n for n in names if any(can_read(attacks.get(n), kind) for kind in uploads)]
     return (able or names)[0]

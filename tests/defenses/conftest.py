@@ -87,7 +87,7 @@ def facts() -> Callable[..., Facts]:
     def make(**changes) -> Facts:
         values = {
             "protocol": "fedre", "kinds": (EntangledRep,), "class_counts": ((50, 50),) * 10,
-            "participations": (100,) * 10, "rounds": 100, **changes,
+            "participations": (100,) * 10, "rounds": 100, "training_only": True, **changes,
         }  # fmt: skip
         return Facts(**values)
 

@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "runs", "play", "study", "pages", "reproduction", "core", "attacks.base", "data.base",
         "entanglement.base", "eval.metrics.base", "models.zoo", "partition.base",
-        "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
+        "protocols.base", "defenses.base", "presets", "sealed.door", "threats", "blocks.traffic",
     },
     "api": {"runs", "play", "study", "pages", "core", "cli", "eval.report", "sealed.door"},
 }  # fmt: skip

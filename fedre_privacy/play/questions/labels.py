@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import attacks, readers, reads
+from fedre_privacy.attacks.base import attacks, can_read, readers
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Artifact, LabelEstimate
 from fedre_privacy.core.units import plural
@@ -55,7 +55,7 @@ class Labels(Question):
     """Infer the labels behind the uploads of every client."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if reads(settings.attack, k)}
+        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
         return readable or set(protocol.uploads)
 
     def outcome(self) -> type[LabelEstimate]:

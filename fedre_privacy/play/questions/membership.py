@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED, needed_for, reads
+from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.running.messages import asked_of
 from fedre_privacy.core.types import (
@@ -125,7 +125,7 @@ class Membership(Question):
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         kinds = kinds_of(protocol, settings.target)
-        readable = {k for k in kinds if reads(settings.attack, k)}
+        readable = {k for k in kinds if can_read(settings.attack, k)}
         return readable or kinds
 
     def outcome(self) -> type[MembershipScores]:

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import reads
+from fedre_privacy.attacks.base import can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
@@ -80,7 +80,7 @@ class PrototypesQuestion(Question):
     """Recover the class prototypes behind mixtures or head updates."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if reads(settings.attack, k)}
+        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
         return readable or set(protocol.uploads)
 
     def outcome(self) -> type[RecoveredPrototypes]:
