@@ -81,7 +81,7 @@ SIZES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EIGHTEEN)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fedsgd"])
 def test_learns(world, name):
     """Six rounds on digits, three clients: at the headline moment well above chance (0.1)."""
     train = {"rounds": 6, "eval_every": 6, "batch_size": 8, "lr": 0.1, "epochs": 2}
