@@ -12,7 +12,8 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     GradientState,
     Knowledge,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     ModelState,
     Observation,
     Reconstruction,
@@ -48,7 +49,7 @@ class Analytic(Attack):
                 recovers the input of their last layer.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)
+    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
 

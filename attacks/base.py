@@ -23,9 +23,14 @@ from fedre_privacy.core.types import (
     Observation,
     Outcome,
     ThreatModel,
+    is_read_as,
 )
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
+
+
+RECOVERED = "recovered-prototypes"
+"""The target of attacks on what another attack has recovered."""
 
 
 class Shelf(Protocol):
@@ -60,6 +65,29 @@ class Context:
     shelf: Shelf = EmptyShelf()  # noqa: RUF009
 
 
+@dataclass(frozen=True)
+class SuiteEntry:
+    """One use of an attack in the suite that a benchmark runs unless it is told which.
+
+    Args:
+        reads: the kind of upload for which it is run.
+        threat: name of the threat model.
+        target: what is attacked, as for ``--target``.
+        place: entries run in ascending order. Built-in ones: 10 prototypes, 20 and 30 images, 40
+            images of updates, 50 membership, 60 labels.
+        via: the attack that recovers the prototypes which are attacked, for target
+            ``recovered-prototypes``; empty: the usual one.
+        fewest_first: attack the targets that were made of the fewest images.
+    """
+
+    reads: type[Artifact]
+    threat: str
+    target: str = "uploaded"
+    place: int = 100
+    via: str = ""
+    fewest_first: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """Base of all attacks. Authors write `run`; calling an attack adds the checks."""
@@ -74,9 +102,11 @@ class Attack:
     recovers: ClassVar[str] = ""
     """What it returns, in words."""
     answers: ClassVar[str] = "images"
-    """The question it answers: images, prototypes, labels or membership."""
+    """The question it answers: images, prototypes, labels, membership or a plugin's."""
     adapts_to: ClassVar[StepsAt] = {}
     """Steps of declared channels that it takes into account, by the place where they act."""
+    suite: ClassVar[tuple[SuiteEntry, ...]] = ()
+    """How a benchmark uses it by default; empty: only where it is asked for."""
 
     @property
     def required(self) -> frozenset[Knowledge]:
@@ -177,7 +207,7 @@ def mismatch(
     """
     needed = needed_for(attack, kinds)
     problems = []
-    unread = [kind for kind in kinds if not issubclass(kind, attack.consumes)]
+    unread = [kind for kind in kinds if not can_read(attack, kind)]
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
@@ -195,12 +225,18 @@ def mismatch(
     return problems
 
 
+def can_read(attack: Attack | type[Attack], kind: type[Artifact]) -> bool:
+    """Whether an attack reads a kind of artifact: it names it, or one that the kind is like."""
+    return is_read_as(kind, attack.consumes)
+
+
 def needed_for(
     attack: Attack | type[Attack], kinds: Collection[type[Artifact]]
 ) -> frozenset[Knowledge]:
     """Knowledge that an attack cannot do without when it reads these kinds."""
     needed = attack.needs if isinstance(attack, type) else attack.required
-    more = [known for kind, known in attack.needs_for.items() if kind in kinds]
+    alike = {one for kind in kinds for one in (kind, *kind.like)}
+    more = [known for kind, known in attack.needs_for.items() if kind in alike]
     return needed.union(*more)
 
 
@@ -213,7 +249,7 @@ def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Art
     """The attacks that read some of these kinds: name to the kinds that it reads."""
     ordered = sorted(set(kinds), key=lambda one: one.__name__)
     found = {
-        name: [kind for kind in ordered if issubclass(kind, attacks.get(name).consumes)]
+        name: [kind for kind in ordered if can_read(attacks.get(name), kind)]
         for name in attacks.names()
     }
     return {name: read for name, read in found.items() if read}

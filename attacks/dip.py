@@ -13,14 +13,16 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     EntangledRep,
+    HeadState,
     Knowledge,
+    ModelState,
     Observation,
     Prototypes,
     Reconstruction,
     Representations,
 )
 
-from .base import Attack, Context, attacks
+from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
 from .inversion.optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, imitate
 from .inversion.solve import invert
@@ -61,6 +63,13 @@ class DeepImagePrior(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
     adapts_to = ROWS_COMPARED
+    suite = (
+        SuiteEntry(Representations, "fedre-paper", place=20),
+        SuiteEntry(Prototypes, "fedre-paper", place=20, fewest_first=True),
+        SuiteEntry(EntangledRep, "strong", RECOVERED, 20, fewest_first=True),
+        SuiteEntry(HeadState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(ModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+    )
 
     steps: int = knob(300, help="optimiser steps", ge=1)
     lr: float = knob(0.02, help="Adam step size", gt=0)

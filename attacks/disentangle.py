@@ -29,7 +29,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.core.units import plural
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, Images, align, aligned, error_models, images_of
 from .mixtures.bounded import expected_factors, factors_that_agree
@@ -113,6 +113,7 @@ class Disentangle(Attack):
         "rows": (Bound, Masking, Noise, UnknownNoise, RandomRounding),
         "encoding": (Smoothing, Rounding),
     }
+    suite = (SuiteEntry(EntangledRep, "strong", place=10),)
 
     solver: str = knob("auto", help="how mixtures are solved", choices=SOLVERS)
     rounds: int | None = knob(None, help="latest rounds used; none: all", unit="rounds", ge=1)

@@ -24,7 +24,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
@@ -72,6 +72,10 @@ class HeadUpdate(Attack):
     recovers = "prototypes"
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
+    suite = (
+        SuiteEntry(HeadState, "fedre-paper", place=10),
+        SuiteEntry(ModelState, "fedre-paper", place=10),
+    )
 
     method: str = knob("combined", help="how class means are found", choices=METHODS)
     length: float = knob(

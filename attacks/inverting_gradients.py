@@ -11,14 +11,15 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     GradientState,
     Knowledge,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     ModelState,
     Observation,
     Reconstruction,
     SmallModelState,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import Match, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
@@ -55,10 +56,11 @@ class InvertingGradients(SignedSearch, Attack):
                 compares batches image by image.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankUpdate)
+    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     adapts_to = UPDATES_COMPARED
+    suite = (SuiteEntry(GradientState, "fedre-paper", "update", 40),)
 
     keep: int | None = knob(None, help="compare only so many largest parameters; none: all", ge=1)
     masked: bool = knob(False, help="compare only coordinates that were sent (not zero)")

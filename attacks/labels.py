@@ -21,7 +21,8 @@ from fedre_privacy.core.types import (
     HeadState,
     Knowledge,
     LabelEstimate,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     ModelState,
     Observation,
     Prototypes,
@@ -29,7 +30,7 @@ from fedre_privacy.core.types import (
     SmallModelState,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_changes import (
     even_response,
     head_of,
@@ -79,12 +80,16 @@ class LabelInference(Attack):
         ModelState,
         HeadState,
         SmallModelState,
-        LowRankUpdate,
+        LowRankModel,
+        LowRankChange,
     )
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "labels"
     answers = "labels"
     adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
+    suite = tuple(
+        SuiteEntry(kind, "realistic", place=60) for kind in consumes if kind is not Counts
+    )
 
     scheme: str = knob(
         "auto", help="entanglement scheme behind the encodings, where known", choices=SCHEMES
@@ -112,7 +117,12 @@ class LabelInference(Attack):
         clients, rows, notes = [], [], []
         for client, kinds in messages_of(observation).items():
             scene = _Scene(self, observation, client, received_by(observation, client))
-            read = [(kind, readers[kind](kinds[kind], scene)) for kind in readers if kind in kinds]
+            read = [
+                (kind, reader(sent, scene))
+                for like, reader in readers.items()
+                for kind, sent in kinds.items()
+                if like in (kind, *kind.like)
+            ]
             clients.append(client)
             rows.append(_joined([reading for _, reading in read], observation.num_classes))
             notes += [f"client {client}: {kind.__name__}: {r.note}." for kind, r in read if r.note]
@@ -347,6 +357,7 @@ READERS: dict[type[Artifact], Reader] = {
     ModelState: _changes(ModelState),
     HeadState: _changes(HeadState),
     SmallModelState: _changes(SmallModelState, own_loss=False),
-    LowRankUpdate: _updates,
+    LowRankModel: _changes(LowRankModel, own_loss=False),
+    LowRankChange: _updates,
 }
 """How each kind is read, the most exact first."""

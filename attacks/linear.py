@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 from fedre_privacy.core.types import (
     EntangledRep,
+    HeadState,
     Knowledge,
+    ModelState,
     Observation,
     Prototypes,
     Reconstruction,
     Representations,
 )
 
-from .base import Attack, Context, attacks
+from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .inversion.amortised import linear_answers
 from .inversion.linear_map import Linear
 from .running.channels import ROWS_REPEATED
@@ -42,6 +44,13 @@ class LinearDecoder(Linear, Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
     adapts_to = ROWS_REPEATED
+    suite = (
+        SuiteEntry(Representations, "strong", place=30),
+        SuiteEntry(Prototypes, "strong", place=30, fewest_first=True),
+        SuiteEntry(EntangledRep, "strong", RECOVERED, 30, fewest_first=True),
+        SuiteEntry(HeadState, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
+    )
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         return linear_answers(observation, context, self)

@@ -11,10 +11,21 @@ from torch import Tensor
 
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Artifact, HeadState, Knowledge, MembershipScores, Observation
+from fedre_privacy.core.types import (
+    Artifact,
+    GradientState,
+    HeadState,
+    Knowledge,
+    LowRankChange,
+    LowRankModel,
+    MembershipScores,
+    ModelState,
+    Observation,
+    SmallModelState,
+)
 
-from .base import Attack, Context, attacks
-from .gradient.sent_models import READ, exchanges, losses, settle
+from .base import Attack, Context, SuiteEntry, attacks
+from .gradient.sent_models import exchanges, losses, settle
 from .running.messages import asked_of
 
 LOSS, DIFFERENCE, REFERENCE = "loss", "difference", "reference"
@@ -45,13 +56,28 @@ class LossMembership(Attack):
     Deviations: models of other clients of the round stand in for reference models trained for it.
     """
 
-    consumes = READ
+    consumes = (
+        ModelState,
+        SmallModelState,
+        LowRankModel,
+        LowRankChange,
+        GradientState,
+        HeadState,
+    )
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         HeadState: frozenset({Knowledge.EXTRACTOR})
     }
     recovers = "membership"
     answers = "membership"
+    suite = (
+        SuiteEntry(ModelState, "realistic", "membership", 50),
+        SuiteEntry(SmallModelState, "realistic", "membership", 50),
+        SuiteEntry(LowRankModel, "realistic", "membership", 50),
+        SuiteEntry(LowRankChange, "realistic", "membership", 50),
+        SuiteEntry(GradientState, "realistic", "membership", 50),
+        SuiteEntry(HeadState, "fedre-paper", "membership", 50),  # needs the extractor
+    )
 
     score: str = knob(
         "auto",

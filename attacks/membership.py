@@ -25,7 +25,7 @@ from fedre_privacy.core.types import (
     Representations,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .running.messages import Sent, asked_of, messages_of
 
@@ -69,6 +69,7 @@ class MembershipInference(Attack):
     recovers = "membership"
     answers = "membership"
     adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
+    suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
     samples_per_class: int | None = knob(

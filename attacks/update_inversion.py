@@ -9,14 +9,15 @@ from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import (
     Knowledge,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     ModelState,
     Observation,
     Reconstruction,
     SmallModelState,
 )
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import Match, Simulate, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
@@ -49,10 +50,11 @@ class UpdateInversion(SignedSearch, Attack):
                 momentum and weight decay are not simulated, the cosine absorbs them in part.
     """
 
-    consumes = (ModelState, SmallModelState, LowRankUpdate)
+    consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
     adapts_to = UPDATES_COMPARED
+    suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)
 
     unroll: int = knob(10, help="most local steps re-run; above, one gradient is matched", ge=1)
     save_memory: bool = knob(False, help="recompute local steps in place of keeping them")

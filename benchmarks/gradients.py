@@ -38,7 +38,6 @@ from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
 from fedre_privacy.attacks.running.graphs import recorder_for
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     GradientState,
     LocalTraining,
     Mixture,
@@ -57,6 +56,7 @@ from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import Normalise
+from fedre_privacy.threats.base import threats
 
 CLASSES = 10
 BN = "eval"
@@ -236,7 +236,7 @@ def observe(
     models = [model] * len(artifacts) if isinstance(model, nn.Module) else model
     targets = tuple(Upload(client, 1, (a.detached(),)) for client, a in enumerate(artifacts))
     return Observation(
-        threat=THREAT_MODELS["realistic"],
+        threat=threats.get("realistic"),
         targets=targets,
         uploads=targets,
         broadcasts=(),

@@ -65,7 +65,6 @@ from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Observation,
     Outcome,
     Reconstruction,
@@ -75,6 +74,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.photos import Photos
 from fedre_privacy.models.families import ModelSettings, build_model
+from fedre_privacy.threats.base import threats
 
 PARTS = ("ratio", "limits", "memory", "profile", "stacking", "whole", "decoder")
 EXTRACTORS, PAIRS = 10, 200
@@ -101,7 +101,7 @@ def observation(count: int, size: int, architecture: str, device: torch.device) 
         reps = torch.cat([model.extractor(piece) for piece in images.split(32)])
     upload = Upload(0, 1, (Representations(reps, torch.zeros(count, dtype=torch.int64)),))
     return Observation(
-        threat=THREAT_MODELS["fedre-paper"],
+        threat=threats.get("fedre-paper"),
         targets=(upload,),
         uploads=(),
         broadcasts=(),

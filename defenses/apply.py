@@ -6,26 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Artifact,
-    Emission,
-    HeadState,
-    MatrixBlocks,
-    ModelState,
-    SmallModelState,
-    Upload,
-)
+from fedre_privacy.core.types import Artifact, Emission, Role, Upload, is_one_of
 
-from .base import SENT_ONCE, Defense, Scene, Trainer
-from .values import COLLECTED
-
-STARTED_FROM: tuple[type[Artifact], ...] = (ModelState, HeadState, SmallModelState, MatrixBlocks)
-"""Kinds that a client overwrites its own with when it receives them."""
+from .base import Defense, Scene, Trainer
 
 
 def trainer_of(defenses: Sequence[Defense]) -> Trainer | None:
@@ -74,26 +61,16 @@ def collecting(extractor: nn.Module, defenses: Sequence[Defense]) -> Iterator[Co
 
 def received(kind: type[Artifact], artifact: Artifact, message: Sequence[Artifact]) -> Any:
     """The parameters of a kind that a message gave to the client, in the artifact's shapes."""
-    if not issubclass(kind, STARTED_FROM):
+    if Role.STARTED_FROM not in kind.roles:
         return None
     shapes = {name: value.shape for name, value in artifact.tensors().items()}
     for sent in message:
         if type(sent) is not kind:
             continue
-        if isinstance(sent, MatrixBlocks) and isinstance(artifact, MatrixBlocks):
-            sent = _regrouped(sent, len(artifact.blocks))
+        sent = sent.fitted(artifact)
         if {name: value.shape for name, value in sent.tensors().items()} == shapes:
             return sent
     return None
-
-
-def _regrouped(sent: MatrixBlocks, count: int) -> MatrixBlocks:
-    """The diagonal blocks of a block-diagonal matrix for another number of blocks."""
-    matrix = torch.block_diag(*sent.blocks)
-    size = len(matrix) // count
-    return MatrixBlocks(
-        torch.stack([matrix[i : i + size, i : i + size] for i in range(0, size * count, size)])
-    )
 
 
 def defended(
@@ -116,20 +93,22 @@ def defended(
     """
     artifact = emission.artifact
     for place, defense in enumerate(defenses):
-        if defense.represent() is not None and isinstance(artifact, COLLECTED) and passes == 0:
+        collected = Role.COLLECTED in artifact.roles
+        if defense.represent() is not None and collected and passes == 0:
             raise IncompatibleError(
                 f"Defence '{defense.name}' bounds representations where an upload is made of them, "
                 f"but protocol '{scene.protocol}' collected those of client {scene.client} "
                 "elsewhere.",
                 next_step="Bound what is sent instead (unit=client, or where=upload).",
             )
-        if not isinstance(artifact, defense.acts_on):
+        if not is_one_of(type(artifact), defense.acts_on):
             continue
-        if defense.adds_noise and isinstance(artifact, SENT_ONCE) != (scene.round == 0):
+        once = Role.ONCE in artifact.roles
+        if defense.adds_noise and once != (scene.round == 0):
             raise IncompatibleError(
                 f"Protocol '{scene.protocol}' sent {type(artifact).__name__} in round "
                 f"{scene.round}; the accounting of defence '{defense.name}' expects it "
-                + ("before the first round only." if isinstance(artifact, SENT_ONCE) else "later.")
+                + ("before the first round only." if once else "later.")
             )
         rng = stream(
             scene.seed,

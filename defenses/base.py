@@ -17,14 +17,9 @@ from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain_plugin
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Artifact, Counts, Mixture, RepStatistic, Upload
+from fedre_privacy.core.types import Artifact, Mixture, Role, Upload, is_one_of
 
 defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
-
-UNPROTECTED: tuple[type[Artifact], ...] = (Counts,)
-"""Kinds that no defence touches; every statement lists them."""
-SENT_ONCE: tuple[type[Artifact], ...] = (RepStatistic,)
-"""Kinds sent once, before the first round, and never again; all others are sent every round."""
 
 CLIENT, RECORD = "client", "record"
 """Whose data a guarantee hides: everything of one client, or one training sample."""
@@ -71,6 +66,8 @@ class Facts:
         participations: rounds in which each client takes part.
         rounds, epochs, batch_size: of the training. local_steps: batches of a round, or None.
         buffers: whether BatchNorm's running statistics are sent with the parameters.
+        training_only: clients use their data in local training and in what they upload, only.
+        summing: protocols whose server can do with sums, for a refusal to name.
         model: client number to its model, on any device (also ``meta``).
     """
 
@@ -84,6 +81,8 @@ class Facts:
     local_steps: int | None = None
     buffers: bool = False
     sums: str = ""
+    training_only: bool = False
+    summing: tuple[str, ...] = ()
     model: Callable[[int], nn.Module] | None = None
 
     @property
@@ -99,12 +98,12 @@ class Facts:
 
 def valued(kinds: Iterable[type[Artifact]]) -> tuple[type[Artifact], ...]:
     """Leave out the kinds that no defence touches."""
-    return tuple(kind for kind in kinds if not issubclass(kind, UNPROTECTED))
+    return tuple(kind for kind in kinds if Role.OPEN not in kind.roles)
 
 
 def uses(kinds: Iterable[type[Artifact]], rounds: int) -> int:
     """Count the artifacts with values that a client sends in so many rounds."""
-    return sum(1 if issubclass(kind, SENT_ONCE) else rounds for kind in valued(kinds))
+    return sum(1 if Role.ONCE in kind.roles else rounds for kind in valued(kinds))
 
 
 @dataclass(frozen=True)
@@ -179,18 +178,19 @@ class Defense:
     """Base of all defences. Authors write `defend`, or `represent`, or `trainer`."""
 
     name: ClassVar[str] = ""
-    acts_on: ClassVar[tuple[type[Artifact], ...]] = ()
-    """Kinds of artifacts that `defend` changes; it is given no others."""
+    acts_on: ClassVar[tuple[type[Artifact] | Role, ...]] = ()
+    """Kinds of artifacts that `defend` changes, or their roles; it is given no others."""
     adds_noise: ClassVar[bool] = False
     """Whether it claims a guarantee for what `defend` returns."""
 
     def check(self, facts: Facts) -> list[str]:
         """Return every reason why this defence cannot be used in a federation."""
         sent = facts.valued
-        if not self.acts_on or any(issubclass(kind, self.acts_on) for kind in sent):
+        if not self.acts_on or any(is_one_of(kind, self.acts_on) for kind in sent):
             return []
         listed = ", ".join(kind.__name__ for kind in sent) or "nothing"
-        known = ", ".join(kind.__name__ for kind in self.acts_on)
+        every = Artifact.kinds.values()
+        known = ", ".join(kind.__name__ for kind in every if is_one_of(kind, self.acts_on))
         return [
             f"Defence '{self.name}' acts on {known}; protocol '{facts.protocol}' sends {listed}. "
             "Leave it out, or choose a protocol that sends one of these."

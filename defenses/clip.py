@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import Defense, Facts, Scene, defenses
 from .values import BOUNDED, COLLECTED, clip_rows, clipped
@@ -43,7 +43,7 @@ class Clip(Defense):
 
     def check(self, facts: Facts) -> list[str]:
         kinds = COLLECTED if self.where == "representation" else BOUNDED
-        if any(issubclass(kind, kinds) for kind in facts.valued):
+        if any(is_one_of(kind, kinds) for kind in facts.valued):
             return []
         sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
         return [

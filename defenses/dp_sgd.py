@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import LowRankUpdate
+from fedre_privacy.core.types import Role, is_one_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Samples, Trainer, defenses
@@ -123,7 +123,7 @@ class DPSGD(Defense):
             delta=self.delta,
             releases=tuple(releases),
             pure=(0.0,) * facts.clients,
-            covers=tuple(k for k in facts.valued if issubclass(k, (*TRAINED, LowRankUpdate))),
+            covers=tuple(k for k in facts.valued if is_one_of(k, (*TRAINED, Role.PACKED))),
             assumptions=(
                 "one record is added or removed; batches are Poisson samples that stay secret",
                 "the noise is secret (here it comes from the run's seed) and exact (here floating "

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, is_one_of
 
 from .accounting import gdp_mu
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Scene, defenses, uses
@@ -103,7 +103,7 @@ class Gaussian(Defense):
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
-        if not isinstance(artifact, covered(self.unit)):
+        if not is_one_of(type(artifact), covered(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
@@ -114,7 +114,7 @@ class Gaussian(Defense):
 
     def cost(self, facts: Facts) -> PrivacyCost:
         z = self.multiplier(facts.kinds, facts.rounds)
-        kinds = tuple(k for k in facts.valued if issubclass(k, covered(self.unit)))
+        kinds = tuple(k for k in facts.valued if is_one_of(k, covered(self.unit)))
         return PrivacyCost(
             unit=self.unit,
             delta=self.delta,

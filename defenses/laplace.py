@@ -13,7 +13,7 @@ from torch import Tensor
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Scene, defenses, uses
 from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities
@@ -60,7 +60,7 @@ class Laplace(Defense):
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
-        if not isinstance(artifact, covered(self.unit)):
+        if not is_one_of(type(artifact), covered(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
@@ -78,7 +78,7 @@ class Laplace(Defense):
         return noisy(artifact, scales, draw)
 
     def cost(self, facts: Facts) -> PrivacyCost:
-        kinds = tuple(k for k in facts.valued if issubclass(k, covered(self.unit)))
+        kinds = tuple(k for k in facts.valued if is_one_of(k, covered(self.unit)))
         return PrivacyCost(
             unit=self.unit,
             delta=0.0,

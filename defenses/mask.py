@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import Defense, Facts, Scene, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
@@ -38,7 +38,7 @@ class Mask(Defense):
     def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
         if self.fixed:
             rng = scene.of_run(f"mask {artifact.kind}")
-        if isinstance(artifact, VECTORS):
+        if is_one_of(type(artifact), VECTORS):
             return with_values(
                 artifact,
                 {

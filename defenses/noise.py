@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
-from fedre_privacy.core.types import Artifact
+from fedre_privacy.core.types import Artifact, Role, is_one_of
 
 from .base import CLIENT, Defense, Facts, Scene
 from .values import (
@@ -30,8 +30,8 @@ PUBLIC = (
 )
 
 
-def covered(unit: str) -> tuple[type[Artifact], ...]:
-    """Kinds whose sensitivity is known for a unit."""
+def covered(unit: str) -> tuple[Role, ...]:
+    """Roles of the kinds whose sensitivity is known for a unit."""
     return BOUNDED if unit == CLIENT else COLLECTED
 
 
@@ -56,7 +56,7 @@ def noisy(artifact: A, scales: Tensor, draw: Callable[[torch.Size], Tensor]) -> 
     for name, value in values_of(artifact).items():
         scale = scales.to(value).reshape(-1, 1)
         each = draw(value.shape)
-        if isinstance(artifact, VECTORS):
+        if is_one_of(type(artifact), VECTORS):
             out[name] = value + (scale * each.reshape(len(scale), -1)).reshape(value.shape)
         else:
             out[name] = value + scale.reshape(()) * each
@@ -97,13 +97,13 @@ def check_noise(defense: Defense, unit: str, delta: float, facts: Facts) -> list
     problems = []
     kinds = covered(unit)
     sent = ", ".join(kind.__name__ for kind in facts.valued) or "nothing"
-    if not any(issubclass(kind, kinds) for kind in facts.valued):
+    if not any(is_one_of(kind, kinds) for kind in facts.valued):
         remedy = "Use dp-sgd for what is trained." if unit != CLIENT else "Choose another protocol."
         problems.append(
             f"Defence '{defense.name}' with unit={unit} has nothing to add noise to: protocol "
             f"'{facts.protocol}' sends {sent}. {remedy}"
         )
-    unknown = [kind.__name__ for kind in facts.valued if not issubclass(kind, BOUNDED)]
+    unknown = [kind.__name__ for kind in facts.valued if not is_one_of(kind, BOUNDED)]
     if unit == CLIENT and unknown and len(unknown) < len(facts.valued):
         problems.append(
             f"Defence '{defense.name}' cannot bound {', '.join(unknown)}, which protocol "

@@ -12,17 +12,14 @@ from fedre_privacy.core.channels import Channel, Summed
 from fedre_privacy.core.types import (
     AGGREGATE,
     Artifact,
+    Content,
     Counts,
-    EntangledRep,
-    Prototypes,
-    Representations,
+    Role,
+    Sum,
     Upload,
 )
 
 from .base import Defense, Facts, defenses
-
-FITTING = "fedavg, fedala, fedsgd, lg-fedavg, fedproto, and fedre with protocol.super_pair=true"
-PAIRS = (Representations, Prototypes, EntangledRep)
 
 
 @defenses.register("secagg")
@@ -48,14 +45,14 @@ class SecureAggregation(Defense):
         if facts.sums:
             return []
         why = "its server uses single uploads, not their sum"
-        if any(issubclass(kind, PAIRS) for kind in facts.kinds):
+        if any(Role.COLLECTED in kind.roles for kind in facts.kinds):
             why = (
                 "its server learns from single pairs of a representation and a label, and one sum "
                 "of them a round would be another algorithm"
             )
         return [
             f"Defence 'secagg' does not fit protocol '{facts.protocol}': {why}. Protocols that "
-            f"need sums only: {FITTING}."
+            f"need sums only: {', '.join(facts.summing)}."
         ]
 
     def seen(self, uploads: Sequence[Upload], sizes: Sequence[int]) -> tuple[Upload, ...]:
@@ -80,15 +77,14 @@ def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
     kinds = dict.fromkeys(type(a) for upload in uploads for a in upload.artifacts)
     for kind in kinds:
         held = [a for upload in uploads for a in upload.artifacts if type(a) is kind]
-        if kind is Prototypes:
-            out += _class_means(uploads)
-        elif kind is Counts:
-            if Prototypes not in kinds:
-                total = sum(int(a.values.sum()) for a in held if isinstance(a, Counts))
-                out.append(Counts(torch.tensor([total])))
+        if kind.summed == Sum.BY_CLASSES:
+            out += _class_means(kind, uploads)
+        elif kind.summed == Sum.TOTAL:
+            if not any(other.summed == Sum.BY_CLASSES for other in kinds):
+                out.append(_total(held))
         else:
             equal = torch.full_like(share, 1 / len(share))
-            out.append(_mean(held, equal if kind is EntangledRep else share))
+            out.append(_mean(held, equal if kind.summed == Sum.BY_CLIENTS else share))
     return Upload(AGGREGATE, uploads[0].round, tuple(out), participants=participants)
 
 
@@ -102,21 +98,34 @@ def _mean(held: Sequence[Artifact], share: Tensor) -> Artifact:
     return type(held[0]).from_tensors(made)
 
 
-def _class_means(uploads: Sequence[Upload]) -> list[Artifact]:
-    """Mean prototype of each class, and what it was divided by: clients, or their samples."""
+def _total(held: Sequence[Artifact]) -> Artifact:
+    """The sum of all numbers in each tensor, (1,)."""
+    first = held[0].tensors()
+    return type(held[0]).from_tensors(
+        {
+            name: torch.stack([artifact.tensors()[name].sum() for artifact in held]).sum()[None]
+            for name in first
+        }
+    )
+
+
+def _class_means(kind: type[Artifact], uploads: Sequence[Upload]) -> list[Artifact]:
+    """Mean row of each class, and what it was divided by: clients, or their samples."""
     rows, labels, weights = [], [], []
     for upload in uploads:
         counts = [a.values for a in upload.artifacts if isinstance(a, Counts)]
         for artifact in upload.artifacts:
-            if isinstance(artifact, Prototypes):
-                rows.append(artifact.means.double())
-                labels.append(artifact.labels)
-                ones = torch.ones(len(artifact.labels), dtype=torch.int64)
-                weights.append(counts[0] if counts else ones)
-    held, place = torch.cat(labels).unique(return_inverse=True)
+            if type(artifact) is kind:
+                held = {artifact.content()[n]: (n, t) for n, t in artifact.tensors().items()}
+                label_name, own = held.pop(Content.LABEL)
+                ((row_name, values),) = held.values()
+                rows.append(values.double())
+                labels.append(own)
+                weights.append(counts[0] if counts else torch.ones(len(own), dtype=torch.int64))
+    classes, place = torch.cat(labels).unique(return_inverse=True)
     weight = torch.cat(weights)
-    total = torch.zeros(len(held), dtype=torch.int64).index_add_(0, place, weight)
-    sums = torch.zeros(len(held), rows[0].shape[1], dtype=torch.float64)
+    total = torch.zeros(len(classes), dtype=torch.int64).index_add_(0, place, weight)
+    sums = torch.zeros(len(classes), rows[0].shape[1], dtype=torch.float64)
     sums.index_add_(0, place, torch.cat(rows) * weight.double()[:, None])
     means = (sums / total[:, None]).to(torch.float32)
-    return [Prototypes(means, held), Counts(total)]
+    return [kind.from_tensors({row_name: means, label_name: classes}), Counts(total)]

@@ -6,24 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fedre_privacy.core.types import (
-    ClassLogits,
-    Counts,
-    EntangledRep,
-    Prototypes,
-    Representations,
-)
-
 from .accounting import epsilon_of
 from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
-
-TRAINING_ONLY = frozenset(
-    {
-        "local", "fedavg", "fedsgd", "lg-fedavg", "fml", "fedmrl", "fedral", "fedre", "fedgh",
-        "fedallrep", "fedproto", "fedtgp", "fpl", "fd",
-    }
-)  # fmt: skip
-"""Protocols whose clients use their data in local training and in what they upload, only."""
 
 Costs = Sequence[tuple[Defense, PrivacyCost]]
 
@@ -105,7 +89,7 @@ def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
                 f"{names}: no guarantee for a record, because the extractor that made the uploads "
                 "was trained on the same records without noise; add dp-sgd"
             )
-        if facts.protocol not in TRAINING_ONLY:
+        if not facts.training_only:
             return (
                 f"{names}: no guarantee for a record, because clients of protocol "
                 f"'{facts.protocol}' are not known to use their data in local training only"
@@ -140,17 +124,8 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
 
 
 def _in_the_clear(facts: Facts) -> list[str]:
-    out = []
-    if any(issubclass(k, (Prototypes, ClassLogits)) for k in facts.kinds):
-        out.append("which classes a client holds (labels of its rows)")
-    if any(issubclass(k, Representations) for k in facts.kinds):
-        out.append("how many samples a client holds and the label of each")
-    if any(issubclass(k, EntangledRep) for k in facts.kinds):
-        out.append("the label encoding, so which classes a client holds")
-    if any(issubclass(k, Counts) for k in facts.kinds):
-        out.append("numbers of samples")
     return [
-        *out,
+        *dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells),
         "who takes part in which round",
         "losses and accuracies in the run's own record",
     ]

@@ -11,40 +11,26 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Artifact,
-    ClassLogits,
     Content,
-    EntangledRep,
-    GradientState,
-    HeadState,
-    LowRankUpdate,
-    MatrixBlocks,
     Mixture,
-    ModelState,
-    Prototypes,
-    Representations,
-    RepStatistic,
-    SmallModelState,
+    Role,
+    is_one_of,
 )
 
 from .base import Scene
 
 A = TypeVar("A", bound=Artifact)
 
-COLLECTED: tuple[type[Artifact], ...] = (Representations, Prototypes, EntangledRep)
+COLLECTED = (Role.COLLECTED,)
 """Means of representations, each of which can be bounded before it enters."""
-VECTORS: tuple[type[Artifact], ...] = (*COLLECTED, ClassLogits, RepStatistic)
+VECTORS = (Role.VECTORS,)
 """One or several vectors, bounded row by row."""
-TRAINED: tuple[type[Artifact], ...] = (
-    ModelState,
-    HeadState,
-    SmallModelState,
-    GradientState,
-    MatrixBlocks,
-)
+TRAINED = (Role.TRAINED,)
 """Parameters and gradients, bounded together as one update."""
-BOUNDED: tuple[type[Artifact], ...] = (*VECTORS, *TRAINED)
+BOUNDED = (*VECTORS, *TRAINED)
 """Everything whose length can be bounded before noise is added."""
-ALL: tuple[type[Artifact], ...] = (*BOUNDED, LowRankUpdate)
+ALL = (*BOUNDED, Role.PACKED)
+"""Everything that has values."""
 
 _SAID = {Content.LABEL, Content.LABEL_ENCODING, Content.COUNT}
 
@@ -93,7 +79,7 @@ def clip_together(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor
 
 def clipped(artifact: A, norm: float, scene: Scene) -> A:
     """Bound every vector, or the whole update, to a length."""
-    if isinstance(artifact, VECTORS):
+    if is_one_of(type(artifact), VECTORS):
         return with_values(
             artifact, {name: clip_rows(value, norm) for name, value in values_of(artifact).items()}
         )
@@ -102,7 +88,7 @@ def clipped(artifact: A, norm: float, scene: Scene) -> A:
 
 def num_rows(artifact: Artifact) -> int:
     """Vectors that are bounded one by one; 1 for an update."""
-    if not isinstance(artifact, VECTORS):
+    if not is_one_of(type(artifact), VECTORS):
         return 1
     return sum(value.numel() // value.shape[-1] for value in values_of(artifact).values())
 

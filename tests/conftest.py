@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Artifact,
     Observation,
     Representations,
@@ -17,6 +16,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.data.base import ImageData, datasets
 from fedre_privacy.models.split import Normalise
+from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]
 
@@ -77,7 +77,7 @@ def observe() -> Callable[..., Observation]:
             for (client, round), artifact in zip(extractors, artifacts, strict=True)
         )
         return Observation(
-            threat=THREAT_MODELS[threat],
+            threat=threats.get(threat),
             targets=targets,
             uploads=targets,
             broadcasts=(),

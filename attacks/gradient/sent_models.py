@@ -7,7 +7,7 @@ of low rank are multiplied out, and a head joins the client's extractor, which m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,18 +16,14 @@ from torch import Tensor, nn
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Artifact,
-    GradientState,
     HeadState,
-    LowRankUpdate,
-    ModelState,
+    Holds,
     Observation,
-    SmallModelState,
     Upload,
 )
 
 from ..running.messages import received_by
-from .victims import after as after_training
-from .victims import dense
+from .victims import moved
 
 BATCH = 256
 """Images per pass; a constant, so that results do not depend on memory."""
@@ -59,8 +55,12 @@ def exchanges(observation: Observation) -> dict[int, Exchange]:
     found: dict[int, Exchange] = {}
     for upload in sorted(observation.targets, key=lambda one: one.client):
         for artifact in upload.artifacts:
-            if isinstance(artifact, tuple(_READERS)):
-                found[upload.client] = _READERS[type(artifact)](observation, upload, artifact)
+            if isinstance(artifact, HeadState):
+                found[upload.client] = _head(observation, upload, artifact)
+            elif artifact.holds == Holds.GRADIENT:
+                found[upload.client] = _gradient(observation, upload, artifact)
+            elif artifact.holds is not None:
+                found[upload.client] = _model(observation, upload, artifact)
     return found
 
 
@@ -106,36 +106,37 @@ def _normalising(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 def _model(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
     model = _given(observation, upload)
     own = {name: value.detach() for name, value in model.named_parameters()}
-    sent = dense(_params(artifact), own)
-    if isinstance(artifact, LowRankUpdate):
-        sent = after_training(sent, own)
+    sent = artifact.parameters({name: value.shape for name, value in own.items()})
+    if artifact.holds == Holds.CHANGE:
+        sent = moved(sent, own)
     return _made(model, sent, upload)
 
 
 def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
     model = _given(observation, upload)
     step = observation.training.lr if observation.training else STEP
-    slopes = _params(artifact)
-    moved = {
+    own = dict(model.named_parameters())
+    slopes = artifact.parameters({name: value.shape for name, value in own.items()})
+    stepped = {
         name: value.detach() - step * slopes[name]
-        for name, value in model.named_parameters()
+        for name, value in own.items()
         if name in slopes and slopes[name].shape == value.shape
     }
-    return _made(model, moved, upload)
+    return _made(model, stepped, upload)
 
 
-def _head(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+def _head(observation: Observation, upload: Upload, artifact: HeadState) -> Exchange:
     who = f"client {upload.client} in round {upload.round}"
     extractor = observation.extractors.get((upload.client, upload.round))
     received = received_by(observation, upload.client).get(upload.round, ())
-    heads = [_params(one) for one in received if isinstance(one, HeadState)]
+    heads = [one.params for one in received if isinstance(one, HeadState)]
     if extractor is None or not heads:
         absent = "extractor" if extractor is None else "broadcast head"
         raise IncompatibleError(
             f"No {absent} of {who} was given; a head alone computes no loss on images."
         )
     joined = [
-        nn.Sequential(extractor, _linear(params)).eval() for params in (heads[0], _params(artifact))
+        nn.Sequential(extractor, _linear(params)).eval() for params in (heads[0], artifact.params)
     ]
     return Exchange(joined[0], joined[1], True)
 
@@ -148,10 +149,6 @@ def _linear(params: Mapping[str, Tensor]) -> nn.Linear:
         layer.bias.copy_(params["bias"])
     layer.requires_grad_(False)
     return layer
-
-
-def _params(artifact: Artifact) -> dict[str, Tensor]:
-    return {key.partition("/")[2]: value for key, value in artifact.tensors().items()}
 
 
 def _given(observation: Observation, upload: Upload) -> nn.Module:
@@ -185,16 +182,3 @@ def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> Excha
                 places[name].copy_(value)
     settled = not _normalising(model) or any(name.endswith("running_mean") for name in sent)
     return Exchange(copy.deepcopy(model).eval(), after.eval(), settled)
-
-
-Reader = Callable[[Observation, Upload, Artifact], Exchange]
-
-_READERS: dict[type[Artifact], Reader] = {
-    ModelState: _model,
-    SmallModelState: _model,
-    LowRankUpdate: _model,
-    GradientState: _gradient,
-    HeadState: _head,
-}
-READ = tuple(_READERS)
-"""Artifacts from which a loss can be computed."""

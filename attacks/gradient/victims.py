@@ -11,18 +11,12 @@ from torch import Tensor, nn
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
-    GradientState,
+    Holds,
     LocalTraining,
-    LowRankUpdate,
-    ModelState,
     Observation,
-    SmallModelState,
 )
 
 BN_MODES = ("eval", "batch")
-READ = (GradientState, ModelState, SmallModelState, LowRankUpdate)
-"""Artifacts that gradient and update attacks read."""
-FACTORS = ("U", "s", "V", "dense")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +67,11 @@ def victims_of(observation: Observation) -> list[Victim]:
             )
             continue
         own = dict(model.named_parameters())
+        shapes = {name: value.shape for name, value in own.items()}
         for artifact in upload.artifacts:
-            if not isinstance(artifact, READ):
+            if artifact.holds is None:
                 continue
-            params = dense(artifact.params, own)
+            params = artifact.parameters(shapes)
             extra = params.keys() - own.keys() - dict(model.named_buffers()).keys()
             names = sorted((own.keys() - params.keys()) | extra)
             names += sorted(
@@ -89,9 +84,9 @@ def victims_of(observation: Observation) -> list[Victim]:
                     f"({listed}). Is it another architecture or number of classes?"
                 )
                 continue
-            local = not isinstance(artifact, GradientState)
-            if isinstance(artifact, LowRankUpdate):
-                params = after(params, own)
+            local = artifact.holds != Holds.GRADIENT
+            if artifact.holds == Holds.CHANGE:
+                params = moved(params, own)
             sent = {
                 name: own[name].detach() - params[name] if local else params[name] for name in own
             }
@@ -101,32 +96,9 @@ def victims_of(observation: Observation) -> list[Victim]:
     return found
 
 
-def dense(sent: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by parameter name, low-rank factors multiplied out (U, s, V: see FedKD).
-
-    Args:
-        sent: as uploaded.
-        own: parameters of the model, for their shapes; names that are not factored pass through.
-    """
-    out = {k: v for k, v in sent.items() if k.rpartition(".")[2] not in FACTORS}
-    for name, value in own.items():
-        if f"{name}.dense" in sent:
-            out[name] = sent[f"{name}.dense"].reshape(value.shape)
-        elif f"{name}.U" in sent:
-            u, s, v = (sent[f"{name}.{part}"] for part in "UsV")
-            out[name] = ((u * s) @ v).reshape(value.shape)
-    return out
-
-
-def after(sent: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters after local training from a message that is either these or their change.
-
-    Which of the two shows in the distance to the parameters before: small, or about their length.
-    """
-    gap = sum(float((sent[name] - value).square().sum()) for name, value in own.items())
-    length = sum(float(value.square().sum()) for value in own.values())
-    change = gap > 0.5 * length
-    return {name: own[name].detach() + v if change else v for name, v in sent.items()}
+def moved(change: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters after local training, from their change and those before it."""
+    return {name: own[name].detach() + value for name, value in change.items()}
 
 
 def steps_per_epoch(training: LocalTraining, client: int) -> int:

@@ -39,15 +39,3 @@ def _factors(tensor: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | N
     if rank * (sum(matrix.shape) + 1) >= matrix.numel():
         return None
     return u[:, :rank].contiguous(), s[:rank].contiguous(), v[:rank].contiguous()
-
-
-def unpack(packed: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Rebuild the tensors of `pack` in their shapes."""
-    out = {}
-    for name, shape in shapes.items():
-        if f"{name}.dense" in packed:
-            out[name] = packed[f"{name}.dense"].reshape(shape)
-        else:
-            u, s, v = (packed[f"{name}.{part}"] for part in "UsV")
-            out[name] = ((u * s) @ v).reshape(shape)
-    return out

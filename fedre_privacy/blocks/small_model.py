@@ -11,9 +11,15 @@ from fedre_privacy.models.split import SplitModel
 
 from .averaging import load_state, state_of, weighted_mean
 from .state import Client, Message, Server, Setting, Task, only
-from .whole_model import shares, with_buffers
+from .whole_model import shares
 
 NAME = "small"
+
+
+def shared_model(self: Any) -> ModelSettings:
+    """The protocol's `small`."""
+    settings: ModelSettings = self.small
+    return settings
 
 
 def build(settings: ModelSettings, setting: Setting) -> SplitModel:
@@ -42,7 +48,7 @@ def start_client(self: Any, client: Client, setting: Setting) -> None:
 
 def broadcast(self: Any, server: Server) -> Message:
     """All parameters of the small model; buffers only with the protocol's `buffers`."""
-    return (SmallModelState(state_of(server.modules[NAME], buffers=with_buffers(self))),)
+    return (SmallModelState(state_of(server.modules[NAME], buffers=self.sends_buffers())),)
 
 
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
@@ -57,7 +63,7 @@ def modules(self: Any, client: Client) -> Sequence[Any]:
 
 def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
     """All parameters of the trained copy; buffers as in `broadcast`."""
-    state = state_of(client.memory[NAME], buffers=with_buffers(self))
+    state = state_of(client.memory[NAME], buffers=self.sends_buffers())
     return (Emission(SmallModelState(state)),)
 
 

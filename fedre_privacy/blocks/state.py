@@ -167,10 +167,6 @@ class Task:
         """Fresh stream of this client and round that nobody without its data can repeat."""
         return stream(self.secret(client), purpose, client=client.id, round=self.round)
 
-    def rng_of_run(self, purpose: str) -> torch.Generator:
-        """The stream of this (seed, client), the same in every round."""
-        return stream(self.setting.training.seed, purpose, client=self.client)
-
 
 Message = tuple[Artifact, ...]
 """What one side hands the other: artifacts and nothing else."""

@@ -17,9 +17,9 @@ from .averaging import load_state, state_of, weighted_mean
 from .state import Client, Message, Server, Setting, Task, only
 
 
-def with_buffers(self: Any) -> bool:
-    """Whether the protocol has a setting `buffers` and it is on."""
-    return bool(getattr(self, "buffers", False))
+def sends_buffers(self: Any) -> bool:
+    """The protocol's setting `buffers`."""
+    return bool(self.buffers)
 
 
 def check(self: Any, setting: Setting) -> list[str]:
@@ -41,7 +41,7 @@ def start_server(self: Any, setting: Setting) -> Server:
 
 def broadcast(self: Any, server: Server) -> Message:
     """All parameters; buffers only with the protocol's `buffers`."""
-    return (ModelState(state_of(server.modules["model"], buffers=with_buffers(self))),)
+    return (ModelState(state_of(server.modules["model"], buffers=self.sends_buffers())),)
 
 
 def receive(self: Any, client: Client, message: Message, task: Task) -> None:
@@ -51,7 +51,7 @@ def receive(self: Any, client: Client, message: Message, task: Task) -> None:
 
 def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
     """All parameters after training; buffers as in `broadcast`."""
-    return (Emission(ModelState(state_of(client.model, buffers=with_buffers(self)))),)
+    return (Emission(ModelState(state_of(client.model, buffers=self.sends_buffers()))),)
 
 
 def setup_upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:

@@ -10,13 +10,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fedre_privacy.blocks.traffic import Count
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
     SETTINGS,
     Cell,
-    Count,
     Measured,
     Shares,
     Spread,

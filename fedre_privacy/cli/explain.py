@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedre_privacy.attacks.base import attacks, needed_for
+from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
 from fedre_privacy.core.config import Knob, knobs
-from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import THREAT_MODELS, Artifact, EntangledRep, ThreatModel
+from fedre_privacy.core.registry import Named
+from fedre_privacy.core.types import Artifact, EntangledRep, ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes
@@ -18,29 +18,31 @@ from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.observe import effective
+from fedre_privacy.play.questions.base import questions
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.runs.folder import COMPLETE, Run
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
-    RECOVERED,
     TRAIN_SECTIONS,
     AttackSettings,
     TrainSettings,
 )
+from fedre_privacy.threats.base import threats
 
 from .output import Output
 
 Rows = list[dict[str, str]]
 
-REGISTRIES: tuple[tuple[str, Registry[Any]], ...] = (
+REGISTRIES: tuple[tuple[str, Named[Any]], ...] = (
     ("entanglement schemes", schemes),
     ("defences", defenses),
     ("data sets", datasets),
     ("partitions", partitions),
     ("architectures", architectures),
     ("metrics", metrics),
+    ("questions", questions),
 )
 
 
@@ -70,7 +72,7 @@ def _parts(
     if settings is not None:
         yield f"attack {settings.attack.name}", "attack", settings.attack, True
     yield f"protocol {training.protocol.name}", "protocol", training.protocol, True
-    scheme = getattr(training.protocol, "entanglement", None)
+    scheme = training.protocol.scheme()
     if scheme is not None:
         yield f"entanglement scheme {scheme.name}", "protocol.entanglement", scheme, True
     for defense in training.defense:
@@ -182,7 +184,8 @@ def list_all(output: Output) -> None:
             "rounds": model.rounds,
             "who": model.summary,
         }
-        for name, model in THREAT_MODELS.items()
+        for name in threats.names()
+        for model in (threats.get(name),)
     ]
     for rows in found.values():
         output.table(rows)
@@ -190,11 +193,12 @@ def list_all(output: Output) -> None:
     others: dict[str, list[str]] = {}
     for title, registry in REGISTRIES:
         others[title] = registry.names()
-        broken += [
-            f"{registry.what} {entry.name} ({entry.origin}): {entry.broken}"
-            for entry in registry.entries()
-            if entry.broken
-        ]
+    broken += [
+        f"{registry.what} {entry.name} ({entry.origin}): {entry.broken}"
+        for registry in (threats, *(registry for _, registry in REGISTRIES))
+        for entry in registry.entries()
+        if entry.broken
+    ]
     others["presets"] = list(presets())
     output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
     if broken:
@@ -266,7 +270,7 @@ def _targets(protocol: Protocol) -> list[tuple[str, set[type[Artifact]], str]]:
 def _asks(name: str, target: str, kinds: set[type[Artifact]]) -> bool:
     """Whether an attack is for a target: it reads its artifacts, and answers that question."""
     attack = attacks.get(name)
-    reads = [kind for kind in kinds if issubclass(kind, attack.consumes)]
+    reads = [kind for kind in kinds if can_read(attack, kind)]
     if attack.answers == "images":
         return target != "uploaded" and len(reads) == len(kinds)
     return target == "uploaded" and bool(reads)
@@ -278,6 +282,6 @@ def _obstacle(name: str, kinds: set[type[Artifact]], threat: ThreatModel) -> str
     lacking = sorted(needed - threat.grants)
     if not lacking:
         return ""
-    enough = next((n for n, t in THREAT_MODELS.items() if needed <= t.grants), None)
+    enough = next((n for n in threats.names() if needed <= threats.get(n).grants), None)
     remedy = f" (--threat {enough})" if enough else ""
     return f"no: needs {', '.join(lacking)}{remedy}"

@@ -12,18 +12,12 @@ import torch
 from fedre_privacy.core.config import load_yaml, merge, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.data.base import datasets
+from fedre_privacy.partition.base import partitions
 from fedre_privacy.presets import Preset, preset
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, set_defenses
 
 from .explain import list_presets
 from .output import Output
-
-PARTITION_SHORTHAND = {
-    "pra": "alpha",
-    "pat": "classes",
-    "classes": "classes",
-    "longtail": "imbalance",
-}
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +161,8 @@ def gather(
         name, _, value = options.partition.partition(":")
         put("partition", "name", name)
         if value:
-            put("partition", PARTITION_SHORTHAND.get(name, "value"), value)
+            known = name in partitions.names()
+            put("partition", (partitions.get(name).shorthand if known else "") or "value", value)
     values: dict[str, Any] = {}
     for layer in (*layers, given, parse_assignments(options.assign)):
         for key, section in layer.items():

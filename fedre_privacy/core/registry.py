@@ -1,4 +1,4 @@
-"""One registry class for every kind of plugin.
+"""Registries of every kind of plugin: of classes, and of values without settings.
 
 Built-ins are found by walking their package; others by the entry-point group of the same name,
 through the same `register` door. A plugin whose import fails is listed as broken with its reason
@@ -13,7 +13,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -32,54 +32,49 @@ class Entry:
     broken: str | None = None
 
 
-class Registry(Generic[T]):
-    """Names to classes of one kind.
+class Named(Generic[T]):
+    """Names to things of one kind, built in or installed: what `Registry` and `Instances` share.
 
     Args:
         what: the kind, singular, as users read it (``"attack"``).
-        package: the package whose modules register the built-ins.
+        package: the package whose modules register the built-ins; entry points of other packages
+            are in the group of the same name.
         see: the command that lists them.
     """
 
     def __init__(self, what: str, package: str, *, see: str = "") -> None:
         self.what = what
         self.package = package
-        self.group = package
         self.see = see
-        self._classes: dict[str, type[T]] = {}
+        self._things: dict[str, T] = {}
+        self._origins: dict[str, str] = {}
         self._broken: dict[str, Entry] = {}
         self._loaded = False
+        self._loading = False
 
-    def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator: make a class available under a name.
+    def _add(self, name: str, thing: T, origin: str) -> None:
+        if name in self._things and self._origins[name] != origin:
+            raise ConfigError(
+                f"{self.what} '{name}' is registered twice: {self._origins[name]} and {origin}. "
+                "Rename one of them."
+            )
+        self._things[name] = thing
+        self._origins[name] = origin
 
-        Raises:
-            ConfigError: another class already has the name.
-        """
+    def _install(self, name: str, loaded: Any, origin: str) -> str | None:
+        """Register what an entry point holds, or say why it cannot be."""
+        raise NotImplementedError
 
-        def add(cls: C) -> C:
-            old = self._classes.get(name)
-            if old is not None and _identity(old) != _identity(cls):
-                raise ConfigError(
-                    f"{self.what} '{name}' is registered twice: {_identity(old)} and "
-                    f"{_identity(cls)}. Rename one of them."
-                )
-            self._classes[name] = cls
-            cls.name = name  # type: ignore[attr-defined]
-            return cls
-
-        return add
-
-    def get(self, name: str) -> type[T]:
-        """Return the class registered under a name.
+    def get(self, name: str) -> T:
+        """Return what is registered under a name.
 
         Raises:
             ConfigError: unknown name (with the nearest one).
             IncompatibleError: a plugin that is installed but cannot be imported.
         """
         self._load()
-        if name in self._classes:
-            return self._classes[name]
+        if name in self._things:
+            return self._things[name]
         if name in self._broken:
             entry = self._broken[name]
             raise IncompatibleError(
@@ -91,39 +86,102 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Return all usable names, sorted."""
         self._load()
-        return sorted(self._classes)
+        return sorted(self._things)
 
     def entries(self) -> list[Entry]:
         """Return every plugin with its origin, the broken ones last."""
-        self._load()
-        usable = [Entry(name, _identity(self._classes[name])) for name in self.names()]
+        usable = [Entry(name, self._origins[name]) for name in self.names()]
         return usable + [self._broken[name] for name in sorted(self._broken)]
 
     def _load(self) -> None:
-        if self._loaded:
+        """Import the built-ins and the entry points, once.
+
+        A built-in that cannot be imported is an error, now and at every later call.
+        """
+        if self._loaded or self._loading:
             return
+        self._loading = True
+        try:
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
+                if not module.ispkg:
+                    importlib.import_module(f"{self.package}.{module.name}")
+            for point in entry_points(group=self.package):
+                self._load_point(point)
+        finally:
+            self._loading = False
         self._loaded = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            if not module.ispkg:
-                importlib.import_module(f"{self.package}.{module.name}")
-        for point in entry_points(group=self.group):
-            origin = f"{point.value}"
-            try:
-                loaded: Any = point.load()
-            except Exception as error:  # a stranger's package may fail in any way; it is recorded
-                reason = f"{type(error).__name__}: {error}"
-                self._broken[point.name] = Entry(point.name, origin, reason)
-                continue
-            taken = self._classes.get(point.name)
-            if not inspect.isclass(loaded):
-                reason = f"it is a {type(loaded).__name__}, not a class"
-                self._broken[point.name] = Entry(point.name, origin, reason)
-            elif taken is None:
-                self.register(point.name)(loaded)
-            elif _identity(taken) != _identity(loaded):
-                reason = f"the name is taken by {_identity(taken)}"
-                self._broken[point.name] = Entry(point.name, origin, reason)
+
+    def _load_point(self, point: EntryPoint) -> None:
+        try:
+            reason = self._install(point.name, point.load(), point.value)
+        except Exception as error:  # a stranger's package may fail in any way; it is recorded
+            reason = f"{type(error).__name__}: {error}"
+        if reason is not None:
+            self._broken[point.name] = Entry(point.name, point.value, reason)
+
+
+class Registry(Named[type[T]], Generic[T]):
+    """Names to classes of one kind, whose fields are their settings."""
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Class decorator: make a class available under a name.
+
+        Raises:
+            ConfigError: another class already has the name.
+        """
+
+        def add(cls: C) -> C:
+            self._add(name, cls, _identity(cls))
+            cls.name = name  # type: ignore[attr-defined]
+            return cls
+
+        return add
+
+    def _install(self, name: str, loaded: Any, origin: str) -> str | None:
+        if not inspect.isclass(loaded):
+            return f"it is a {type(loaded).__name__}, not a class"
+        taken = self._origins.get(name)
+        if taken not in (None, _identity(loaded)):
+            return f"the name is taken by {taken}"
+        self.register(name)(loaded)
+        return None
+
+
+class Instances(Named[T], Generic[T]):
+    """Names to values of one class that have a `name` and no settings.
+
+    Args:
+        of: the class.
+    """
+
+    def __init__(self, what: str, package: str, of: type[T], *, see: str = "") -> None:
+        super().__init__(what, package, see=see)
+        self.of = of
+
+    def register(self, thing: T, origin: str) -> T:
+        """Make a value available under its own name.
+
+        Args:
+            origin: the module that defines it, ``__name__``.
+
+        Raises:
+            ConfigError: another module already has the name.
+        """
+        self._add(str(thing.name), thing, origin)  # type: ignore[attr-defined]
+        return thing
+
+    def _install(self, name: str, loaded: Any, origin: str) -> str | None:
+        if not isinstance(loaded, self.of):
+            return f"it is a {type(loaded).__name__}, not a {self.of.__name__}"
+        taken = self._origins.get(name)
+        if taken is not None and self._things.get(name) is not loaded:
+            return f"the name is taken by {taken}"
+        if str(loaded.name) != name:  # type: ignore[attr-defined]
+            return f"its name is '{loaded.name}'"  # type: ignore[attr-defined]
+        if taken is None:
+            self.register(loaded, origin)
+        return None
 
 
 def _identity(cls: type) -> str:

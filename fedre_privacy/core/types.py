@@ -6,7 +6,7 @@ Everything here is a frozen dataclass. Tensors are on the CPU once recorded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -36,6 +36,49 @@ UNCOUNTED_IN_PAPER = frozenset({Content.LABEL, Content.LABEL_ENCODING, Content.C
 """Contents that the published communication tables leave out (protocols' `paper` convention)."""
 
 
+class Role(StrEnum):
+    """What a kind of artifact is to clients and their defences; a kind declares its `roles`."""
+
+    VECTORS = "vectors"
+    """One or several vectors, bounded one by one."""
+    COLLECTED = "collected"
+    """Representations or means of them, each of which can be bounded before it enters."""
+    TRAINED = "trained"
+    """Parameters or gradients, bounded together as one update."""
+    PACKED = "packed"
+    """Parameters in another form, whose length is not bounded."""
+    OPEN = "open"
+    """No defence touches it; every statement of privacy lists it."""
+    ONCE = "once"
+    """Sent once, before the first round; all others are sent in every round."""
+    STARTED_FROM = "started-from"
+    """A client overwrites its own with it on receipt, so what it sends later is a change of it."""
+    WHOLE = "whole"
+    """All parameters of the client's own model, its extractor among them."""
+
+
+class Holds(StrEnum):
+    """What the tensors by parameter name in an artifact are, where they are those of a model."""
+
+    PARAMETERS = "parameters"
+    CHANGE = "change"
+    """What is added to the parameters that the client started the round from."""
+    GRADIENT = "gradient"
+
+
+class Sum(StrEnum):
+    """What secure aggregation lets the server see of a round's artifacts of one kind."""
+
+    BY_SAMPLES = "by-samples"
+    """Their mean, weighted by the clients' numbers of samples."""
+    BY_CLIENTS = "by-clients"
+    """Their plain mean."""
+    BY_CLASSES = "by-classes"
+    """Of labelled rows, the mean of each class, and numbers of contributors."""
+    TOTAL = "total"
+    """The sum of all numbers; left out where `BY_CLASSES` gives it for each class."""
+
+
 def wire(content: Content, shape: str) -> Any:
     """Declare a tensor field of an artifact: what it holds and its shape."""
     return field(metadata={"content": content, "shape": shape})
@@ -45,7 +88,8 @@ def wire(content: Content, shape: str) -> Any:
 class Artifact:
     """Base of what crosses the wire. Subclasses declare tensor fields with `wire`.
 
-    A field is a tensor, or a mapping from names to tensors (model states).
+    A field is a tensor, or a mapping from names to tensors (model states). What the rest of the
+    package has to know about a kind is declared here, in the class.
     """
 
     kind: ClassVar[str] = ""
@@ -53,6 +97,16 @@ class Artifact:
     """Whether published communication tables count it."""
     updates: ClassVar[bool] = False
     """Whether it holds trained parameters or gradients, the input of gradient inversion."""
+    roles: ClassVar[frozenset[Role]] = frozenset()
+    """What it is to clients and their defences."""
+    holds: ClassVar[Holds | None] = None
+    """What `parameters` returns; none: not the tensors of a whole model."""
+    like: ClassVar[tuple[type[Artifact], ...]] = ()
+    """Kinds whose attacks read this kind as well, and run on it in a benchmark."""
+    summed: ClassVar[Sum] = Sum.BY_SAMPLES
+    """How secure aggregation sums it."""
+    tells: ClassVar[str] = ""
+    """What it says beside its values, which no defence hides, in words."""
     kinds: ClassVar[dict[str, type[Artifact]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -141,6 +195,18 @@ class Artifact:
         """Label encoding of each row of `rows`, (n, num_classes), rows summing to 1, or None."""
         return None
 
+    def parameters(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Tensors by parameter name, where it holds a mapping of such.
+
+        Args:
+            shapes: of the model's parameters, for kinds that send them in another form.
+        """
+        return {name.partition("/")[2]: tensor for name, tensor in self.tensors().items()}
+
+    def fitted(self, other: Artifact) -> Artifact:
+        """The same parameters in the shapes of another artifact of this kind, where they differ."""
+        return self
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{n} {tuple(t.shape)}" for n, t in self.tensors().items())
         return f"{type(self).__name__}({parts})"
@@ -155,6 +221,8 @@ class Representations(Artifact):
     """One representation per training sample, with its label (FedAllRep)."""
 
     kind = "representations"
+    roles = frozenset({Role.VECTORS, Role.COLLECTED})
+    tells = "how many samples a client holds and the label of each"
     reps: Tensor = wire(Content.REPRESENTATION, "(n, d)")
     labels: Tensor = wire(Content.LABEL, "(n,)")
 
@@ -170,6 +238,9 @@ class Prototypes(Artifact):
     """Mean representation of each class present at a client (FedProto, FedGH, ...)."""
 
     kind = "prototypes"
+    roles = frozenset({Role.VECTORS, Role.COLLECTED})
+    summed = Sum.BY_CLASSES
+    tells = "which classes a client holds (labels of its rows)"
     means: Tensor = wire(Content.PROTOTYPE, "(m, d)")
     labels: Tensor = wire(Content.LABEL, "(m,)")
 
@@ -185,6 +256,9 @@ class EntangledRep(Artifact):
     """One mixed representation with the same mix of one-hot labels (FedRE)."""
 
     kind = "entangled"
+    roles = frozenset({Role.VECTORS, Role.COLLECTED})
+    summed = Sum.BY_CLIENTS
+    tells = "the label encoding, so which classes a client holds"
     rep: Tensor = wire(Content.REPRESENTATION, "(d,)")
     encoding: Tensor = wire(Content.LABEL_ENCODING, "(num_classes,)")
 
@@ -204,6 +278,7 @@ class HeadState(Artifact):
 
     kind = "head"
     updates = True
+    roles = frozenset({Role.TRAINED, Role.STARTED_FROM})
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -213,6 +288,8 @@ class ModelState(Artifact):
 
     kind = "model"
     updates = True
+    roles = frozenset({Role.TRAINED, Role.STARTED_FROM, Role.WHOLE})
+    holds = Holds.PARAMETERS
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -222,6 +299,8 @@ class GradientState(Artifact):
 
     kind = "gradient"
     updates = True
+    roles = frozenset({Role.TRAINED})
+    holds = Holds.GRADIENT
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
@@ -231,16 +310,53 @@ class SmallModelState(Artifact):
 
     kind = "small-model"
     updates = True
+    roles = frozenset({Role.TRAINED, Role.STARTED_FROM})
+    holds = Holds.PARAMETERS
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class LowRankUpdate(Artifact):
-    """A model or its update in low rank, each tensor dense where that is smaller (FedKD)."""
+def _multiplied_out(
+    sent: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
+    """Tensors of ``name.{U,s,V}`` and ``name.dense``; names of no such form pass through."""
+    out = {k: v for k, v in sent.items() if k.rpartition(".")[2] not in ("U", "s", "V", "dense")}
+    for name, shape in shapes.items():
+        if f"{name}.dense" in sent:
+            out[name] = sent[f"{name}.dense"].reshape(shape)
+        elif f"{name}.U" in sent:
+            u, s, v = (sent[f"{name}.{part}"] for part in "UsV")
+            out[name] = ((u * s) @ v).reshape(shape)
+    return out
 
-    kind = "low-rank"
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRankModel(Artifact):
+    """Parameters of a model in low rank, each tensor dense where that is smaller (FedKD)."""
+
+    kind = "low-rank-model"
     updates = True
+    roles = frozenset({Role.PACKED})
+    holds = Holds.PARAMETERS
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
+
+    def parameters(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Parameters, factors multiplied out."""
+        return _multiplied_out(self.params, shapes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRankChange(Artifact):
+    """The change of a model's parameters in low rank, dense where that is smaller (FedKD)."""
+
+    kind = "low-rank-change"
+    updates = True
+    roles = frozenset({Role.PACKED})
+    holds = Holds.CHANGE
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
+
+    def parameters(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Changes by parameter name, factors multiplied out."""
+        return _multiplied_out(self.params, shapes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -257,7 +373,17 @@ class MatrixBlocks(Artifact):
     """Diagonal blocks of a square matrix (FedRAL)."""
 
     kind = "matrix-blocks"
+    roles = frozenset({Role.TRAINED, Role.STARTED_FROM})
     blocks: Tensor = wire(Content.PARAMETERS, "(m, r / m, r / m)")
+
+    def fitted(self, other: Artifact) -> MatrixBlocks:
+        """The diagonal blocks of the same block-diagonal matrix, as many as the other's."""
+        count = len(other.tensors()["blocks"])
+        matrix = torch.block_diag(*self.blocks)
+        size = len(matrix) // count
+        return MatrixBlocks(
+            torch.stack([matrix[i : i + size, i : i + size] for i in range(0, size * count, size)])
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -265,6 +391,8 @@ class ClassLogits(Artifact):
     """Mean output of each class present at a client, or over clients (FD)."""
 
     kind = "class-logits"
+    roles = frozenset({Role.VECTORS})
+    tells = Prototypes.tells
     outputs: Tensor = wire(Content.LOGITS, "(m, num_classes)")
     labels: Tensor = wire(Content.LABEL, "(m,)")
 
@@ -275,6 +403,7 @@ class RepStatistic(Artifact):
 
     kind = "rep-statistic"
     in_paper_counts = False
+    roles = frozenset({Role.VECTORS, Role.ONCE})
     mean: Tensor = wire(Content.STATISTIC, "(d,)")
 
 
@@ -283,7 +412,27 @@ class Counts(Artifact):
     """Numbers of samples: of a client (1,), of each of its classes, or of contributors."""
 
     kind = "counts"
+    roles = frozenset({Role.OPEN})
+    summed = Sum.TOTAL
+    tells = "numbers of samples"
     values: Tensor = wire(Content.COUNT, "(n,)")
+
+
+RETIRED_KINDS: Mapping[str, str] = {
+    "low-rank": "which an earlier version wrote for a model and for its change alike, so that it "
+    "cannot be told which this is"
+}
+"""Kinds that recordings of earlier versions hold and this one refuses, each with the reason."""
+
+
+def is_one_of(kind: type[Artifact], of: Collection[type[Artifact] | Role]) -> bool:
+    """Whether a kind is one of these kinds or has one of these roles."""
+    return any(one in kind.roles if isinstance(one, Role) else issubclass(kind, one) for one in of)
+
+
+def is_read_as(kind: type[Artifact], kinds: Collection[type[Artifact]]) -> bool:
+    """Whether who reads these kinds reads this one too: it is one, or declares to be `like` one."""
+    return any(issubclass(one, tuple(kinds)) for one in (kind, *kind.like))
 
 
 AGGREGATE = -1
@@ -407,50 +556,6 @@ class ThreatModel:
     def with_oracles(self, *extra: Knowledge) -> ThreatModel:
         """Return the same model with declared oracles added."""
         return dataclasses.replace(self, grants=self.grants | frozenset(extra))
-
-
-THREAT_MODELS: dict[str, ThreatModel] = {
-    model.name: model
-    for model in (
-        ThreatModel(
-            "fedre-paper",
-            frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD, Knowledge.TRAINING}),
-            "last",
-            "honest-but-curious server holding every client's extractor of the attacked round "
-            "(white box); no auxiliary images, no labels beyond those uploaded",
-            "FedRE (CVPR 2026), question 2: inversion with the client's extractor",
-        ),
-        ThreatModel(
-            "eavesdropper",
-            frozenset({Knowledge.UPLOADS}),
-            "all",
-            "somebody who reads the wire and holds no model",
-        ),
-        ThreatModel(
-            "realistic",
-            frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.TRAINING}),
-            "all",
-            "honest-but-curious server holding what the protocol gives it: uploads and the "
-            "global head, no client extractor",
-        ),
-        ThreatModel(
-            "strong",
-            frozenset(
-                {
-                    Knowledge.UPLOADS,
-                    Knowledge.EXTRACTOR,
-                    Knowledge.ALL_EXTRACTORS,
-                    Knowledge.HEAD,
-                    Knowledge.AUX_DATA,
-                    Knowledge.TRAINING,
-                }
-            ),
-            "all",
-            "server holding every client's extractor of every kept round, and auxiliary images "
-            "disjoint from every client's training data",
-        ),
-    )
-}
 
 
 # --- what an attack receives and returns -----------------------------------------------------

@@ -107,6 +107,12 @@ class Entanglement:
         """
         raise TypeError(f"{type(self).__name__} does not define sample_weights")
 
+    def layers(self) -> list[Entanglement]:
+        """The scheme, and whatever schemes it is built on, outermost first."""
+        inside = [getattr(self, item.name) for item in dataclasses.fields(self)]
+        built_on = [one for one in inside if isinstance(one, Entanglement)]
+        return [self, *(layer for one in built_on for layer in one.layers())]
+
     def mix(self, draw: Draw) -> Mix | None:
         """What is mixed and what is said about it, or None to upload nothing this round.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.types import Artifact, Broadcast, Upload
+from fedre_privacy.core.types import RETIRED_KINDS, Artifact, Broadcast, Upload
 
 SCHEMA = 1
 INDEX = "index.json"
@@ -152,6 +152,11 @@ def read_messages(
 def _artifact(part: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Artifact:
     kind = str(part.get("kind"))
     cls = Artifact.kinds.get(kind)
+    if kind in RETIRED_KINDS:
+        raise DamagedInputError(
+            f"{path} holds an artifact of kind '{kind}', {RETIRED_KINDS[kind]}.",
+            next_step="Train again with fedre-train --restart.",
+        )
     if cls is None:
         known = ", ".join(sorted(kind for kind in Artifact.kinds if kind))
         raise DamagedInputError(

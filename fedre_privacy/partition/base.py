@@ -28,6 +28,8 @@ class Partition(ABC):
     """
 
     name: ClassVar[str] = ""
+    shorthand: ClassVar[str] = ""
+    """The setting that ``--partition NAME:VALUE`` gives; empty: it takes none."""
 
     @abstractmethod
     def assign(

@@ -33,6 +33,8 @@ class Classes(Partition):
         Random numbers come from another generator, so the clients' classes differ.
     """
 
+    shorthand = "classes"
+
     classes: int = knob(2, help="class slots of each client", unit="classes", ge=1)
 
     def assign(

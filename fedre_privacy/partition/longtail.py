@@ -47,6 +47,8 @@ class LongTail(Partition):
         cannot be reached, so `min_samples` is 3: two to train on, which BatchNorm needs.
     """
 
+    shorthand = "imbalance"
+
     imbalance: float = knob(100.0, help="size of the first class over that of the last", ge=1)
     alpha: float = knob(0.07, help="concentration; smaller is more skewed", gt=0)
     min_samples: int = knob(3, help="fewest samples of a client", unit="samples", ge=1)

@@ -30,6 +30,8 @@ class PAT(Partition):
     Deviations: the released code divides by zero or drops classes where this raises an error.
     """
 
+    shorthand = "classes"
+
     classes: int = knob(2, help="classes of each client", unit="classes", ge=1)
 
     def assign(

@@ -34,6 +34,8 @@ class PRA(Partition):
         by zero; here the client with the fewest samples gets the class.
     """
 
+    shorthand = "alpha"
+
     alpha: float = knob(0.1, help="concentration; smaller is more skewed", gt=0)
     min_samples: int | None = knob(
         None,

@@ -13,7 +13,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, attacks, mismatch, needed_for, readers_of_any
+from fedre_privacy.attacks.base import (
+    Context,
+    attacks,
+    can_read,
+    mismatch,
+    needed_for,
+    readers_of_any,
+)
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -24,7 +31,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.types import ORACLES, THREAT_MODELS, Outcome
+from fedre_privacy.core.types import ORACLES, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
@@ -42,18 +49,15 @@ from fedre_privacy.runs.folder import (
 )
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
 from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions import QUESTIONS, Card, Game, Question
-from .questions.base import is_uploaded
-
-SIMULATED = ("images", "membership")
-"""Questions that attacks on parameters answer by computing as the clients did."""
+from .questions.base import Card, Game, Question, is_uploaded, questions
 
 
 def question_of(settings: AttackSettings) -> Question:
     """The question that an attack answers."""
-    return QUESTIONS[settings.attack.answers]
+    return questions.get(settings.attack.answers)()
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Game:
@@ -152,7 +156,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
-    simulated = settings.attack.answers in SIMULATED and any(kind.updates for kind in kinds)
+    simulated = question_of(settings).simulates and any(kind.updates for kind in kinds)
     if protocol.unseen and simulated:
         raise IncompatibleError(
             "Attacks on parameters repeat the training of clients, or compute its loss, on images "
@@ -168,7 +172,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             for text in mismatch(settings.via, threat, set(settings.via.consumes))
             if "needs" in text
         ]
-        if not any(issubclass(kind, settings.via.consumes) for kind in protocol.uploads):
+        if not any(can_read(settings.via, kind) for kind in protocol.uploads):
             problems.append(
                 f"Attack '{settings.via.name}', which would recover the prototypes, reads "
                 f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "
@@ -185,7 +189,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     needed = needed_for(settings.attack, kinds)
     if needed - threat.grants:
         options = [
-            f"--threat {name}" for name, other in THREAT_MODELS.items() if needed <= other.grants
+            f"--threat {name}" for name in threats.names() if needed <= threats.get(name).grants
         ][:1]
         options += [
             f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants

@@ -24,8 +24,8 @@ from fedre_privacy.core.types import (
     Knowledge,
     KnownDefense,
     LocalTraining,
-    ModelState,
     Observation,
+    Role,
     ThreatModel,
     Upload,
 )
@@ -46,7 +46,7 @@ from .targets import TargetSource
 
 def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> ThreatModel:
     """Add what the protocol itself hands over: who uploads whole models gives away extractors."""
-    if not any(issubclass(kind, ModelState) for kind in uploads):
+    if not any(Role.WHOLE in kind.roles for kind in uploads):
         return threat
     given = {Knowledge.EXTRACTOR, Knowledge.HEAD}
     if threat.rounds == "all":
@@ -172,7 +172,7 @@ def stale(
     if Knowledge.EXTRACTOR not in threat.grants:
         problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
         step = "Leave it out, or use --threat fedre-paper or strong."
-    elif any(issubclass(kind, ModelState) for kind in protocol.uploads):
+    elif any(Role.WHOLE in kind.roles for kind in protocol.uploads):
         problem = f"{asked}, but {protocol.name} uploads whole models: no extractor is ever old."
     elif staleness >= round:
         problem = f"{asked}, but round {round} is attacked: the oldest extractor is of round 1."
@@ -205,10 +205,9 @@ def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
             _known(settings, defense.settled(facts).channel(facts))
             for settings, defense in zip(run.record["defense"], run.settings.defense, strict=True)
         ]
-    scheme = getattr(run.settings.protocol, "entanglement", None)
-    while scheme is not None:
-        found.append(_known(plain_plugin(scheme), scheme.channel()))
-        scheme = getattr(scheme, "base", None)
+    scheme = run.settings.protocol.scheme()
+    layers = scheme.layers() if scheme else ()
+    found += [_known(plain_plugin(layer), layer.channel()) for layer in layers]
     return tuple(found)
 
 
@@ -236,7 +235,7 @@ def _training(run: Run) -> LocalTraining:
     training = run.settings.train
     sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
     sizes[AGGREGATE] = sum(sizes.values())
-    lr = getattr(run.settings.protocol, "student_lr", training.lr)
+    lr = run.settings.protocol.shared_lr(training.lr)
     return LocalTraining(lr, training.epochs, training.batch_size, sizes)
 
 
@@ -244,7 +243,7 @@ def _models(
     run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
 ) -> Modules:
     """Whole models as clients started the round, where broadcasts hold all parameters."""
-    small = getattr(run.settings.protocol, "small", None)
+    small = run.settings.protocol.shared_model()
     if small is not None:
         states = small_states_before(run, small, clients, round)
         recipe = recipe_of(run, 0, settings=small)
@@ -256,12 +255,14 @@ def _models(
         )
     found: dict[tuple[int, int], Held] = {}
     for broadcast in broadcasts:
-        sent = [a for a in broadcast.artifacts if isinstance(a, ModelState)]
+        sent = [a for a in broadcast.artifacts if Role.WHOLE in a.roles]
         if broadcast.round != round or not sent:
             continue
         for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
             recipe = recipe_of(run, client)
-            found[client, round] = Held(recipe, partial(_with_buffers, recipe, sent[0].params))
+            found[client, round] = Held(
+                recipe, partial(_with_buffers, recipe, sent[0].parameters({}))
+            )
     return Modules(found)
 
 

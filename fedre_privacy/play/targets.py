@@ -25,7 +25,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
+from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 from fedre_privacy.runs.folder import Run
 
@@ -256,9 +256,7 @@ class TargetSource:
         if kind == "prototypes":
             return self._prototypes(client)
         reps, labels = self._represent(client, own)
-        scheme = getattr(self.run.settings.protocol, "entanglement", None)
-        if not isinstance(scheme, Entanglement):
-            scheme = schemes.get("rap")()
+        scheme = self.run.settings.protocol.scheme() or schemes.get("rap")()
         seed = self.run.settings.train.seed
         draw = Draw(
             labels=labels,

@@ -14,8 +14,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Artifact, Emission, Upload
+from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.entanglement.diagnostics import WeightMatrix
+from fedre_privacy.models.families import ModelSettings
 
 protocols: Registry[Protocol] = Registry(
     "protocol", "fedre_privacy.protocols", see="fedre-attack list"
@@ -39,6 +43,11 @@ class Protocol:
     sums: ClassVar[str] = ""
     """The mean of a round's uploads that the server can do with: "samples" (weighted by them),
     "classes" (of each class), "clients" (plain). Empty: it needs single uploads."""
+    sums_with: ClassVar[str] = ""
+    """The setting with which its server can do with sums, where it can with some settings only."""
+    training_only: ClassVar[bool] = False
+    """Whether clients use their data in local training and in what they upload, and nowhere else; a
+    guarantee for single records needs it."""
     unseen: ClassVar[str] = ""
     """Why whoever sees the parameters that clients send cannot simulate the training that moved
     them; attacks that do so are refused with it. Empty: it can be simulated."""
@@ -46,6 +55,36 @@ class Protocol:
     def declare(self, *kinds: type[Artifact]) -> None:
         """Replace `uploads` for these settings; call it in ``__post_init__``."""
         object.__setattr__(self, "uploads", kinds)
+
+    def scheme(self) -> Entanglement | None:
+        """The entanglement scheme by which clients mix their representations, if they do."""
+        return None
+
+    def mixing_ahead(
+        self, labels: Tensor, num_classes: int, rounds: int, seed: int, client: int
+    ) -> WeightMatrix | None:
+        """What the weights of the scheme tell before anything is trained; None without a scheme.
+
+        Args:
+            labels: (n,) int64, the client's training labels.
+        """
+        return None
+
+    def shared_model(self) -> ModelSettings | None:
+        """The model that is sent in place of the clients' own, if there is one."""
+        return None
+
+    def shared_lr(self, lr: float) -> float:
+        """Step size of the parameters that are sent, given the local one."""
+        return lr
+
+    def sends_buffers(self) -> bool:
+        """Whether BatchNorm's running statistics are sent with the parameters."""
+        return False
+
+    def traffic(self, sizes: Sizes) -> Exchange | None:
+        """Count what one round sends with these settings; None: no formula, runs are measured."""
+        return None
 
     def check(self, setting: Setting) -> list[str]:
         """Return every reason why this protocol cannot run in a setting."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks.local import outputs_of
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, labelled
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import ClassLogits, Counts, Emission, Prototypes, Upload
 
@@ -35,9 +36,17 @@ class FD(Protocol):
     """
 
     uploads = (ClassLogits,)
+    training_only = True
 
     weight: float = knob(1.0, help="weight lambda of the distillation", ge=0)
     target: str = knob("others", help="whose outputs are learnt", choices=("others", "library"))
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        rows = sizes.clients * sizes.seen
+        means = labelled(rows, sizes.classes)
+        extra = 2 * rows if self.target == "others" else 0  # contributors, and rounds of refreshing
+        down = Count(means.paper, means.floats, means.integers + extra)
+        return Exchange(labelled(sizes.pairs, sizes.classes), down)
 
     def start_server(self, setting: Setting) -> Server:
         size = setting.num_classes

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Client, Message, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, ModelState
 from fedre_privacy.models.split import parameters_of
@@ -46,12 +47,16 @@ class FedALA(Protocol):
     buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
+    sends_buffers = whole_model.sends_buffers
     start_server = whole_model.start_server
     setup_upload = whole_model.setup_upload
     setup_aggregate = whole_model.setup_aggregate
     broadcast = whole_model.broadcast
     upload = whole_model.upload
     aggregate = whole_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.model)
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         sent = only(message, ModelState).params

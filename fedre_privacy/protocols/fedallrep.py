@@ -10,6 +10,7 @@ from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
+from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
 from fedre_privacy.core.config import section
 from fedre_privacy.core.types import Emission, Mixture, Representations
 
@@ -30,6 +31,7 @@ class FedAllRep(Protocol):
     """
 
     uploads = (Representations,)
+    training_only = True
     headline = "post_broadcast"
 
     server: HeadTraining = section(HeadTraining(reduction="sum"), help="the server's head training")
@@ -39,6 +41,9 @@ class FedAllRep(Protocol):
     broadcast = shared_head.broadcast
     receive = shared_head.receive
     aggregate = shared_head.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return Exchange(labelled(sizes.samples, sizes.dim), head_down(sizes))
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         samples = client.collected(task.setting.training)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.blocks import small_model
+from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.local import outputs_of
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Setting, Task
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import SmallModelState
@@ -44,11 +45,16 @@ class FedAPEN(Protocol):
     buffers: bool = knob(True, help="average and send BatchNorm's running statistics as well")
     small: ModelSettings = section(ModelSettings(), help="the shared model")
 
+    shared_model = small_model.shared_model
+    sends_buffers = whole_model.sends_buffers
     start_server = small_model.start_server
     broadcast = small_model.broadcast
     modules = small_model.modules
     upload = small_model.upload
     aggregate = small_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.small, counted=False)
 
     def start_client(self, client: Client, setting: Setting) -> None:
         small_model.start_client(self, client, setting)

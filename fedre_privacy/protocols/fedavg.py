@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedre_privacy.blocks import whole_model
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, ModelState
 
@@ -24,12 +25,14 @@ class FedAvg(Protocol):
     """
 
     uploads = (ModelState, Counts)
+    training_only = True
     sums = "samples"
     headline = "post_broadcast"
 
     buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
+    sends_buffers = whole_model.sends_buffers
     start_server = whole_model.start_server
     setup_upload = whole_model.setup_upload
     setup_aggregate = whole_model.setup_aggregate
@@ -37,3 +40,6 @@ class FedAvg(Protocol):
     receive = whole_model.receive
     upload = whole_model.upload
     aggregate = whole_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.model)

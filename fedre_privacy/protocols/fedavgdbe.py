@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.local import fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
 
@@ -54,10 +55,15 @@ class FedAvgDBE(Protocol):
     buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
+    sends_buffers = whole_model.sends_buffers
     start_server = whole_model.start_server
     broadcast = whole_model.broadcast
     upload = whole_model.upload
     aggregate = whole_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        sent, means = floats(sizes.clients * sizes.model), sizes.clients * sizes.dim
+        return Exchange(sent, sent, Count(0, means, sizes.clients), Count(0, means))
 
     def start_client(self, client: Client, setting: Setting) -> None:
         client.memory["shift"] = Shift(client.model.dim).to(setting.device)

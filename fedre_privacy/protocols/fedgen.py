@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, Emission, GeneratorState, HeadState, ModelState, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
@@ -68,6 +69,14 @@ class FedGen(Protocol):
     server_lr: float = knob(0.005, help="Adam step size of the generator", gt=0)
     weight: float = knob(1.0, help="weight of generated representations at the client", ge=0)
     average: str = knob("head", help="what is averaged and sent", choices=("head", "model"))
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        shared = sizes.model if self.average == "model" else sizes.head
+        sent = sizes.clients * shared
+        width = self.hidden  # two linear layers, and BatchNorm between them
+        generator = (width + sizes.classes) * width + width + 2 * width + (width + 1) * sizes.dim
+        counts = Count(integers=sizes.clients * sizes.classes)
+        return Exchange(floats(sent), Count(sent, sent + sizes.clients * generator), counts, counts)
 
     def __post_init__(self) -> None:
         if self.average == "model":

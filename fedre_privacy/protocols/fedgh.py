@@ -9,6 +9,7 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
+from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
 from fedre_privacy.core.config import section
 from fedre_privacy.core.types import Emission, Prototypes
 
@@ -30,6 +31,7 @@ class FedGH(Protocol):
     """
 
     uploads = (Prototypes,)
+    training_only = True
     headline = "post_broadcast"
 
     server: HeadTraining = section(
@@ -41,6 +43,9 @@ class FedGH(Protocol):
     broadcast = shared_head.broadcast
     receive = shared_head.receive
     aggregate = shared_head.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return Exchange(labelled(sizes.pairs, sizes.dim), head_down(sizes))
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         samples = client.collected(task.setting.training)

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model
 from fedre_privacy.blocks.averaging import State, weighted_mean
-from fedre_privacy.blocks.compression import pack, unpack
+from fedre_privacy.blocks.compression import pack
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.config import knob, section
-from fedre_privacy.core.types import Emission, LowRankUpdate, Upload
+from fedre_privacy.core.types import Emission, LowRankChange, LowRankModel, SmallModelState, Upload
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import load_parameters, parameters_of
 
@@ -33,7 +34,8 @@ class FedKD(Protocol):
     T(t) = T0 + (t / rounds) (T1 - T0) with t = 0 in the first; server and clients apply the same
     averaged, factored update. A client that missed broadcasts gets the student whole.
 
-    Uploads:    LowRankUpdate: factors of the student's update, dense where that is smaller
+    Uploads:    LowRankChange: factors of the student's update, dense where that is smaller;
+                LowRankModel with ``compress=params``
     Reference:  Wu et al., Communication-efficient federated learning via knowledge distillation,
                 Nature Communications 13:2032, 2022.
     Deviations: teachers and A are detached (public code: not, ``joint_grad``), KL is a batch mean,
@@ -42,7 +44,7 @@ class FedKD(Protocol):
                 do.
     """
 
-    uploads = (LowRankUpdate,)
+    uploads = (LowRankChange,)
     clip_norm = 10.0
 
     energy_start: float = knob(
@@ -58,6 +60,19 @@ class FedKD(Protocol):
     student_lr: float = knob(0.01, help="student step size", gt=0)
     small: ModelSettings = section(ModelSettings(), help="the student")
 
+    shared_model = small_model.shared_model
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return Exchange(None, None)  # ranks follow from what is learnt
+
+    def __post_init__(self) -> None:
+        if self.compress == "params":
+            self.declare(LowRankModel)
+
+    @property
+    def _kind(self) -> type[LowRankModel | LowRankChange]:
+        return LowRankModel if self.compress == "params" else LowRankChange
+
     def start_server(self, setting: Setting) -> Server:
         return small_model.start_server(self, setting)
 
@@ -72,7 +87,7 @@ class FedKD(Protocol):
         # sorted: a resumed run has read them in another order
         found = sorted(server.tensors.items())
         packed = {k.removeprefix(prefix): v for k, v in found if k.startswith(prefix)}
-        return (LowRankUpdate(packed),) if packed else self.resync(server)
+        return (self._kind(packed),) if packed else self.resync(server)
 
     def resync(self, server: Server) -> Message:
         # factored parameters stand for themselves; an update needs the student before it
@@ -81,10 +96,10 @@ class FedKD(Protocol):
 
     def receive(self, client: Client, message: Message, task: Task) -> None:
         student = client.memory[small_model.NAME]
-        if isinstance(message[0], LowRankUpdate):
+        if not isinstance(message[0], SmallModelState):
             before = {k.removeprefix("before/"): v for k, v in client.tensors.items()}
             shapes = {name: value.shape for name, value in student.named_parameters()}
-            load_parameters(student, self._applied(before, unpack(message[0].params, shapes)))
+            load_parameters(student, self._applied(before, message[0].parameters(shapes)))
         else:
             small_model.receive(self, client, message, task)
         client.tensors = {f"before/{k}": v for k, v in parameters_of(student).items()}
@@ -94,6 +109,9 @@ class FedKD(Protocol):
 
     def learning_rates(self, client: Client, lr: float) -> Sequence[float]:
         return (lr, self.student_lr, lr)
+
+    def shared_lr(self, lr: float) -> float:
+        return self.student_lr
 
     def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
         student = small_model.small(client)
@@ -111,15 +129,15 @@ class FedKD(Protocol):
         sent = parameters_of(client.memory[small_model.NAME])
         if self.compress == "updates":
             sent = {k: v - client.tensors[f"before/{k}"].to(v) for k, v in sent.items()}
-        return (Emission(LowRankUpdate(pack(sent, self._energy(task)))),)
+        return (Emission(self._kind(pack(sent, self._energy(task)))),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         student = server.modules[small_model.NAME]
         now = parameters_of(student)
         shapes = {name: value.shape for name, value in now.items()}
-        updates = [unpack(only(u.artifacts, LowRankUpdate).params, shapes) for u in uploads]
+        updates = [only(u.artifacts, self._kind).parameters(shapes) for u in uploads]
         packed = pack(weighted_mean(updates, torch.ones(len(updates))), self._energy(task))
-        load_parameters(student, self._applied(now, unpack(packed, shapes)))
+        load_parameters(student, self._applied(now, self._kind(packed).parameters(shapes)))
         server.tensors = {f"update/{name}": value for name, value in packed.items()}
 
     def _applied(self, before: State, sent: State) -> dict[str, Tensor]:

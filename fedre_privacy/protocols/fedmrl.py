@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.state import Client, Message, Setting
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Counts, SmallModelState
 from fedre_privacy.models.families import ModelSettings, representation_dim
@@ -35,12 +36,14 @@ class FedMRL(Protocol):
     """
 
     uploads = (SmallModelState, Counts)
+    training_only = True
     unseen = "trains the shared model through a projector that clients keep"
 
     small_weight: float = knob(1.0, help="weight of the small head's loss", ge=0)
     own_weight: float = knob(1.0, help="weight of the own head's loss", ge=0)
     small: ModelSettings = section(ModelSettings(dim=128), help="the small model")
 
+    shared_model = small_model.shared_model
     start_server = small_model.start_server
     setup_upload = whole_model.setup_upload
     setup_aggregate = whole_model.setup_aggregate
@@ -48,6 +51,9 @@ class FedMRL(Protocol):
     receive = small_model.receive
     upload = small_model.upload
     aggregate = small_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.small)
 
     def check(self, setting: Setting) -> list[str]:
         small = representation_dim(self.small, setting.image_shape)

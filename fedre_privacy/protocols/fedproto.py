@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, Emission, Prototypes, Upload
 
@@ -36,6 +37,7 @@ class FedProto(Protocol):
     """
 
     uploads = (Prototypes,)
+    training_only = True
     sums = "classes"
     headline = "post_broadcast"
 
@@ -54,6 +56,12 @@ class FedProto(Protocol):
     check = global_prototypes.check
     receive = global_prototypes.receive
     logits = global_prototypes.predict
+
+    def traffic(self, sizes: Sizes) -> Exchange | None:
+        if self.mean == "samples":  # counts come with every upload
+            return None
+        up = labelled(sizes.pairs, sizes.dim)
+        return Exchange(up, labelled(sizes.clients * sizes.seen, sizes.dim))
 
     def __post_init__(self) -> None:
         if self.mean == "samples":

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes, whole_model
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, Emission, MatrixBlocks, Upload
 
@@ -37,6 +38,7 @@ class FedRAL(Protocol):
     """
 
     uploads = (MatrixBlocks, Counts)
+    training_only = True
 
     blocks: tuple[int, ...] = knob(
         (4,),
@@ -52,6 +54,12 @@ class FedRAL(Protocol):
 
     setup_upload = whole_model.setup_upload
     setup_aggregate = whole_model.setup_aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        counts = [self._count(k) for k in range(sizes.clients)]
+        up = sum(sizes.dim**2 // count for count in counts)
+        down = sizes.clients * sizes.dim**2 // reduce(gcd, counts)
+        return Exchange(floats(up), floats(down), Count(integers=sizes.clients))
 
     def check(self, setting: Setting) -> list[str]:
         problems = global_prototypes.check(self, setting)

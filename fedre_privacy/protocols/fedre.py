@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Server, Task
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, head_down
 from fedre_privacy.core.config import knob, part, section
 from fedre_privacy.core.types import Emission, EntangledRep, Upload
 from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
+from fedre_privacy.entanglement.diagnostics import WeightMatrix, weight_matrix_diagnostics
 
 from .base import Protocol, protocols
 
@@ -34,7 +38,9 @@ class FedRE(Protocol):
     """
 
     uploads = (EntangledRep,)
+    training_only = True
     headline = "post_broadcast"
+    sums_with = "super_pair=true"
 
     entanglement: Entanglement = part(schemes, "rap", help="how representations are mixed")
     resample: bool = knob(True, help="draw new weights every round, or keep the first ones")
@@ -48,8 +54,24 @@ class FedRE(Protocol):
     broadcast = shared_head.broadcast
     receive = shared_head.receive
 
+    def traffic(self, sizes: Sizes) -> Exchange:
+        vectors = sizes.clients * sizes.dim
+        up = Count(vectors, vectors + sizes.clients * sizes.classes)
+        return Exchange(up, head_down(sizes))
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "sums", "clients" if self.super_pair else "")
+
+    def scheme(self) -> Entanglement:
+        return self.entanglement
+
+    def mixing_ahead(
+        self, labels: Tensor, num_classes: int, rounds: int, seed: int, client: int
+    ) -> WeightMatrix:
+        return weight_matrix_diagnostics(
+            self.entanglement, labels, num_classes, rounds, seed, client=client,
+            resample=self.resample,
+        )  # fmt: skip
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         pairs = [shared_head.super_pair(uploads)] if self.super_pair else uploads

@@ -10,6 +10,7 @@ import torch
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Counts, Emission, GradientState, Upload
 
@@ -35,6 +36,7 @@ class FedSGD(Protocol):
     """
 
     uploads = (GradientState, Counts)
+    training_only = True
     sums = "samples"
     headline = "post_broadcast"
     local_steps = 1
@@ -44,6 +46,9 @@ class FedSGD(Protocol):
     setup_aggregate = whole_model.setup_aggregate
     broadcast = whole_model.broadcast
     receive = whole_model.receive
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.model)
 
     def check(self, setting: Setting) -> list[str]:
         problems = whole_model.check(self, setting)

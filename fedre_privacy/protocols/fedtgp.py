@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Emission, Mixture, Prototypes, Upload
 
@@ -38,6 +39,7 @@ class FedTGP(Protocol):
     """
 
     uploads = (Prototypes,)
+    training_only = True
     headline = "post_broadcast"
 
     weight: float = knob(10.0, help="weight lambda of the pull towards global prototypes", ge=0)
@@ -56,6 +58,10 @@ class FedTGP(Protocol):
     check = global_prototypes.check
     receive = global_prototypes.receive
     logits = global_prototypes.predict
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        up = labelled(sizes.pairs, sizes.dim)
+        return Exchange(up, labelled(sizes.clients * sizes.classes, sizes.dim))
 
     def start_server(self, setting: Setting) -> Server:
         classes, dim = setting.num_classes, setting.dims[0]

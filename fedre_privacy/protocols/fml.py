@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Task
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.types import Counts, Emission, SmallModelState
 from fedre_privacy.models.families import ModelSettings
@@ -34,6 +35,7 @@ class FML(Protocol):
     """
 
     uploads = (SmallModelState,)
+    training_only = True
     clip_norm = 10.0
 
     private_share: float = knob(0.5, help="weight a of the private model's labels", ge=0, le=1)
@@ -45,6 +47,7 @@ class FML(Protocol):
     )
     small: ModelSettings = section(ModelSettings(), help="the meme model")
 
+    shared_model = small_model.shared_model
     start_server = small_model.start_server
     start_client = small_model.start_client
     broadcast = small_model.broadcast
@@ -53,6 +56,9 @@ class FML(Protocol):
     upload = small_model.upload
     setup_aggregate = whole_model.setup_aggregate
     aggregate = small_model.aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.small, counted=self.mean == "samples")
 
     def __post_init__(self) -> None:
         if self.mean == "samples":

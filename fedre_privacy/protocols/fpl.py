@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import global_prototypes, whole_model
 from fedre_privacy.blocks.finch import cluster_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Counts, Emission, ModelState, Prototypes, Upload
 
@@ -36,11 +37,20 @@ class FPL(Protocol):
     """
 
     uploads = (Prototypes,)
+    training_only = True
 
     tau: float = knob(0.02, help="temperature of the contrast", gt=0)
     aggregate_model: bool = knob(False, help="send and average whole models as well")
 
     setup_aggregate = whole_model.setup_aggregate
+
+    def traffic(self, sizes: Sizes) -> Exchange | None:
+        if self.aggregate_model:
+            return None
+        down = None  # as many clusters as the server finds
+        if sizes.clusters is not None:
+            down = labelled(sizes.clients * sizes.clusters, sizes.dim)
+        return Exchange(labelled(sizes.pairs, sizes.dim), down)
 
     def __post_init__(self) -> None:
         if self.aggregate_model:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Task, only
+from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.types import Counts, Emission, HeadState, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
@@ -24,6 +25,7 @@ class LGFedAvg(Protocol):
     """
 
     uploads = (HeadState, Counts)
+    training_only = True
     sums = "samples"
     headline = "post_broadcast"
 
@@ -33,6 +35,9 @@ class LGFedAvg(Protocol):
     setup_aggregate = whole_model.setup_aggregate
     broadcast = shared_head.broadcast
     receive = shared_head.receive
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return averaged(sizes, sizes.head)
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         return (Emission(HeadState(parameters_of(client.model.head))),)

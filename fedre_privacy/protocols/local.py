@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes
+
 from .base import Protocol, protocols
 
 
@@ -15,3 +17,8 @@ class Local(Protocol):
     The anchor of every comparison: under label skew it is a strong baseline. Selected clients
     train, others wait, so it follows the same schedule as every other protocol.
     """
+
+    training_only = True
+
+    def traffic(self, sizes: Sizes) -> Exchange:
+        return Exchange(Count(), Count())

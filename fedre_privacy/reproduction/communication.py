@@ -1,17 +1,15 @@
-"""Scalars that each protocol sends in one round, and the published tables recomputed.
+"""The published communication tables, recomputed from what each protocol says that it sends.
 
-A formula counts what one complete round sends when every client takes part: the uploads, and the
-broadcast that opens a round after the first. Runs are measured, never computed
+Formulas are the protocols' own (`Protocol.traffic`). Runs are measured, never computed
 (`federation.ledger`); a test holds every formula against the ledger of a recorded run.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
-from math import gcd
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedre_privacy.blocks.averaging import state_of
+from fedre_privacy.blocks.traffic import Count, Exchange, Sizes
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
 from fedre_privacy.data.base import datasets
 from fedre_privacy.models.families import ModelSettings, build_model, count_parameters
@@ -27,6 +26,7 @@ from fedre_privacy.models.split import num_parameters
 from fedre_privacy.partition.base import Partition, Split, split
 from fedre_privacy.partition.pat import PAT
 from fedre_privacy.partition.pra import PRA
+from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.folder import COMPLETE, Run
 
 from .published_tables import (
@@ -48,194 +48,19 @@ Labels = npt.NDArray[np.int64]
 # --- formulas --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Count:
-    """Scalars of one direction, totals over all clients.
-
-    Args:
-        paper: without labels, label encodings, counts and generators.
-        floats: every float32 sent. integers: every int64 sent.
-    """
-
-    paper: int = 0
-    floats: int = 0
-    integers: int = 0
-
-    @property
-    def complete(self) -> int:
-        """Every number sent; an integer counts as one."""
-        return self.floats + self.integers
-
-    @property
-    def nbytes(self) -> int:
-        """Size as serialised: 4 bytes a float32, 8 an int64."""
-        return 4 * self.floats + 8 * self.integers
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What one round sends; None where it depends on what was learnt in the run.
-
-    Args:
-        once_up, once_down: sent once, before the first round.
-    """
-
-    up: Count | None
-    down: Count | None
-    once_up: Count = Count()
-    once_down: Count = Count()
-
-    def way(self, direction: str) -> Count | None:
-        """``up`` or ``down``."""
-        return self.up if direction == "up" else self.down
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The numbers that the formulas need.
-
-    Args:
-        clients: K, all of which take part. classes: C. dim: d.
-        pairs: P, pairs of a client and a class among its training samples.
-        seen: classes that some client trains on.
-        samples: training samples of all clients.
-        model, small: parameters of the common model and of a small shared model.
-        clusters: Q, cluster prototypes of all classes (FPL); None: not known.
-        hidden: noise length and width of the generator (FedGen).
-        blocks: number of diagonal blocks of each client (FedRAL).
-        contributors: whether means come with numbers of contributors (FD).
-    """
-
-    clients: int
-    classes: int
-    dim: int
-    pairs: int
-    seen: int
-    samples: int
-    model: int = 0
-    small: int = 0
-    clusters: int | None = None
-    hidden: int = 512
-    blocks: tuple[int, ...] = ()
-    contributors: bool = True
-
-    @classmethod
-    def of(cls, class_counts: npt.ArrayLike, *, dim: int, **others: Any) -> Self:
-        """Take the facts of a partition from its training samples (K, C) by client and class."""
-        counts = np.asarray(class_counts)
-        return cls(
-            clients=counts.shape[0],
-            classes=counts.shape[1],
-            dim=dim,
-            pairs=int((counts > 0).sum()),
-            seen=int((counts.sum(0) > 0).sum()),
-            samples=int(counts.sum()),
-            **others,
-        )
-
-    @property
-    def head(self) -> int:
-        """Parameters of one linear head: C (d + 1)."""
-        return self.classes * (self.dim + 1)
-
-    @property
-    def generator(self) -> int:
-        """Parameters of FedGen's generator: two linear layers and a BatchNorm between them."""
-        width = self.hidden
-        return (width + self.classes) * width + width + 2 * width + (width + 1) * self.dim
-
-
-def _floats(count: int) -> Count:
-    return Count(count, count)
-
-
-def _labelled(rows: int, width: int) -> Count:
-    return Count(rows * width, rows * width, rows)
-
-
-def _average(f: Facts, size: int, *, counted: bool = True) -> Exchange:
-    """The same `size` parameters both ways; numbers of samples once."""
-    sent = _floats(f.clients * size)
-    return Exchange(sent, sent, Count(integers=f.clients if counted else 0))
-
-
-def _prototypes(f: Facts, down: Count | None) -> Exchange:
-    return Exchange(_labelled(f.pairs, f.dim), down)
-
-
-def _head_down(f: Facts) -> Count:
-    return _floats(f.clients * f.head)
-
-
-def _fpl(f: Facts) -> Exchange:
-    known = f.clusters is not None
-    return _prototypes(f, _labelled(f.clients * (f.clusters or 0), f.dim) if known else None)
-
-
-def _fedgen(f: Facts, shared: int) -> Exchange:
-    sent = f.clients * shared
-    down = Count(sent, sent + f.clients * f.generator)
-    counts = Count(integers=f.clients * f.classes)
-    return Exchange(_floats(sent), down, counts, counts)
-
-
-def _fd(f: Facts) -> Exchange:
-    rows = f.clients * f.seen
-    means = _labelled(rows, f.classes)
-    extra = 2 * rows if f.contributors else 0
-    down = Count(means.paper, means.floats, means.integers + extra)
-    return Exchange(_labelled(f.pairs, f.classes), down)
-
-
-def _fedral(f: Facts) -> Exchange:
-    sent = [f.dim**2 // f.blocks[k % len(f.blocks)] for k in range(f.clients)]
-    cover = reduce(gcd, (f.blocks[k % len(f.blocks)] for k in range(f.clients)))
-    down = _floats(f.clients * f.dim**2 // cover)
-    return Exchange(_floats(sum(sent)), down, Count(integers=f.clients))
-
-
-def _fedavgdbe(f: Facts) -> Exchange:
-    sent = _floats(f.clients * f.model)
-    means = f.clients * f.dim
-    return Exchange(sent, sent, Count(0, means, f.clients), Count(0, means))
-
-
-FORMULAS: Mapping[str, Callable[[Facts], Exchange]] = {
-    "local": lambda f: Exchange(Count(), Count()),
-    "fedavg": lambda f: _average(f, f.model),
-    "fedsgd": lambda f: _average(f, f.model),
-    "fedala": lambda f: _average(f, f.model),
-    "fedavgdbe": _fedavgdbe,
-    "lg-fedavg": lambda f: _average(f, f.head),
-    "fedproto": lambda f: _prototypes(f, _labelled(f.clients * f.seen, f.dim)),
-    "fedtgp": lambda f: _prototypes(f, _labelled(f.clients * f.classes, f.dim)),
-    "fedgh": lambda f: _prototypes(f, _head_down(f)),
-    "fpl": _fpl,
-    "fedgen": lambda f: _fedgen(f, f.head),
-    "fedkd": lambda f: Exchange(None, None),
-    "fedmrl": lambda f: _average(f, f.small),
-    "fml": lambda f: _average(f, f.small, counted=False),
-    "fedapen": lambda f: _average(f, f.small, counted=False),
-    "fd": _fd,
-    "fedral": _fedral,
-    "fedallrep": lambda f: Exchange(_labelled(f.samples, f.dim), _head_down(f)),
-    "fedre": lambda f: Exchange(
-        Count(f.clients * f.dim, f.clients * (f.dim + f.classes)), _head_down(f)
-    ),
-}
-"""Every built-in protocol, with its default options."""
-
-OTHER_TRAFFIC = {"mean": "samples", "average": "model", "aggregate_model": True}
-"""Options of protocols that change what is sent, which the formulas do not follow."""
-
-
-def scalars(protocol: str, facts: Facts) -> Exchange:
+def scalars(protocol: str, sizes: Sizes, **settings: Any) -> Exchange:
     """Count what a protocol sends in one round after the first, every client taking part.
 
+    Args:
+        settings: of the protocol, where they differ from its defaults.
+
     Raises:
-        LookupError: no formula for this protocol; `federation.ledger` measures any.
+        IncompatibleError: the protocol has no formula for these; `federation.ledger` measures any.
     """
-    return FORMULAS[protocol](facts)
+    found = protocols.get(protocol)(**settings).traffic(sizes)
+    if found is None:
+        raise IncompatibleError(f"Protocol '{protocol}' has no formula with {settings}.")
+    return found
 
 
 # --- the partitions and models behind the tables ---------------------------------------------
@@ -401,17 +226,17 @@ def printed(scalars: int) -> str:
     return f"{scalars / 1000:.2f}"
 
 
-def facts_of(key: str, shares: Shares) -> Facts:
-    """The facts behind the cells of a data set."""
-    return Facts.of(shares.class_counts, dim=DATA_SETS[key].dim, **_sizes(key))
+def sizes_of(key: str, shares: Shares) -> Sizes:
+    """The sizes behind the cells of a data set."""
+    return Sizes.of(shares.class_counts, dim=DATA_SETS[key].dim, **_sizes(key))
 
 
 def table_11(shares: Mapping[str, Shares]) -> list[Cell]:
     """Recompute Table 11 of FedRE for some data sets: 42 cells each."""
     return [
-        _cell(method, setting, key, direction, published, facts)
+        _cell(method, setting, key, direction, published, sizes)
         for key, own in shares.items()
-        for facts in (facts_of(key, own),)
+        for sizes in (sizes_of(key, own),)
         for method, row in TABLE_11.items()
         for setting, pair in zip(SETTINGS, row[key], strict=True)
         if pair is not None
@@ -420,13 +245,13 @@ def table_11(shares: Mapping[str, Shares]) -> list[Cell]:
 
 
 def _cell(
-    method: str, setting: str, key: str, direction: str, published: float, facts: Facts
+    method: str, setting: str, key: str, direction: str, published: float, sizes: Sizes
 ) -> Cell:
     protocol, note, paper = METHODS[method], "", None
-    exchange = scalars(protocol, facts)
+    exchange = scalars(protocol, sizes)
     if method == "FedGen" and setting == "homogeneous":
-        exchange = _fedgen(facts, facts.model)
-        heads = printed(facts.clients * facts.head)
+        exchange = scalars(protocol, sizes, average="model")
+        heads = printed(sizes.clients * sizes.head)
         note = f"counts whole models; the protocol here sends heads, {heads}"
     if method == "FedGen" and direction == "down":
         note = f"{note}; generator not counted".removeprefix("; ")
@@ -434,10 +259,10 @@ def _cell(
     if count is not None:
         paper = count.paper
     if method == "FedGH" and direction == "down" and paper is not None:
-        paper -= facts.clients * facts.classes
-        note = f"biases not counted; with them {printed(paper + facts.clients * facts.classes)}"
+        paper -= sizes.clients * sizes.classes
+        note = f"biases not counted; with them {printed(paper + sizes.clients * sizes.classes)}"
     if method == "FPL" and direction == "down":
-        found = _clusters(published, facts)
+        found = _clusters(published, sizes)
         status = DIFFERS if found is None else CONSISTENT
         note = note if found is None else f"{found} clusters of one run"
     elif paper is None:
@@ -459,11 +284,11 @@ def _cell(
     )
 
 
-def _clusters(published: float, facts: Facts) -> int | None:
+def _clusters(published: float, sizes: Sizes) -> int | None:
     """The whole number of clusters, one a class at least and P at most, that is printed so."""
-    count = round(published * 1000 / (facts.clients * facts.dim))
-    fits = printed(facts.clients * facts.dim * count) == f"{published:.2f}"
-    return count if fits and facts.seen <= count <= facts.pairs else None
+    count = round(published * 1000 / (sizes.clients * sizes.dim))
+    fits = printed(sizes.clients * sizes.dim * count) == f"{published:.2f}"
+    return count if fits and sizes.seen <= count <= sizes.pairs else None
 
 
 @dataclass(frozen=True)
@@ -537,9 +362,9 @@ def table_4(pra: Shares) -> list[Total]:
     pat = Shares("", _split(published_labels(data), scheme, data.num_classes)[1])
     wide, slip = data.dim, CLIENTS * data.num_classes * (data.dim + 1) // 1000
 
-    def facts(own: Shares, dim: int) -> Facts:
-        counted = Facts.of(own.class_counts, dim=dim)
-        return Facts(**{**vars(counted), "samples": own.in_batches})
+    def facts(own: Shares, dim: int) -> Sizes:
+        counted = Sizes.of(own.class_counts, dim=dim)
+        return Sizes(**{**vars(counted), "samples": own.in_batches})
 
     out = []
     for name, own in (("PRA", pra), ("PAT", pat)):
@@ -599,14 +424,14 @@ def fedral_table_4() -> list[UploadCost]:
     """
     out = []
     for row in FEDRAL_TABLE_4:
-        one = Facts(clients=1, classes=row.classes, dim=FEDRAL_DIM, pairs=row.classes,
+        one = Sizes(clients=1, classes=row.classes, dim=FEDRAL_DIM, pairs=row.classes,
                     seen=row.classes, samples=0)  # fmt: skip
         total = f"{row.kilobytes * row.rounds / 1024:.2f}" == f"{row.megabytes:.2f}"
         if row.method == "FedTGP":
             options: list[tuple[int | None, Count | None]] = [(None, scalars("fedtgp", one).up)]
         else:
             options = [
-                (m, scalars("fedral", Facts(**{**vars(one), "blocks": (m,)})).up)
+                (m, scalars("fedral", one, blocks=(m,)).up)
                 for m in range(1, FEDRAL_DIM + 1)
                 if FEDRAL_DIM % m == 0
             ]
@@ -700,7 +525,7 @@ def measured(run: Run) -> Measured:
         ) from None
     settings = run.settings
     names = set(run.record["architectures"])
-    facts = facts_of_run(run)
+    sizes = sizes_of_run(run)
     return Measured(
         name=run.name,
         protocol=settings.protocol.name,
@@ -712,22 +537,19 @@ def measured(run: Run) -> Measured:
         paper=sent["scalars_paper"],
         complete=sent["scalars"],
         nbytes=sent["bytes"],
-        formula=scalars(settings.protocol.name, facts)
-        if facts and settings.protocol.name in FORMULAS
-        else None,
+        formula=settings.protocol.traffic(sizes) if sizes else None,
     )
 
 
-def facts_of_run(run: Run) -> Facts | None:
-    """The facts of a recorded run; None where the formulas do not describe it.
+def sizes_of_run(run: Run) -> Sizes | None:
+    """The sizes of a recorded run; None where the formulas do not describe it.
 
-    They are for full participation, broadcasts to the next round's clients, and default options.
+    They are for full participation, broadcasts to the next round's clients, and no statistics of
+    BatchNorm.
     """
     settings = run.settings
     protocol, shape = settings.protocol, run.image_shape
     if settings.train.join_ratio < 1 or settings.train.broadcast_to != "next":
-        return None
-    if any(getattr(protocol, name, None) == value for name, value in OTHER_TRAFFIC.items()):
         return None
     classes = len(run.record["classes"])
 
@@ -735,18 +557,14 @@ def facts_of_run(run: Run) -> Facts | None:
         with torch.device("meta"):
             return num_parameters(build_model(model, 0, shape, classes))
 
-    small = getattr(protocol, "small", None)
-    shared = small if isinstance(small, ModelSettings) else settings.model
-    if getattr(protocol, "buffers", False) and _has_buffers(shared, shape, classes):
+    small = protocol.shared_model()
+    if protocol.sends_buffers() and _has_buffers(small or settings.model, shape, classes):
         return None
-    return Facts.of(
+    return Sizes.of(
         run.record["class_counts"],
         dim=run.record["dim"],
         model=size(settings.model),
-        small=size(small) if isinstance(small, ModelSettings) else 0,
-        hidden=getattr(protocol, "hidden", 512),
-        blocks=tuple(getattr(protocol, "blocks", ())),
-        contributors=getattr(protocol, "target", "others") == "others",
+        small=size(small) if small else 0,
     )
 
 

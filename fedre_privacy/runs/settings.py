@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedre_privacy.attacks.base import Attack, attacks
+from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
-from fedre_privacy.core.types import THREAT_MODELS, Artifact, ThreatModel
+from fedre_privacy.core.types import Artifact, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
@@ -22,19 +21,19 @@ from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.threats.base import threats
 
 TARGETS = (
     "uploaded",
     "representations",
     "prototypes",
     "entangled",
-    "recovered-prototypes",
+    RECOVERED,
     "update",
     "labels",
     "membership",
 )
 
-RECOVERED = "recovered-prototypes"
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
 ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "update": ("inverting-gradients",),
@@ -305,10 +304,11 @@ def resolve_attack(
     if attack is not None and image_shape is not None:
         fitting = {**type(attack).defaults_for(image_shape), **value}
         attack = build_plugin(attacks, fitting, at="attack", problems=problems, where=where)
-    threat_name = values.get("threat") or DEFAULTS["threat"]
-    threat = THREAT_MODELS.get(str(threat_name))
-    if threat is None:
-        problems.append(unknown("threat model", str(threat_name), list(THREAT_MODELS)))
+    threat = None
+    try:
+        threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
+    except ConfigError as error:
+        problems.extend(error.problems)
     section = values.get("eval") or {}
     evaluation = None
     if isinstance(section, Mapping):
@@ -356,14 +356,5 @@ def resolve_attack(
 def _usual_attack(target: str, uploads: Collection[type[Artifact]]) -> str:
     """The attack for a target where none is named."""
     names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
-    able = [n for n in names if any(issubclass(kind, attacks.get(n).consumes) for kind in uploads)]
+    able = [n for n in names if any(can_read(attacks.get(n), kind) for kind in uploads)]
     return (able or names)[0]
-
-
-def absolute_path(values: dict[str, Any]) -> dict[str, Any]:
-    """Make a data path absolute, so that a run can be attacked from any folder."""
-    data = values.get("data")
-    if isinstance(data, Mapping) and data.get("path"):
-        path = str(Path(str(data["path"])).expanduser().resolve())
-        return {**values, "data": {**data, "path": path}}
-    return values

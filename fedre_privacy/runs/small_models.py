@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.compression import unpack
-from fedre_privacy.core.types import AGGREGATE, Broadcast, LowRankUpdate, SmallModelState
+from fedre_privacy.core.types import AGGREGATE, Broadcast, Holds
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
@@ -29,19 +28,20 @@ def small_states_before(
         model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
         received = [b for b in earlier if client in b.recipients or client == AGGREGATE]
         if received and received[-1].round == round:
-            found[client] = _replayed(run, received, model)
+            found[client] = _replayed(received, model)
     return found
 
 
-def _replayed(run: Run, received: Sequence[Broadcast], model: nn.Module) -> dict[str, Tensor]:
+def _replayed(received: Sequence[Broadcast], model: nn.Module) -> dict[str, Tensor]:
     """What a client holds after these messages."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
-    moved = getattr(run.settings.protocol, "compress", "") == "updates"
     state: dict[str, Tensor] = parameters_of(model)
     for artifact in (a for broadcast in received for a in broadcast.artifacts):
-        if isinstance(artifact, SmallModelState):
-            state = dict(artifact.params)
-        elif isinstance(artifact, LowRankUpdate):
-            sent = unpack(artifact.params, shapes)
-            state = {name: state[name] + sent[name] for name in shapes} if moved else sent
+        if artifact.holds is None:
+            continue
+        sent = artifact.parameters(shapes)
+        if artifact.holds == Holds.PARAMETERS:
+            state = sent
+        elif artifact.holds == Holds.CHANGE:
+            state = {name: state[name] + sent[name] for name in shapes}
     return state

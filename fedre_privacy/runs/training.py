@@ -37,6 +37,7 @@ from fedre_privacy.models.families import (
     representation_dim,
 )
 from fedre_privacy.partition.base import Split, split
+from fedre_privacy.protocols.base import protocols
 
 from .folder import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
 from .settings import TrainSettings
@@ -119,9 +120,23 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
         epochs=training.epochs,
         batch_size=training.batch_size,
         local_steps=protocol.local_steps,
-        buffers=bool(getattr(protocol, "buffers", False)),
+        buffers=protocol.sends_buffers(),
+        training_only=protocol.training_only,
+        summing=_summing(),
         model=model,
     )
+
+
+def _summing() -> tuple[str, ...]:
+    """Protocols whose server can do with sums, with the setting that it takes."""
+    found = []
+    for name in protocols.names():
+        protocol = protocols.get(name)
+        if protocol.sums:
+            found.append(name)
+        elif protocol.sums_with:
+            found.append(f"{name} with protocol.{protocol.sums_with}")
+    return tuple(found)
 
 
 def _too_few_samples(

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.attacks.base import attacks as attack_registry
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.types import EntangledRep, HeadState, ModelState
+from fedre_privacy.core.types import EntangledRep, is_read_as
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
@@ -25,9 +26,9 @@ from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
-from fedre_privacy.runs.settings import RECOVERED, TrainSettings
+from fedre_privacy.runs.settings import TrainSettings
 
-from .suite import default_suite, named_suite
+from .suite import default_suite, named_suite, recovered_from
 from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
 
 Values = Mapping[str, Any]
@@ -289,8 +290,8 @@ class BenchmarkResult:
                 known = attack in attack_registry.names()
                 consumes = attack_registry.get(attack).consumes if known else ()
                 if title.endswith(RECOVERED):  # reads what another attack finds in these
-                    consumes = (EntangledRep, HeadState, ModelState)
-                reads = row is not None or any(issubclass(k, consumes) for k in uploads)
+                    consumes = recovered_from()
+                reads = row is not None or any(is_read_as(k, consumes) for k in uploads)
                 out.append(
                     {
                         "variant": str(label),

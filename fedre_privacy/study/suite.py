@@ -5,98 +5,59 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedre_privacy.attacks.base import RECOVERED, SuiteEntry, attacks
 from fedre_privacy.core.errors import ConfigError, unknown
-from fedre_privacy.core.types import (
-    Artifact,
-    Counts,
-    EntangledRep,
-    GradientState,
-    HeadState,
-    LowRankUpdate,
-    ModelState,
-    Prototypes,
-    Representations,
-    SmallModelState,
-)
-from fedre_privacy.runs.settings import RECOVERED, TARGETS, TrainSettings
+from fedre_privacy.core.types import Artifact
+from fedre_privacy.runs.settings import TARGETS, TrainSettings
 
 Values = Mapping[str, Any]
 
-STRONG, PAPER, REALISTIC = "strong", "fedre-paper", "realistic"
-
-
-def _attack(name: str, target: str, threat: str, **more: Any) -> dict[str, Any]:
-    return {"attack": {"name": name}, "target": target, "threat": threat, **more}
-
-
-SMALL = {"eval": {"fewest_first": True}}
-"""Of prototypes, those of the fewest images: one image's is that image's representation."""
-
-LOSS = _attack("loss-membership", "membership", REALISTIC)
-LOSS_OF_HEAD = _attack("loss-membership", "membership", PAPER)
-"""A head computes a loss only with the client's extractor, which `PAPER` grants."""
-
-BY_UPLOAD: Mapping[type[Artifact], Sequence[Values]] = {
-    Representations: (
-        _attack("dip", "uploaded", PAPER),
-        _attack("linear", "uploaded", STRONG),
-        _attack("membership", "uploaded", STRONG),
-    ),
-    Prototypes: (
-        _attack("dip", "uploaded", PAPER, **SMALL),
-        _attack("linear", "uploaded", STRONG, **SMALL),
-        _attack("membership", "uploaded", STRONG),
-    ),
-    EntangledRep: (
-        _attack("disentangle", "uploaded", STRONG),
-        _attack("dip", RECOVERED, STRONG, **SMALL),
-        _attack("linear", RECOVERED, STRONG, **SMALL),
-        _attack("membership", "uploaded", STRONG),
-    ),
-    HeadState: (
-        _attack("head", "uploaded", PAPER),
-        _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
-        _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
-        LOSS_OF_HEAD,
-    ),
-    ModelState: (
-        _attack("head", "uploaded", PAPER),
-        _attack("dip", RECOVERED, PAPER, via={"name": "head"}, **SMALL),
-        _attack("linear", RECOVERED, STRONG, via={"name": "head"}, **SMALL),
-        _attack("update-inversion", "update", PAPER),
-        LOSS,
-    ),
-    SmallModelState: (_attack("update-inversion", "update", PAPER), LOSS),
-    LowRankUpdate: (_attack("update-inversion", "update", PAPER), LOSS),
-    GradientState: (_attack("inverting-gradients", "update", PAPER), LOSS),
-}
-"""Attacks by what is uploaded. The strongest attack on images decides the place on the frontier:
-an optimiser that needs the extractor alone, a linear map fitted to public images, and of whole
-models also the update itself."""
-
-LABELS = _attack("labels", "uploaded", REALISTIC)
-"""Run on everything that is uploaded and that the label attack can read."""
+PAPER = "fedre-paper"
 
 
 def default_suite(training: TrainSettings, *, targets: int | None = None) -> list[Values]:
-    """Attacks for a protocol's uploads: images, prototypes, membership and labels where they apply.
+    """Attacks for a protocol's uploads, as the attacks themselves declare (`Attack.suite`).
+
+    The strongest attack on images decides the place on the frontier: an optimiser that needs the
+    extractor alone, a linear map fitted to public images, and of whole models also the update
+    itself.
 
     Args:
         targets: targets per attack; None keeps the default.
     """
-    from fedre_privacy.attacks.base import attacks
-
-    chosen = [
-        entry
-        for kind in training.protocol.uploads
-        for entry in BY_UPLOAD.get(kind, ())
-        if not (training.protocol.unseen and entry["target"] in ("update", "membership"))
+    protocol = training.protocol
+    found = [
+        (entry.place, _values(name, entry))
+        for kind in protocol.uploads
+        for name in attacks.names()
+        for entry in attacks.get(name).suite
+        if entry.reads in (kind, *kind.like)
+        and not (protocol.unseen and entry.target in ("update", "membership"))
     ]
-    readable = attacks.get("labels").consumes
-    every_round = [k for k in training.protocol.uploads if k is not Counts]  # sent once, at first
-    if any(issubclass(k, readable) for k in every_round):
-        chosen.append(LABELS)
-    return [_with_targets(entry, targets) for entry in chosen]
+    chosen: list[Values] = []
+    for _, values in sorted(found, key=lambda one: one[0]):
+        if values not in chosen:
+            chosen.append(values)
+    return [_with_targets(values, targets) for values in chosen]
+
+
+def recovered_from() -> tuple[type[Artifact], ...]:
+    """Kinds of uploads out of which a benchmark recovers prototypes, which it then attacks."""
+    entries = [entry for name in attacks.names() for entry in attacks.get(name).suite]
+    return tuple({entry.reads: None for entry in entries if entry.target == RECOVERED})
+
+
+def _values(name: str, entry: SuiteEntry) -> Values:
+    values: dict[str, Any] = {
+        "attack": {"name": name},
+        "target": entry.target,
+        "threat": entry.threat,
+    }
+    if entry.via:
+        values["via"] = {"name": entry.via}
+    if entry.fewest_first:
+        values["eval"] = {"fewest_first": True}
+    return values
 
 
 def named_suite(names: Sequence[str], *, targets: int | None = None) -> list[Values]:
@@ -111,7 +72,7 @@ def named_suite(names: Sequence[str], *, targets: int | None = None) -> list[Val
         target, _, threat = rest.partition("@")
         if target and target not in TARGETS:
             raise ConfigError(unknown("target", target, TARGETS))
-        entry = _attack(attack, target or "uploaded", threat or PAPER)
+        entry = _values(attack, SuiteEntry(Artifact, threat or PAPER, target or "uploaded"))
         out.append(_with_targets(entry, targets))
     return out
 

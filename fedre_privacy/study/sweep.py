@@ -26,8 +26,6 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingExtraError
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.entanglement.base import Entanglement
-from fedre_privacy.entanglement.diagnostics import weight_matrix_diagnostics
 from fedre_privacy.play.attack import AttackResult, attack, check_ahead
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, status_of
 from fedre_privacy.runs.settings import (
@@ -220,24 +218,21 @@ def predicted_leakage(
     rounds, and the error of noise-free least squares (0: everything is recovered, 1: nothing).
     None for protocols that do not entangle.
     """
-    scheme = getattr(training.protocol, "entanglement", None)
-    if not isinstance(scheme, Entanglement):
-        return None
     found = []
     for client, counts in enumerate(class_counts):
         labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         if sum(count > 0 for count in counts) > 1:
             found.append(
-                weight_matrix_diagnostics(
-                    scheme, labels, len(counts), training.train.rounds, training.train.seed,
-                    client=client, resample=getattr(training.protocol, "resample", True),
+                training.protocol.mixing_ahead(
+                    labels, len(counts), training.train.rounds, training.train.seed, client
                 )
-            )  # fmt: skip
-    if not found:
+            )
+    known = [own for own in found if own is not None]
+    if not known:
         return None
     return {
-        "s_min": float(np.median([own.s_min for own in found])),
-        "recovery_error": float(np.median([own.recovery_error for own in found])),
+        "s_min": float(np.median([own.s_min for own in known])),
+        "recovery_error": float(np.median([own.recovery_error for own in known])),
     }
 
 

@@ -20,7 +20,6 @@ from fedre_privacy.attacks.base import (
 )
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Counts,
     EntangledRep,
     HeadState,
@@ -30,6 +29,7 @@ from fedre_privacy.core.types import (
     Reconstruction,
     Representations,
 )
+from fedre_privacy.threats.base import threats
 
 
 def answer(images: Tensor, diverged: Tensor | None = None) -> Reconstruction:
@@ -111,12 +111,12 @@ def test_an_attack_without_run_says_so(problem):
 
 
 def test_every_reason_is_given_at_once():
-    problems = mismatch(attacks.get("dip"), THREAT_MODELS["eavesdropper"], {HeadState})
+    problems = mismatch(attacks.get("dip"), threats.get("eavesdropper"), {HeadState})
     assert len(problems) == 2
     assert "HeadState" in problems[0] and "needs EXTRACTOR" in problems[1]
     assert "grants UPLOADS" in problems[1]
     reads = {Representations, Prototypes, EntangledRep}
-    assert mismatch(attacks.get("dip"), THREAT_MODELS["fedre-paper"], reads) == []
+    assert mismatch(attacks.get("dip"), threats.get("fedre-paper"), reads) == []
 
 
 def test_declared_oracles_are_knowledge():
@@ -124,7 +124,7 @@ def test_declared_oracles_are_knowledge():
     class Cheater(Answers):
         needs = frozenset({Knowledge.UPLOADS, Knowledge.TRUE_LABELS})
 
-    threat = THREAT_MODELS["strong"]
+    threat = threats.get("strong")
     assert len(mismatch(Cheater, threat, {Representations})) == 1
     more = threat.with_oracles(Knowledge.TRUE_LABELS)
     assert mismatch(Cheater, more, {Representations}) == []
@@ -146,7 +146,7 @@ def test_what_reads_some_kinds_is_named_by_question():
     found = readers_of_any([ModelState, Counts])
     assert found["labels"] == [Counts, ModelState] and found["head"] == [ModelState]
     assert "dip" not in found and readers_of_any([]) == {}
-    strong = THREAT_MODELS["strong"]
+    strong = threats.get("strong")
     (problem,) = mismatch(attacks.get("membership"), strong, {ModelState, Counts})
     _, _, listed = problem.partition("Attacks for them: ")
     questions = dict(part.split(": ") for part in listed.removesuffix(".").split("; "))

@@ -17,7 +17,6 @@ from fedre_privacy.attacks.running.messages import messages_of
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Broadcast,
     ClassLogits,
     Counts,
@@ -26,7 +25,8 @@ from fedre_privacy.core.types import (
     HeadState,
     LabelEstimate,
     LocalTraining,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     ModelState,
     Observation,
@@ -36,6 +36,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.entanglement.base import Draw, schemes
+from fedre_privacy.threats.base import threats
 
 CLASSES = 6
 LABELS = torch.tensor([0] * 25 + [2] * 10 + [3] * 4 + [5])
@@ -55,7 +56,7 @@ def watch(
     """An observation whose targets are the last round's uploads."""
     last = max(upload.round for upload in uploads)
     return Observation(
-        threat=THREAT_MODELS[threat],
+        threat=threats.get(threat),
         targets=tuple(targets or [u for u in uploads if u.round == last]),
         uploads=tuple(uploads),
         broadcasts=tuple(broadcasts or ()),
@@ -374,11 +375,16 @@ def test_without_a_broadcast_a_head_says_nothing():
 def test_low_rank_and_small_models_give_the_classes_that_rose():
     before, after = head_before_and_after(steps=1, zeros=True)
     update = {f"head.{k}.dense": after[k] - before[k] for k in after}
-    low = infer(watch([Upload(0, 1, (LowRankUpdate(update),))]))
+    low = infer(watch([Upload(0, 1, (LowRankChange(update),))]))
     received = [Broadcast(1, (0,), (as_head(before, SmallModelState),))]
     sent = [Upload(0, 1, (as_head(after, SmallModelState),))]
     small = infer(watch(sent, broadcasts=received, training=one_step()))
-    for found in (low, small):
+    dense = [
+        LowRankModel({f"head.{k}.dense": v for k, v in head.items()}) for head in (before, after)
+    ]
+    received = [Broadcast(2, (0,), (dense[0],))]
+    whole = infer(watch([Upload(0, 2, (dense[1],))], broadcasts=received, training=one_step()))
+    for found in (low, small, whole):
         assert held(found)[0] and not held(found)[1] and not held(found)[4]
         assert found.proportions.isnan().all()
 

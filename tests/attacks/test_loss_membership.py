@@ -17,7 +17,6 @@ from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Artifact,
     Broadcast,
     Candidates,
@@ -26,7 +25,8 @@ from fedre_privacy.core.types import (
     HeadState,
     Knowledge,
     LocalTraining,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MembershipScores,
     ModelState,
     Observation,
@@ -37,6 +37,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.models.split import parameters_of
 from fedre_privacy.runs.settings import Evaluation
+from fedre_privacy.threats.base import threats
 
 CLASSES, SIDE, EACH, CLIENTS = 4, 12, 20, 3
 SCORES = ("loss", "difference", "reference")
@@ -92,7 +93,7 @@ class World:
             for k, artifact in enumerate(sent)
         )
         given = {
-            "threat": THREAT_MODELS[threat],
+            "threat": threats.get(threat),
             "targets": uploads,
             "uploads": uploads,
             "broadcasts": (),
@@ -189,11 +190,9 @@ def test_low_rank_and_small_models_are_read_like_whole_ones(kind):
     other = made()(world.observe([kind(parameters_of(m)) for m in models])).scores
     torch.testing.assert_close(whole, other)
     start = parameters_of(world.before)
-    for change in (True, False):
+    for packed, before in ((LowRankChange, 1), (LowRankModel, 0)):
         sent = [
-            LowRankUpdate(
-                pack({n: v - start[n] * change for n, v in parameters_of(m).items()}, 1.0)
-            )
+            packed(pack({n: v - start[n] * before for n, v in parameters_of(m).items()}, 1.0))
             for m in models
         ]
         found = made(score="difference")(world.observe(sent)).scores
@@ -235,11 +234,11 @@ def test_a_head_is_read_with_the_granted_extractor():
     )
     whole = made(score="loss")(world.observe(states(models))).scores
     torch.testing.assert_close(made(score="loss")(observation).scores, whole)
-    threats = {name: mismatch(made(), THREAT_MODELS[name], {HeadState}) for name in THREAT_MODELS}
-    assert threats["fedre-paper"] == threats["strong"] == []
-    assert "needs EXTRACTOR to read HeadState" in threats["realistic"][0]
-    assert mismatch(made(), THREAT_MODELS["realistic"], {ModelState, HeadState}) != []
-    assert mismatch(made(), THREAT_MODELS["realistic"], {ModelState}) == []
+    refused = {name: mismatch(made(), threats.get(name), {HeadState}) for name in threats.names()}
+    assert refused["fedre-paper"] == refused["strong"] == []
+    assert "needs EXTRACTOR to read HeadState" in refused["realistic"][0]
+    assert mismatch(made(), threats.get("realistic"), {ModelState, HeadState}) != []
+    assert mismatch(made(), threats.get("realistic"), {ModelState}) == []
     with pytest.raises(IncompatibleError, match="No broadcast head of client 0 in round 1"):
         made()(replace(observation, broadcasts=()))
     with pytest.raises(IncompatibleError, match="No extractor of client 0 in round 1"):

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from fedre_privacy.attacks.matrix import MatrixClasses, two_groups
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Broadcast,
     MatrixBlocks,
     Observation,
     Upload,
 )
+from fedre_privacy.threats.base import threats
 
 HELD = [1, 4, 5]
 DIM, CLASSES = 64, 10
@@ -45,7 +45,7 @@ def scene(held, *, moved=True, broadcast=True):
     upload = Upload(0, 1, (MatrixBlocks(cut(after).contiguous()),))
     sent = (Broadcast(1, (0,), (MatrixBlocks(matrix[None]),)),) if broadcast else ()
     return Observation(
-        threat=THREAT_MODELS["strong"],
+        threat=threats.get("strong"),
         targets=(upload,),
         uploads=(upload,),
         broadcasts=sent,

@@ -14,7 +14,6 @@ from fedre_privacy.attacks.mixtures.gaussians import class_statistics, log_likel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Candidates,
     Counts,
     EntangledRep,
@@ -27,6 +26,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.entanglement.base import Draw, schemes
+from fedre_privacy.threats.base import threats
 
 CLASSES, SIDE = 3, 10
 """Images of 10x10 values seen as they are: d = 100."""
@@ -62,9 +62,9 @@ class World:
     def observe(self, *uploads: Upload, nets=None, threat: str = "strong") -> Observation:
         last = max(upload.round for upload in uploads)
         rounds = {upload.round for upload in uploads}
-        granted = Knowledge.AUX_DATA in THREAT_MODELS[threat].grants
+        granted = Knowledge.AUX_DATA in threats.get(threat).grants
         return Observation(
-            threat=THREAT_MODELS[threat],
+            threat=threats.get(threat),
             targets=tuple(u for u in uploads if u.round == last),
             uploads=uploads,
             broadcasts=(),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedre_privacy.blocks.compression import pack, unpack
+from fedre_privacy.blocks.compression import pack
+from fedre_privacy.core.types import LowRankModel
 
 
 def _shapes(state):
@@ -30,7 +31,7 @@ def _state():
 def test_energy_rank_and_size(energy):
     state = _state()
     packed = pack(state, energy)
-    back = unpack(packed, _shapes(state))
+    back = LowRankModel(packed).parameters(_shapes(state))
     for name, tensor in state.items():
         sent = [v for k, v in packed.items() if k.rsplit(".", 1)[0] == name]
         assert sum(v.numel() for v in sent) <= tensor.numel()
@@ -56,4 +57,4 @@ def test_what_is_factored_and_what_is_not():
 
 def test_a_matrix_that_needs_full_rank_is_not_lost():
     state = {"eye": torch.eye(10)}
-    torch.testing.assert_close(unpack(pack(state, 0.999), _shapes(state)), state)
+    torch.testing.assert_close(LowRankModel(pack(state, 0.999)).parameters(_shapes(state)), state)

@@ -148,7 +148,7 @@ def test_training_options_beside_a_run(cli: Any, run: Path, nowhere: Path, extra
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two attacks of somebody else: one reads heads, one needs no model."""
     attacks.names()
-    monkeypatch.setattr(attacks, "_classes", dict(attacks._classes))
+    monkeypatch.setattr(attacks, "_things", dict(attacks._things))
 
     @attacks.register("heads-only")
     @dataclass(frozen=True, kw_only=True)
@@ -330,7 +330,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(registry, "entry_points", points)
     attacks.names()
-    monkeypatch.setattr(attacks, "_classes", dict(attacks._classes))
+    monkeypatch.setattr(attacks, "_things", dict(attacks._things))
     monkeypatch.setattr(attacks, "_broken", {})
     monkeypatch.setattr(attacks, "_loaded", False)
     yield

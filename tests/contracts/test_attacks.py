@@ -19,7 +19,6 @@ from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     EntangledRep,
     HeadState,
     Knowledge,
@@ -29,6 +28,7 @@ from fedre_privacy.core.types import (
     Representations,
     Upload,
 )
+from fedre_privacy.threats.base import threats
 
 QUICK: dict[str, dict[str, Any]] = {
     "dip": {"steps": 60, "tv": 1.0},
@@ -293,7 +293,7 @@ def test_an_extractor_in_training_is_unchanged(name, problem, observe, originals
 @pytest.mark.parametrize("threat", ["eavesdropper", "realistic"])
 def test_missing_knowledge_is_refused(name, threat, problem):
     attack = make(name)
-    weaker = replace(problem, threat=THREAT_MODELS[threat])
+    weaker = replace(problem, threat=threats.get(threat))
     lacking = attack.needs - weaker.threat.grants
     if not lacking:
         pytest.skip(f"{name} needs no more than {threat} grants")

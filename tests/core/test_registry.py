@@ -168,3 +168,14 @@ def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert import_plugin("lying_here:Thing", "widget").__name__ == "Thing"
     sys.modules.pop("lying_here")
+
+
+def test_a_built_in_that_fails_is_not_half_a_registry(package, install, tmp_path):
+    widgets = install()
+    bad = tmp_path / "widgets" / "hinge.py"
+    bad.write_text("raise RuntimeError('no steel')\n")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no steel"):
+            widgets.names()
+    bad.unlink()
+    assert widgets.names() == ["gear", "lever"]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedre_privacy.core.types import (
     ORACLES,
-    THREAT_MODELS,
     Artifact,
     ClassLogits,
     Content,
@@ -22,7 +21,8 @@ from fedre_privacy.core.types import (
     GradientState,
     HeadState,
     Knowledge,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     Mixture,
     ModelState,
@@ -33,6 +33,7 @@ from fedre_privacy.core.types import (
     SmallModelState,
     wire,
 )
+from fedre_privacy.threats.base import threats
 
 PARAMS = {"weight": torch.randn(3, 5), "bias": torch.zeros(3)}
 EXAMPLES: list[Artifact] = [
@@ -43,7 +44,8 @@ EXAMPLES: list[Artifact] = [
     ModelState({"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2, dtype=torch.float64)}),
     SmallModelState(PARAMS),
     GradientState(PARAMS),
-    LowRankUpdate({"w.U": torch.ones(3, 1), "w.s": torch.ones(1), "w.V": torch.ones(1, 4)}),
+    LowRankModel({"w.U": torch.ones(3, 1), "w.s": torch.ones(1), "w.V": torch.ones(1, 4)}),
+    LowRankChange({"w.dense": torch.ones(3, 4)}),
     GeneratorState(PARAMS),
     MatrixBlocks(torch.randn(2, 3, 3)),
     ClassLogits(torch.randn(2, 4), torch.tensor([0, 3])),
@@ -227,17 +229,18 @@ def test_select_renumbers_in_the_order_given(pair, random):
 
 
 def test_no_named_threat_model_grants_an_oracle():
-    for name, model in THREAT_MODELS.items():
+    for name in threats.names():
+        model = threats.get(name)
         assert model.name == name and model.summary and model.rounds in {"last", "all"}
         assert not model.grants & ORACLES
         assert Knowledge.UPLOADS in model.grants
-    assert Knowledge.EXTRACTOR not in THREAT_MODELS["eavesdropper"].grants
-    assert Knowledge.EXTRACTOR not in THREAT_MODELS["realistic"].grants
-    assert THREAT_MODELS["strong"].grants >= THREAT_MODELS["fedre-paper"].grants
+    assert Knowledge.EXTRACTOR not in threats.get("eavesdropper").grants
+    assert Knowledge.EXTRACTOR not in threats.get("realistic").grants
+    assert threats.get("strong").grants >= threats.get("fedre-paper").grants
 
 
 def test_oracles_are_added_to_a_copy():
-    model = THREAT_MODELS["realistic"]
+    model = threats.get("realistic")
     more = model.with_oracles(Knowledge.TRUE_LABELS)
     assert more.grants - model.grants == {Knowledge.TRUE_LABELS}
     assert more.name == model.name and Knowledge.TRUE_LABELS not in model.grants

@@ -14,7 +14,8 @@ from fedre_privacy.core.types import (
     EntangledRep,
     GradientState,
     HeadState,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     Mixture,
     ModelState,
@@ -52,7 +53,8 @@ def artifacts() -> dict[str, Artifact]:
         SmallModelState(_named(3)),
         GradientState(_named(4)),
         MatrixBlocks(torch.randn(2, 5, 5, generator=rng)),
-        LowRankUpdate({"w.dense": torch.randn(8, 4, generator=rng)}),
+        LowRankModel({"w.dense": torch.randn(8, 4, generator=rng)}),
+        LowRankChange({"w.dense": torch.randn(8, 4, generator=rng)}),
         Counts(torch.tensor([3])),
     ]
     return {artifact.kind: artifact for artifact in made}
@@ -85,7 +87,7 @@ def facts() -> Callable[..., Facts]:
     def make(**changes) -> Facts:
         values = {
             "protocol": "fedre", "kinds": (EntangledRep,), "class_counts": ((50, 50),) * 10,
-            "participations": (100,) * 10, "rounds": 100, **changes,
+            "participations": (100,) * 10, "rounds": 100, "training_only": True, **changes,
         }  # fmt: skip
         return Facts(**values)
 

@@ -20,7 +20,6 @@ from fedre_privacy.attacks.running.channels import (
 from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.channels import Noise
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     EntangledRep,
     GradientState,
     KnownDefense,
@@ -36,6 +35,7 @@ from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.attack import attack
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
+from fedre_privacy.threats.base import threats
 
 SHAPE = (1, 8, 8)
 
@@ -46,7 +46,7 @@ def rng(seed=0):
 
 def observed(targets, uploads=None, *, threat="strong", **others):
     values = {
-        "threat": THREAT_MODELS[threat], "targets": tuple(targets),
+        "threat": threats.get(threat), "targets": tuple(targets),
         "uploads": tuple(uploads or targets), "broadcasts": (), "extractors": {},
         "image_shape": SHAPE, "num_classes": 10, **others,
     }  # fmt: skip
@@ -197,7 +197,7 @@ def test_public_class_means_weigh_in_as_much_as_noise_asks_for(name, loud):
 
     uploads = rounds_of(name, true, 16, noisy)
     given = strongly_observed(uploads, known("gaussian", clip=20.0, noise=loud / 40))
-    weak = replace(given, threat=THREAT_MODELS["eavesdropper"])
+    weak = replace(given, threat=threats.get("eavesdropper"))
     attack = attacks.get(name)(**({"clamp": False} if name == "disentangle" else {}))
     strong, alone = (relative(attack(o, Context()).vectors, true) for o in (given, weak))
     floor = relative(PUBLIC[CLASSES], true)

@@ -15,13 +15,13 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.defenses.secagg import FITTING, aggregated
+from fedre_privacy.defenses.secagg import aggregated
 from fedre_privacy.defenses.statement import check_all, state
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import attack, check_ahead
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import resolve_attack
-from fedre_privacy.runs.training import train
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.training import facts_of, prepare, train
 
 SECAGG = defenses.get("secagg")()
 SUPER = {"name": "fedre", "super_pair": True}
@@ -29,8 +29,12 @@ SUMS = [name for name in protocols.names() if protocols.get(name).sums]
 
 
 def test_the_protocols_named_are_those_that_need_sums():
-    said = {name.strip(" ,") for name in FITTING.split(",")[:-1]}
-    assert said == set(SUMS) and protocols.get("fedre")(super_pair=True).sums == "clients"
+    settings = resolve_training({"protocol": "fedgh"}, {}, [])
+    assert settings is not None
+    facts = facts_of(settings, prepare(settings, torch.device("cpu")).setting)
+    fedre = f"fedre with protocol.{protocols.get('fedre').sums_with}"
+    assert set(facts.summing) == {*SUMS, fedre} and fedre in SECAGG.check(facts)[0]
+    assert protocols.get("fedre")(super_pair=True).sums == "clients"
     assert not protocols.get("fedre")().sums
 
 
@@ -109,7 +113,9 @@ def test_means_are_weighted_by_samples():
 
 
 def test_protocols_that_need_single_uploads_are_refused_with_the_reason(facts):
-    (pairs,) = check_all([SECAGG], facts(protocol="fedre", kinds=(EntangledRep,)))
+    (pairs,) = check_all(
+        [SECAGG], facts(protocol="fedre", kinds=(EntangledRep,), summing=("fedavg",))
+    )
     assert "learns from single pairs" in pairs and "fedavg" in pairs
     (single,) = check_all([SECAGG], facts(protocol="fedgen", kinds=(HeadState, Counts)))
     assert "uses single uploads" in single

@@ -8,7 +8,7 @@ import pytest
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import (
     Counts,
-    LowRankUpdate,
+    LowRankChange,
     ModelState,
     Prototypes,
     RepStatistic,
@@ -66,8 +66,7 @@ def test_heuristics_promise_nothing(facts):
         ([FOR_RECORD], {}, "trained on the same records without noise"),
         ([DP], {}, "EntangledRep go out bare"),
         ([DP], {"protocol": "fedproto", "kinds": (Prototypes,)}, "Prototypes go out bare"),
-        ([DP], {"protocol": "fedala", "kinds": (ModelState,)}, "not known to use their data"),
-        ([DP], {"protocol": "my.module:Mine", "kinds": (ModelState,)}, "not known to use"),
+        ([DP], {"training_only": False, "kinds": (ModelState,)}, "not known to use their data"),
     ],
 )
 def test_no_epsilon_for_what_is_not_covered(given, changes, why, facts):
@@ -128,14 +127,14 @@ def test_the_record_is_plain_and_gives_the_noise_away(facts):
     [
         ([dataclasses.replace(GAUSSIAN, delta=0.1)], {}, "with 10 clients it must be below 1/10"),
         ([dataclasses.replace(DP, delta=0.02)], FEDAVG, "with 100 records"),
-        ([GAUSSIAN], {"protocol": "fedkd", "kinds": (LowRankUpdate,)}, "nothing to add noise to"),
+        ([GAUSSIAN], {"protocol": "fedkd", "kinds": (LowRankChange,)}, "nothing to add noise to"),
         ([FOR_RECORD], FEDAVG, "Use dp-sgd for what is trained"),
         ([GAUSSIAN], {**FEDAVG, "buffers": True}, "running variances"),
         ([GAUSSIAN, make("laplace", clip=1.0)], {}, "both add noise to uploads"),
         ([DP, DP], {}, "both replace local training"),
         ([make("quantise"), FOR_RECORD], {}, "must come before quantise"),
         ([DP, dataclasses.replace(FOR_RECORD, delta=1e-6)], {}, "at different deltas"),
-        ([make("prune")], {}, "acts on ModelState"),
+        ([make("prune")], {}, "acts on HeadState"),
         ([make("clip", where="representation")], FEDAVG, "nothing to shorten"),
         ([make("label-smoothing")], FEDAVG, "acts on EntangledRep"),
     ],

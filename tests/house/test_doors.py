@@ -30,14 +30,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
+    "threats": {"core"},
     "runs": {
         "core", "data", "models", "partition", "blocks", "protocols.base", "federation",
         "attacks.base", "defenses.base", "defenses.statement", "eval.matching",
-        "eval.metrics.base",
+        "eval.metrics.base", "threats",
     },
     "play": {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
-        "blocks", "protocols", "federation", "sealed", "runs",
+        "blocks", "protocols", "federation", "sealed", "runs", "threats",
     },
     "study": {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "runs", "play", "study", "pages", "reproduction", "core", "attacks.base", "data.base",
         "entanglement.base", "eval.metrics.base", "models.zoo", "partition.base",
-        "protocols.base", "defenses.base", "presets", "sealed.door",
+        "protocols.base", "defenses.base", "presets", "sealed.door", "threats", "blocks.traffic",
     },
     "api": {"runs", "play", "study", "pages", "core", "cli", "eval.report", "sealed.door"},
 }  # fmt: skip

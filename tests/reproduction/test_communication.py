@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedre_privacy.blocks.traffic import Count, Sizes
 from fedre_privacy.cli import benchmark, communication
 from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
@@ -23,7 +24,7 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import count_parameters
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.reproduction import communication as comm
-from fedre_privacy.reproduction.communication import Cell, Count, Facts, Shares
+from fedre_privacy.reproduction.communication import Cell, Shares
 from fedre_privacy.reproduction.published_tables import DATA_SETS, TABLE_2, TABLE_11
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_training
@@ -31,7 +32,7 @@ from fedre_privacy.runs.training import train
 
 # --- formulas against what was serialised ----------------------------------------------------
 
-PROTOCOLS = sorted(comm.FORMULAS)
+PROTOCOLS = protocols.names()
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedral": {"blocks": [4, 8, 16]},
     "fedgen": {"hidden": 24, "steps": 1},
@@ -69,14 +70,10 @@ def agree(count: Count, ledger: Traffic) -> None:
     assert counted == (ledger.scalars_paper, ledger.scalars_complete, ledger.nbytes)
 
 
-def test_every_protocol_has_a_formula() -> None:
-    assert set(PROTOCOLS) == set(protocols.names())
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_formula_is_what_the_ledger_measured(protocol: str, tmp_path: Path) -> None:
     run = recorded(tmp_path, protocol)
-    facts = comm.facts_of_run(run)
+    facts = comm.sizes_of_run(run)
     assert facts is not None and facts.pairs < facts.clients * facts.classes  # P is not just K C
     up, down = traffic(run, 2)
     if protocol == "fpl":
@@ -85,7 +82,8 @@ def test_formula_is_what_the_ledger_measured(protocol: str, tmp_path: Path) -> N
         assert facts.seen <= clusters <= facts.pairs
         assert comm.scalars("fpl", facts).down is None
         facts = replace(facts, clusters=clusters)
-    exchange = comm.scalars(protocol, facts)
+    exchange = run.settings.protocol.traffic(facts)
+    assert exchange is not None
     if protocol == "fedkd":
         assert exchange.up is None and exchange.down is None
         low_rank(run)
@@ -126,7 +124,7 @@ def low_rank(run: Run) -> None:
 
 def test_partial_participation_has_no_formula(tmp_path: Path) -> None:
     run = recorded(tmp_path, "fedre", join_ratio=0.7)
-    assert comm.facts_of_run(run) is None and comm.measured(run).formula is None
+    assert comm.sizes_of_run(run) is None and comm.measured(run).formula is None
 
 
 def test_fd_as_the_libraries_do_it_sends_no_contributors(
@@ -134,11 +132,11 @@ def test_fd_as_the_libraries_do_it_sends_no_contributors(
 ) -> None:
     monkeypatch.setitem(SETTINGS, "fd", {"target": "library"})
     run = recorded(tmp_path, "fd")
-    facts = comm.facts_of_run(run)
+    facts = comm.sizes_of_run(run)
     assert facts is not None
-    down = comm.scalars("fd", facts).down
-    assert down is not None
-    agree(down, traffic(run, 2)[1])
+    exchange = run.settings.protocol.traffic(facts)
+    assert exchange is not None and exchange.down is not None
+    agree(exchange.down, traffic(run, 2)[1])
 
 
 # --- published tables ------------------------------------------------------------------------
@@ -156,7 +154,7 @@ def cells(shares: dict[str, Shares]) -> list[Cell]:
 
 def test_facts_behind_the_tables(shares: dict[str, Shares]) -> None:
     assert [own.pairs for own in shares.values()] == [61, 502, 937]
-    sizes = [comm.facts_of(key, own) for key, own in shares.items()]
+    sizes = [comm.sizes_of(key, own) for key, own in shares.items()]
     assert [facts.model for facts in sizes] == [878_538, 924_708, 23_917_832]
     assert [facts.small for facts in sizes] == [873_408 + 1290, 873_408 + 12_900, 5_617_800]
     assert [facts.dim for facts in sizes] == [512, 512, 2048]
@@ -234,7 +232,7 @@ def test_fedral_uploads() -> None:
 def test_numbers_of_the_models_named_in_the_text(shares: dict[str, Shares]) -> None:
     """docs/communication.md: ResNet-18 at d = 512 instead of ResNet-50 at d = 2048."""
     size = count_parameters("resnet18", (3, 64, 64), 200)["total"]
-    facts = replace(comm.facts_of("tinyimagenet", shares["tinyimagenet"]), dim=512, model=size)
+    facts = replace(comm.sizes_of("tinyimagenet", shares["tinyimagenet"]), dim=512, model=size)
     up = {name: comm.scalars(name, facts).up for name in ("fedavg", "fedgh", "fedre", "lg-fedavg")}
     thousands = {name: comm.printed(count.paper) for name, count in up.items() if count}
     assert thousands == {
@@ -423,5 +421,5 @@ def test_runs_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_facts_count_the_training_samples_alone() -> None:
-    facts = Facts.of([[3, 0, 1], [0, 0, 2]], dim=5)
+    facts = Sizes.of([[3, 0, 1], [0, 0, 2]], dim=5)
     assert (facts.clients, facts.classes, facts.pairs, facts.seen, facts.samples) == (2, 3, 3, 2, 6)

@@ -16,7 +16,6 @@ import torch
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     EntangledRep,
     Observation,
     Reconstruction,
@@ -26,6 +25,7 @@ from fedre_privacy.sealed import walls
 from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play
 from fedre_privacy.sealed.line import BrokenLine, Line
 from fedre_privacy.sealed.modules import Modules
+from fedre_privacy.threats.base import threats
 
 SHAPE = (1, 4, 4)
 BEGIN = """
@@ -70,7 +70,7 @@ class Shelf:
 def observation() -> Observation:
     upload = Upload(0, 1, (EntangledRep(torch.ones(3), torch.full((2,), 0.5)),))
     return Observation(
-        THREAT_MODELS["eavesdropper"], (upload,), (upload,), (), Modules({}), SHAPE, 2,
+        threats.get("eavesdropper"), (upload,), (upload,), (), Modules({}), SHAPE, 2,
         models=Modules({}),
     )  # fmt: skip
 

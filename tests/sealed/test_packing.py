@@ -26,7 +26,6 @@ from fedre_privacy.core.channels import (
 from fedre_privacy.core.config import plain
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Artifact,
     Broadcast,
     Candidates,
@@ -42,6 +41,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.sealed.modules import EXTRACTOR, Held, Modules, Recipe
 from fedre_privacy.sealed.packing import HEAD, pack, unpack
+from fedre_privacy.threats.base import threats
 
 SHAPE = (1, 16, 16)
 EVERY_STEP = Channel(
@@ -71,7 +71,7 @@ def whole(model: nn.Module) -> Observation:
     mixed = Upload(0, 1, (EntangledRep(large[5], torch.full((10,), 0.1)),), True, (0, 1))
     state = model.extractor.state_dict()
     return Observation(
-        threat=THREAT_MODELS["strong"],
+        threat=threats.get("strong"),
         targets=(means,),
         uploads=(means, mixed),
         broadcasts=(Broadcast(2, (0, 1), (HeadState({"weight": torch.rand(10, 8)}),)),),

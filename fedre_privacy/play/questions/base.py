@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation.recorder import read_messages
@@ -175,6 +176,11 @@ class Card(ABC):
 class Question(ABC):
     """What is asked of an attack, from the choice of targets to the score card."""
 
+    name: ClassVar[str] = ""
+    simulates: ClassVar[bool] = False
+    """Whether attacks on parameters answer it by computing as the clients did, which is refused
+    where a protocol hides how (`Protocol.unseen`)."""
+
     @abstractmethod
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         """Kinds of artifacts that the attack must be able to read."""
@@ -190,6 +196,9 @@ class Question(ABC):
     @abstractmethod
     def outcome(self) -> type[Outcome]:
         """What the attack returns, for reading a finished attack back."""
+
+
+questions: Registry[Question] = Registry("question", "fedre_privacy.play.questions")
 
 
 def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
@@ -234,7 +243,7 @@ def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[U
         Upload(
             u.client,
             u.round,
-            tuple(a for a in u.artifacts if isinstance(a, tuple(kinds))),
+            tuple(a for a in u.artifacts if is_read_as(type(a), kinds)),
             u.counterfactual,
         )
         for u in uploads

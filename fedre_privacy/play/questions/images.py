@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
@@ -22,12 +23,12 @@ from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.settings import RECOVERED, AttackSettings
+from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.runs.training import write_csv
 
 from ..observe import held_out, observe
-from ..targets import KINDS, TargetGroup, TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, kinds_of
+from ..targets import TargetGroup, TargetSource, resolve_kind
+from .base import Card, Game, Measure, Question, kinds_of, questions
 from .recover import recover
 
 NOUNS = {
@@ -72,15 +73,18 @@ class ImageGame(Game):
         return lines
 
 
+@questions.register("images")
 class Images(Question):
     """Recover the images behind representations, prototypes, entangled vectors or updates."""
+
+    simulates = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         """What is attacked of an upload: representations, or else parameters and gradients."""
         kinds = kinds_of(protocol, settings.target)
         if settings.target != "uploaded":
             return kinds
-        rows = {kind for kind in kinds if kind in KINDS.values()}
+        rows = {kind for kind in kinds if kind.rows is not Artifact.rows}
         return rows or {kind for kind in kinds if kind.updates} or kinds
 
     def outcome(self) -> type[Reconstruction]:

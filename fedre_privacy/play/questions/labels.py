@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import attacks, readers
+from fedre_privacy.attacks.base import attacks, can_read, readers
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Artifact, LabelEstimate
 from fedre_privacy.core.units import plural
@@ -23,7 +23,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Card, Game, Measure, Question, only_kinds, with_interval
+from .base import Card, Game, Measure, Question, only_kinds, questions, with_interval
 
 TITLES = {
     "jaccard": "support Jaccard",
@@ -50,11 +50,12 @@ class LabelGame(Game):
         return f"labels and sizes of {clients} clients; {self.observation.num_classes} classes"
 
 
+@questions.register("labels")
 class Labels(Question):
     """Infer the labels behind the uploads of every client."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if issubclass(k, settings.attack.consumes)}
+        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
         return readable or set(protocol.uploads)
 
     def outcome(self) -> type[LabelEstimate]:

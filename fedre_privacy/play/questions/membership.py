@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import needed_for
+from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.running.messages import asked_of
 from fedre_privacy.core.types import (
@@ -27,11 +27,21 @@ from fedre_privacy.eval.membership import MembershipReport, evaluate_membership
 from fedre_privacy.eval.report.measures import Bar, measure_chart
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.settings import RECOVERED, AttackSettings
+from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, is_uploaded, kinds_of, only_kinds, with_interval
+from .base import (
+    Card,
+    Game,
+    Measure,
+    Question,
+    is_uploaded,
+    kinds_of,
+    only_kinds,
+    questions,
+    with_interval,
+)
 from .candidates import by_image_alone, draw_candidates
 from .recover import recover
 
@@ -107,12 +117,15 @@ class MembershipGame(Game):
         )
 
 
+@questions.register("membership")
 class Membership(Question):
     """Tell training images from other images of the same classes."""
 
+    simulates = True
+
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         kinds = kinds_of(protocol, settings.target)
-        readable = {k for k in kinds if issubclass(k, settings.attack.consumes)}
+        readable = {k for k in kinds if can_read(settings.attack, k)}
         return readable or kinds
 
     def outcome(self) -> type[MembershipScores]:

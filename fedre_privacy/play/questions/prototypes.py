@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedre_privacy.attacks.base import can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
@@ -29,7 +30,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Card, Game, Measure, Question, only_kinds, percent, with_interval
+from .base import Card, Game, Measure, Question, only_kinds, percent, questions, with_interval
 
 FLOORS = {
     "upload": "the client's own upload as the answer for each of its classes",
@@ -74,11 +75,12 @@ class PrototypeGame(Game):
         return f"{count} prototypes of {dim} values, of {clients} clients"
 
 
+@questions.register("prototypes")
 class PrototypesQuestion(Question):
     """Recover the class prototypes behind mixtures or head updates."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if issubclass(k, settings.attack.consumes)}
+        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
         return readable or set(protocol.uploads)
 
     def outcome(self) -> type[RecoveredPrototypes]:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import THREAT_MODELS, EntangledRep, Observation, Upload
+from fedre_privacy.core.types import EntangledRep, Observation, Upload
+from fedre_privacy.threats.base import threats
 
 DIMS = 64
 
@@ -52,7 +53,7 @@ def watch() -> Callable[..., Observation]:
                 uploads.append(Upload(client, t + 1, (EntangledRep(rep, encoding),)))
         last = {u.client: u for u in uploads}
         settings = {
-            "threat": THREAT_MODELS["eavesdropper"],
+            "threat": threats.get("eavesdropper"),
             "targets": tuple(last.values()),
             "uploads": tuple(uploads),
             "broadcasts": (),

@@ -13,7 +13,6 @@ from fedre_privacy.attacks.disentangle import Disentangle
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Broadcast,
     EntangledRep,
     HeadState,
@@ -21,6 +20,7 @@ from fedre_privacy.core.types import (
     RecoveredPrototypes,
     Upload,
 )
+from fedre_privacy.threats.base import threats
 
 SOLVERS = ("kalman", "ridge", "non-negative", "least-squares")
 
@@ -208,7 +208,7 @@ def test_the_head_fills_what_few_rounds_leave_open(watch, prototypes, weights):
     directions = torch.randn(40, 64, generator=stream(0, "head"), dtype=torch.float64)
     truth = prototypes(1) + 3 * directions[1:21:2] + 0.1 * prototypes(10)
     mixed = weights(5, 10)
-    threat = THREAT_MODELS["realistic"]
+    threat = threats.get("realistic")
     heads = (Broadcast(5, (0,), (HeadState({"bias": torch.ones(40), "weight": directions}),)),)
     seen = watch({0: (mixed, mixed @ truth)}, threat=threat, broadcasts=heads)
     with_head, without = (Disentangle(head_prior=on)(seen) for on in (True, False))
@@ -221,7 +221,7 @@ def test_the_head_prior_needs_the_head(watch, prototypes, weights):
     with pytest.raises(IncompatibleError, match="needs HEAD; threat model 'eavesdropper'"):
         Disentangle(head_prior=True)(seen)
     with pytest.raises(IncompatibleError, match="no broadcast holds a head"):
-        Disentangle(head_prior=True)(replace(seen, threat=THREAT_MODELS["realistic"]))
+        Disentangle(head_prior=True)(replace(seen, threat=threats.get("realistic")))
 
 
 # --- extractors and auxiliary images -------------------------------------------------------------
@@ -256,7 +256,7 @@ def trained(watch, weights):
     uploads = torch.einsum("tn,tnd->td", mixed, reps)
     seen = watch(
         {0: (mixed, uploads)},
-        threat=THREAT_MODELS["strong"],
+        threat=threats.get("strong"),
         aux=aux,
         extractors={(0, t + 1): net for t, net in enumerate(nets)},
     )
@@ -301,7 +301,7 @@ def test_class_means_of_auxiliary_images_help_where_rounds_are_few(trained):
 def test_the_class_mean_prior_needs_an_extractor_and_labelled_images(trained):
     seen, _ = trained
     with pytest.raises(IncompatibleError, match="needs AUX-DATA"):
-        Disentangle(prior="class-mean")(replace(seen, threat=THREAT_MODELS["fedre-paper"]))
+        Disentangle(prior="class-mean")(replace(seen, threat=threats.get("fedre-paper")))
     with pytest.raises(IncompatibleError, match="needs labels of the auxiliary images"):
         Disentangle(prior="class-mean")(seen)
     labelled = replace(seen, aux_labels=torch.zeros(300, dtype=torch.int64), extractors={})
@@ -364,7 +364,7 @@ def test_rounds_without_an_extractor_are_left_out(trained):
 
 def test_auto_uses_no_more_than_is_granted(trained):
     seen, _ = trained
-    weak = replace(seen, threat=THREAT_MODELS["realistic"])
+    weak = replace(seen, threat=threats.get("realistic"))
     assert "kalman" in Disentangle()(weak).notes[0]
     with pytest.raises(IncompatibleError, match=f"needs {Knowledge.ALL_EXTRACTORS.upper()}"):
         Disentangle(solver="aligned")(weak)

@@ -14,7 +14,8 @@ from fedre_privacy.attacks.joint_disentangle import JointDisentangle
 from fedre_privacy.attacks.mixtures.sightings import sightings, spread
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import THREAT_MODELS, KnownDefense, Prototypes, Upload
+from fedre_privacy.core.types import KnownDefense, Prototypes, Upload
+from fedre_privacy.threats.base import threats
 
 ROUNDS, CLASSES, SIDE = 12, 3, 8
 BRIEF = {"steps": 5, "channels": (4,)}
@@ -50,7 +51,7 @@ def trained(watch, weights):
     target = Upload(0, ROUNDS, (Prototypes(reps[-1].float(), labels),))
     seen = watch(
         {0: (mixed, uploads)},
-        threat=THREAT_MODELS["strong"],
+        threat=threats.get("strong"),
         aux=pictures(200, 1),
         extractors={(0, t + 1): net.requires_grad_(False) for t, net in enumerate(nets)},
     )
@@ -66,7 +67,7 @@ def test_it_is_registered_and_declares_what_it_needs(trained):
     assert attacks.get("joint-disentangle") is JointDisentangle
     for name in ("fedre-paper", "realistic", "eavesdropper"):
         with pytest.raises(IncompatibleError, match="needs ALL-EXTRACTORS"):
-            JointDisentangle(**BRIEF)(replace(seen, threat=THREAT_MODELS[name]))
+            JointDisentangle(**BRIEF)(replace(seen, threat=threats.get(name)))
     with pytest.raises(IncompatibleError, match="two auxiliary images at least; given: 0"):
         JointDisentangle(**BRIEF)(replace(seen, aux=None))
 

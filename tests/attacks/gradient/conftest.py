@@ -11,7 +11,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Artifact,
     Broadcast,
     LocalTraining,
@@ -19,6 +18,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.models.split import Normalise, SplitModel
+from fedre_privacy.threats.base import threats
 
 SHAPE = (1, 8, 8)
 
@@ -124,7 +124,7 @@ def watch() -> Callable[..., Observation]:
         each = [models] * len(who) if isinstance(models, nn.Module) else list(models or [])
         targets = tuple(Upload(k, 1, (a,)) for k, a in zip(who, artifacts, strict=True))
         return Observation(
-            threat=THREAT_MODELS[threat],
+            threat=threats.get(threat),
             targets=targets,
             uploads=targets,
             broadcasts=broadcasts,

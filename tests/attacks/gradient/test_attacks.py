@@ -14,7 +14,6 @@ from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.gradient import signed
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     Broadcast,
     GradientState,
     HeadState,
@@ -24,6 +23,7 @@ from fedre_privacy.core.types import (
     Representations,
 )
 from fedre_privacy.models.split import SplitModel
+from fedre_privacy.threats.base import threats
 
 IMAGE_ATTACKS = {
     "dlg": {"steps": 20, "restarts": 2, "tolerance": 1e-6, "bn": "eval"},
@@ -407,7 +407,7 @@ def test_public_images_tell_what_all_classes_have_in_common(watch):
     before, after = local_head(reps, labels, 0.1, 10)
     seen = observed_head(watch, before, after, 0.1, 10, 150)
     seen = replace(
-        seen, threat=THREAT_MODELS["strong"], extractors={(0, 1): torch.nn.Flatten()},
+        seen, threat=threats.get("strong"), extractors={(0, 1): torch.nn.Flatten()},
         aux=public.reshape(10, 1, 8, 8),
         aux_labels=torch.arange(10),
     )  # fmt: skip

@@ -10,7 +10,8 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     GradientState,
     LocalTraining,
-    LowRankUpdate,
+    LowRankChange,
+    LowRankModel,
     ModelState,
     SmallModelState,
 )
@@ -36,7 +37,9 @@ def test_factors_are_multiplied_out(sent, watch, factored):
     model, after = sent
     own = {name: value.detach() for name, value in model.named_parameters()}
     change = {name: after[name] - own[name] for name in own}
-    packed = LowRankUpdate(pack(change if factored == "update" else after, 1.0))
+    packed = (
+        LowRankChange(pack(change, 1.0)) if factored == "update" else LowRankModel(pack(after, 1.0))
+    )
     found, wanted = (upload_of(watch, a, model) for a in (packed, ModelState(after)))
     for name in own:
         torch.testing.assert_close(found[name], wanted[name], atol=1e-5, rtol=1e-4)

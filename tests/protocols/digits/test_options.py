@@ -9,7 +9,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Counts,
     HeadState,
-    LowRankUpdate,
+    LowRankModel,
     ModelState,
     Prototypes,
     SmallModelState,
@@ -76,7 +76,7 @@ def test_with_broadcasts_to_all_nobody_needs_the_whole_student_again(world):
     fed = world("fedkd", train={"rounds": 4, "join_ratio": 0.34, "broadcast_to": "all"})
     fed.run()
     kinds = [type(b.artifacts[0]) for r in range(1, 6) for b in fed.broadcasts(r)]
-    assert kinds == [SmallModelState] + [LowRankUpdate] * 4
+    assert kinds == [SmallModelState] + [LowRankModel] * 4
     server = parameters_of(fed.server.modules["small"])
     for client in fed.clients:
         mine = parameters_of(client.memory["small"])
@@ -238,7 +238,7 @@ def test_fedkd_parameters_in_low_rank_need_no_resynchronisation(world):
 
     fed.run(on_row=follow)
     for round in range(2, 6):
-        assert all(type(sent.artifacts[0]) is LowRankUpdate for sent in fed.broadcasts(round))
+        assert all(type(sent.artifacts[0]) is LowRankModel for sent in fed.broadcasts(round))
     rank = torch.linalg.matrix_rank(fed.server.modules["small"].head.weight)
     assert int(rank) < 8
 

@@ -9,7 +9,7 @@ from fedre_privacy.blocks.state import Task, only
 from fedre_privacy.core.types import (
     ClassLogits,
     Counts,
-    LowRankUpdate,
+    LowRankChange,
     MatrixBlocks,
     ModelState,
     Prototypes,
@@ -58,7 +58,7 @@ def test_fedkd_student_is_the_servers_also_after_a_missed_broadcast(world):
         before = set(loop.select(fed.settings.train, round - 1))
         for sent in fed.broadcasts(round):
             (artifact,) = sent.artifacts
-            kind = LowRankUpdate if set(sent.recipients) <= before else SmallModelState
+            kind = LowRankChange if set(sent.recipients) <= before else SmallModelState
             assert type(artifact) is kind and (set(sent.recipients) <= before) == (
                 bool(set(sent.recipients) & before)
             )
@@ -359,4 +359,4 @@ def test_two_broadcasts_of_one_round_are_both_recorded(world):
     assert pairs
     for one, two in pairs:
         assert not set(one.recipients) & set(two.recipients)
-        assert {type(b.artifacts[0]) for b in (one, two)} == {LowRankUpdate, SmallModelState}
+        assert {type(b.artifacts[0]) for b in (one, two)} == {LowRankChange, SmallModelState}

@@ -1,0 +1,1 @@
+"""Threat models, one per file: what an attacker holds."""

@@ -1,0 +1,18 @@
+"""A server that holds what the protocol gives it."""
+
+from __future__ import annotations
+
+from fedre_privacy.core.types import Knowledge, ThreatModel
+
+from .base import threats
+
+threats.register(
+    ThreatModel(
+        name="realistic",
+        grants=frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.TRAINING}),
+        rounds="all",
+        summary="honest-but-curious server holding what the protocol gives it: uploads and the "
+        "global head, no client extractor",
+    ),
+    __name__,
+)

@@ -1,0 +1,141 @@
+"""What every attack promises, whatever it answers, and every question; on recorded tiny runs.
+
+A new attack is tested by being registered. One with slow defaults adds short settings here.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
+from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import Knowledge, Outcome
+from fedre_privacy.play.attack import check_ahead, prepare_attack
+from fedre_privacy.play.questions.base import questions
+from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.settings import TARGETS, AttackSettings, resolve_attack
+from fedre_privacy.threats.base import threats
+
+settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]
+BRIEF: dict[str, dict[str, Any]] = {
+    "decoder": {"updates": 4, "width": 4},
+    "dip": {"channels": (4, 4), "depth": 4},
+    "dlg": {"inner": 2},
+    "idlg": {"inner": 2},
+    "joint-disentangle": {"channels": (4, 4)},
+}
+"""Settings beside ``steps``, of which every attack gets few."""
+ELSEWHERE = {"analytic"}
+"""Reads networks that no built-in architecture is; tested for itself."""
+NAMES = attacks.names()
+RUN = sorted(set(NAMES) - ELSEWHERE)
+EVAL = {"targets": 3, "ceiling": 0, "per_update": 1, "candidates": 6, "gallery": 4, "public": 60}
+
+
+def asked(name: str, threat: str = "strong") -> tuple[str, AttackSettings]:
+    """A protocol that an attack can be run on, and how it is asked."""
+    steps = {"steps": 3} if "steps" in {knob.name for knob in knobs(attacks.get(name))} else {}
+    for protocol in protocols.names():
+        for target in ("uploaded", "update"):
+            problems: list[str] = []
+            settings = resolve_attack(
+                {
+                    "attack": {"name": name, **steps, **BRIEF.get(name, {})},
+                    "target": target, "threat": threat, "eval": EVAL,
+                }, {}, problems,
+            )  # fmt: skip
+            assert settings is not None, problems
+            try:
+                check_ahead(settings_of(protocol), settings)
+            except IncompatibleError:
+                continue
+            if target == "update" and attacks.get(name).answers != "images":
+                continue
+            return protocol, settings
+    raise AssertionError(f"no protocol uploads what {name} reads")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declarations(name):
+    attack = attacks.get(name)
+    made = attack()
+    assert attack.name == name and attack.__doc__ and attack.consumes and attack.recovers
+    assert Knowledge.UPLOADS in attack.needs and attack.answers in questions.names()
+    assert all(kind in attack.consumes for kind in attack.needs_for)
+    for entry in attack.suite:
+        assert can_read(attack, entry.reads) or entry.target == "recovered-prototypes"
+        assert entry.target in TARGETS and entry.threat in threats.names()
+        if entry.via:
+            assert attacks.get(entry.via).answers == "prototypes"
+    problems: list[str] = []
+    assert build_plugin(attacks, plain_plugin(made), at="attack", problems=problems) == made
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, trained):
+    protocol, settings = asked(name)
+    game = prepare_attack(trained(protocol), settings)
+    seen = game.observation
+    sent = [a for u in (*seen.targets, *seen.uploads) for a in u.artifacts]
+    before = [t.clone() for a in sent for t in a.tensors().values()]
+    torch.manual_seed(7)
+    state = torch.random.get_rng_state()
+    first = settings.attack(seen, Context(seed=3))
+    assert torch.equal(torch.random.get_rng_state(), state)  # no global randomness
+    torch.rand(3)
+    second = settings.attack(seen, Context(seed=3))
+    assert isinstance(first, questions.get(settings.attack.answers)().outcome())
+    assert first.problems(seen) == [] and not first.lost
+    for key, tensor in first.save()[0].items():
+        other = second.save()[0][key]
+        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other)), key
+    after = [t for a in sent for t in a.tensors().values()]
+    assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    assert same(type(first).load(*first.save()), first)
+    assert game.lines()["Unknown"] and questions.get(settings.attack.answers)().score(game, first)
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    pairs = [(one.save()[0][key], tensor) for key, tensor in other.save()[0].items()]
+    equal = all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in pairs)
+    return equal and one.save()[1] == other.save()[1]
+
+
+LACKING = [
+    (name, threat)
+    for name in NAMES
+    for threat in threats.names()
+    if attacks.get(name)().required - threats.get(threat).grants
+]
+
+
+@pytest.mark.parametrize(("name", "threat"), LACKING)
+def test_missing_knowledge_is_refused(name, threat, observe):
+    attack: Attack = attacks.get(name)()
+    lacking = attack.required - threats.get(threat).grants
+    seen = observe([torch.ones(1, 4)], {(0, 1): torch.nn.Flatten()}, threat=threat)
+    with pytest.raises(IncompatibleError) as caught:
+        attack(seen)
+    assert all(f"needs {knowledge.upper()}" in str(caught.value) for knowledge in lacking)
+
+
+@pytest.mark.parametrize("name", questions.names())
+def test_a_question_says_what_is_answered_and_somebody_answers_it(name):
+    question = questions.get(name)()
+    assert question.name == name and type(question).__doc__
+    assert issubclass(question.outcome(), Outcome) and question.outcome() is not Outcome
+    assert name in {attacks.get(attack).answers for attack in NAMES}
+
+
+@pytest.mark.parametrize("name", threats.names())
+def test_a_threat_model_says_who_it_is_and_lets_some_attack_run(name):
+    threat = threats.get(name)
+    assert threat.name == name and threat.summary and threat.rounds in ("last", "all")
+    assert Knowledge.UPLOADS in threat.grants
+    assert any(attacks.get(attack).needs <= threat.grants for attack in NAMES)
