@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 
 from fedre_privacy.core import files
 from fedre_privacy.core.types import Reconstruction
-from fedre_privacy.eval.report import html, reconstruction_sheet, save_figure
+from fedre_privacy.eval.report import reconstruction_sheet, save_figure
 from fedre_privacy.eval.report.figures import image_sheet
-from fedre_privacy.eval.report.html import Html, Section, Target
 from fedre_privacy.play.foreign import ForeignResult, Recorded
 
+from . import html
+from .html import Html, Section, Target
 from .shared import SHOWN_TARGETS, figures
 
 WORDS = {
