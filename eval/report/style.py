@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedre_privacy.core.files import write_text, write_with
+from fedre_privacy.core.files import write_frame, write_with
 
 # Okabe and Ito, "Color universal design", 2008.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -130,6 +130,6 @@ def save_figure(
         written.append(path)
     if data is not None:
         path = stem.with_name(f"{stem.name}.csv")
-        write_text(path, data.to_csv(index=False))
+        write_frame(path, data)
         written.append(path)
     return written

@@ -33,7 +33,7 @@ def write_foreign(result: ForeignResult) -> Path:
     """Write scores, figure and page into the attack's folder; return the page."""
     folder, game = result.folder, result.game
     frame = result.rows if result.scores is None else result.scores.rows
-    files.write_text(folder / "scores.csv", frame.to_csv(index=False))
+    files.write_frame(folder / "scores.csv", frame)
     drawn = _figure(result)
     if drawn is not None:
         save_figure(drawn, folder / "figure", data=frame)
