@@ -359,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no variant finished")
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    files.write_text(options.out / "defences.csv", rows.to_csv(index=False))
+    files.write_frame(options.out / "defences.csv", rows)
     save_figure(figure(rows), options.out / "defences", data=rows)
     print(rows.drop(columns=["image_attack"]).to_string(index=False, float_format="%.3g"))
     for result in results:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq  # type: ignore[import-untyped]
+from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
 
@@ -33,8 +35,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
         mu: > 0; T uses of a Gaussian mechanism with noise multiplier z have mu = sqrt(T) / z.
         epsilon: >= 0.
     """
-    first = _log_phi(mu / 2 - epsilon / mu)
-    second = epsilon + _log_phi(-mu / 2 - epsilon / mu)
+    first: float = log_ndtr(mu / 2 - epsilon / mu)
+    second: float = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
     return max(0.0, -math.exp(first) * math.expm1(min(second - first, 0.0)))
 
 
@@ -49,7 +51,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while gdp_delta(mu, high) > delta:
         high *= 2
-    return _edge(lambda epsilon: gdp_delta(mu, epsilon) <= delta, inside=high, outside=0.0)
+    return _edge(lambda epsilon: gdp_delta(mu, epsilon), delta, inside=high, outside=0.0)
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
@@ -64,7 +66,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     low = high
     while gdp_delta(low, epsilon) > delta:
         low /= 2
-    return _edge(lambda mu: gdp_delta(mu, epsilon) <= delta, inside=low, outside=high)
+    return _edge(lambda mu: gdp_delta(mu, epsilon), delta, inside=low, outside=high)
 
 
 def mu_of(releases: Iterable[Release]) -> float:
@@ -129,23 +131,13 @@ def least_noise(within: Callable[[float], bool]) -> float:
     return high
 
 
-def _log_phi(x: float) -> float:
-    """Logarithm of the standard normal distribution function."""
-    if x > -30:
-        return math.log(0.5 * math.erfc(-x / math.sqrt(2)))
-    tail = 1 / (x * x)
-    series = math.log1p(-tail * (1 - 3 * tail * (1 - 5 * tail)))
-    return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi)) + series
+def _edge(spent: Callable[[float], float], delta: float, *, inside: float, outside: float) -> float:
+    """Return the root of `spent` = `delta` between two numbers, on the side of `inside`.
 
-
-def _edge(allowed: Callable[[float], bool], *, inside: float, outside: float) -> float:
-    """Return the last allowed number on the way from inside to outside, by halving."""
-    for _ in range(200):
-        middle = (inside + outside) / 2
-        if middle in (inside, outside):
-            break
-        if allowed(middle):
-            inside = middle
-        else:
-            outside = middle
-    return inside
+    Brent's method ends a few floats beside the root, on either side; a guarantee must not be on
+    the wrong one.
+    """
+    found: float = brentq(lambda x: spent(x) - delta, inside, outside, xtol=1e-300, rtol=1e-15)
+    while spent(found) > delta:
+        found = math.nextafter(found, inside)
+    return found

@@ -27,9 +27,9 @@ from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.eval.report import training_curves
-from fedre_privacy.eval.report.html import fragment
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.runs import folder as recorded

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -21,12 +22,9 @@ from .style import (
     SMALL,
     TEXT,
     VERMILLION,
-    blank,
-    caption_height,
+    framed,
+    plain,
     tidy,
-    wrap,
-    write_caption,
-    write_title,
 )
 
 GRID = 120
@@ -86,36 +84,20 @@ def decision_boundaries(
             f"No mean accuracy is given for {', '.join(absent)}; one row each is needed."
         )
     rows, columns = next(iter(counts.values())), len(methods)
-    cell, pad, left, plot = 1.3, 0.1, 0.62, 1.75
-    width = left + columns * (cell + pad) + 0.12
-    lines = wrap(caption, width)
-    foot = caption_height(lines) + 0.3
-    top, between = 0.56, 0.34
-    height = top + rows * (cell + pad) + between + plot + foot
-    figure = blank(width, height)
-    write_title(figure, title)
-    write_caption(figure, lines)
+    cell, plot = 1.4, 2.1
+    figure = framed(0.8 + columns * cell, rows * cell + plot + 0.2, title, caption)
+    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[cell] * rows + [plot])
     extent = [_extent([views[k].points for views in methods.values()]) for k in range(rows)]
     for number, (heading, views) in enumerate(methods.items()):
-        x = left + number * (cell + pad)
-        figure.text(
-            (x + cell / 2) / width,
-            (height - top + 0.06) / height,
-            heading,
-            fontsize=TEXT,
-            weight="bold",
-            ha="center",
-            va="bottom",
-        )
         for k, view in enumerate(views):
-            y = height - top - k * (cell + pad) - cell
-            box = (x / width, y / height, cell / width, cell / height)
-            _draw(figure, box, view, extent[k], f"client {k}" if number == 0 else None)
-    centres = [(number + 0.5) * (cell + pad) - pad / 2 for number in range(columns)]
-    box = (left / width, foot / height, (columns * (cell + pad) - pad) / width, plot / height)
-    _accuracies(
-        figure, box, dict(zip(methods, centres, strict=True)), means, runs, best, published_error
-    )
+            axes = figure.add_subplot(grid[k, number])
+            _draw(axes, view, extent[k])
+            if k == 0:
+                axes.set_title(plain(heading), fontsize=TEXT, weight="bold")
+            if number == 0:
+                axes.set_ylabel(f"client {k}", fontsize=TEXT)
+    below = figure.add_subplot(grid[rows, :])
+    _accuracies(below, list(methods), means, runs, best, published_error)
     return figure
 
 
@@ -133,18 +115,11 @@ def _extent(clouds: Sequence[Tensor]) -> Extent:
     return x - half, x + half, y - half, y + half
 
 
-def _draw(
-    figure: Figure,
-    box: tuple[float, float, float, float],
-    view: ClientView,
-    extent: Extent,
-    label: str | None,
-) -> None:
+def _draw(axes: Axes, view: ClientView, extent: Extent) -> None:
     x_low, x_high, y_low, y_high = extent
     xs, ys = torch.linspace(x_low, x_high, GRID), torch.linspace(y_low, y_high, GRID)
     grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1).reshape(-1, 2)
     chance = view.probability(grid).reshape(GRID, GRID).numpy()
-    axes = figure.add_axes(box)
     axes.imshow(
         chance,
         extent=extent,
@@ -176,34 +151,28 @@ def _draw(
         )
     axes.set_xlim(x_low, x_high)
     axes.set_ylim(y_low, y_high)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    if label is not None:
-        axes.set_ylabel(label, fontsize=TEXT)
-    for spine in axes.spines.values():
-        spine.set_linewidth(0.4)
-        spine.set_color("#888888")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(linewidth=0.4, color="#888888")
 
 
 def _accuracies(
-    figure: Figure,
-    box: tuple[float, float, float, float],
-    centres: Mapping[str, float],
+    axes: Axes,
+    methods: Sequence[str],
     means: pd.DataFrame,
     runs: pd.DataFrame,
     best: float,
     published_error: float,
 ) -> None:
-    axes = figure.add_axes(box)
+    """Draw accuracies below the columns of the methods, which are one unit wide."""
     by_method = means.set_index("method")
     name = "acc_post_broadcast"
-    for number, (heading, x) in enumerate(centres.items()):
+    for x, heading in enumerate(methods):
         row = by_method.loc[heading]
         seeds = 100 * runs.loc[runs["method"] == heading, name].to_numpy(dtype=float)
-        spread = np.linspace(-0.12, 0.12, len(seeds)) if len(seeds) > 1 else np.zeros(1)
-        first = number == 0
+        spread = np.linspace(-0.08, 0.08, len(seeds)) if len(seeds) > 1 else np.zeros(1)
+        first = x == 0
         axes.scatter(
-            x - 0.3 + spread,
+            x - 0.22 + spread,
             seeds,
             s=6,
             c="#999999",
@@ -231,9 +200,9 @@ def _accuracies(
             va="bottom",
             color=BLUE,
         )
-    published = by_method.loc[list(centres)]["published"].dropna()
+    published = by_method.loc[methods, "published"].dropna()
     axes.errorbar(
-        [centres[str(heading)] + 0.42 for heading in published.index],
+        [methods.index(str(heading)) + 0.3 for heading in published.index],
         100 * published.to_numpy(dtype=float),
         100 * published_error,
         fmt="D",
@@ -245,18 +214,17 @@ def _accuracies(
     )
     axes.axhline(100 * best, color=GREEN, linestyle="--", linewidth=1, label="best on average")
     axes.axhline(50, color="#666666", linestyle=":", linewidth=1, label="chance")
-    width = box[2] * float(figure.get_size_inches()[0])
-    axes.set_xlim(0, width)
-    axes.set_xticks(list(centres.values()), list(centres))
+    axes.set_xlim(-0.5, len(methods) - 0.5)
+    axes.set_xticks(range(len(methods)), [plain(method) for method in methods])
     axes.set_ylabel("test accuracy (%)")
     tidy(axes)
     axes.grid(False, axis="x")
     axes.legend(
         fontsize=SMALL - 0.5,
         frameon=False,
-        ncols=5,
+        ncols=min(5, len(methods)),
         loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
+        bbox_to_anchor=(0, 1.0),
         borderaxespad=0.1,
         columnspacing=1.2,
         handletextpad=0.4,

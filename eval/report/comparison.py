@@ -12,18 +12,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import (
-    BLUE,
-    SMALL,
-    TEXT,
-    VERMILLION,
-    blank,
-    caption_height,
-    tidy,
-    wrap,
-    write_caption,
-    write_title,
-)
+from .style import BLUE, LONGEST, SMALL, TEXT, VERMILLION, framed, plain, tidy
 
 
 @dataclass(frozen=True)
@@ -61,29 +50,18 @@ def comparison(
     shown = [c for c in columns if any(dot.value is not None for dot in c.dots)]
     if not labels or not shown:
         raise ConfigError("There is nothing to draw: no variant has a measure with a value.")
-    names = max(len(label) for label in labels) * 0.075 + 0.3
-    each = 1.55
-    width = max(names + each * len(shown) + 0.2, 6.0)
-    lines = wrap(caption, width)
-    foot, plot = caption_height(lines) + 0.35, 0.3 * len(labels) + 0.1
-    height = foot + plot + 0.75
-    figure = blank(width, height)
+    names = [plain(label, LONGEST) for label in reversed(labels)]
+    width = max(0.5 + 0.075 * max(map(len, names)) + 1.55 * len(shown), 6.0)
+    figure = framed(width, 0.3 * len(labels) + 0.75, title, caption)
     for number, column in enumerate(shown):
-        axes = figure.add_axes(
-            (
-                (names + number * each) / width,
-                foot / height,
-                (each - 0.2) / width,
-                plot / height,
-            )
-        )
+        axes = figure.add_subplot(1, len(shown), number + 1)
         if column.log:
             axes.set_xscale("log")
         for row, dot in enumerate(reversed(column.dots)):
             if dot.value is None:
                 axes.text(
-                    0.5, row, column.absent, fontsize=SMALL - 1, color="#888888", ha="center",
-                    va="center", transform=axes.get_yaxis_transform(),
+                    0.5, row, plain(column.absent), fontsize=SMALL - 1, color="#888888",
+                    ha="center", va="center", transform=axes.get_yaxis_transform(),
                 )  # fmt: skip
                 continue
             if dot.sd:
@@ -92,7 +70,7 @@ def comparison(
             if dot.floor is not None:
                 axes.plot((dot.floor,) * 2, (row - 0.3, row + 0.3), color=VERMILLION, lw=1.8)
         axes.set_ylim(-0.6, len(labels) - 0.4)
-        axes.set_yticks(range(len(labels)), list(reversed(labels)) if number == 0 else [])
+        axes.set_yticks(range(len(labels)), names if number == 0 else [])
         axes.margins(x=0.12)
         tidy(axes)
         if column.log:
@@ -100,10 +78,8 @@ def comparison(
         else:
             axes.locator_params(axis="x", nbins=3)
             axes.xaxis.get_offset_text().set_fontsize(SMALL - 1)
-        axes.set_title(column.title, fontsize=SMALL)
+        axes.set_title(plain(column.title), fontsize=SMALL)
         axes.tick_params(axis="y", labelsize=TEXT if number == 0 else SMALL)
-    write_title(figure, title)
-    write_caption(figure, lines)
     return figure
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -23,17 +24,16 @@ from ..score import Scores
 from .style import (
     BLUE,
     CYCLE,
+    LONGEST,
     ORANGE,
     SMALL,
     TEXT,
     VERMILLION,
-    blank,
-    caption_height,
+    framed,
     panels,
+    plain,
+    settle,
     tidy,
-    wrap,
-    write_caption,
-    write_title,
 )
 
 _MATCHED = {
@@ -213,66 +213,54 @@ def image_sheet(
             )
     blocks = 2 if len(notes) > rows_per_block else 1
     rows = max(1, -(-len(notes) // blocks))
-    gutter, pad, gap = 1.55, 0.06, 0.16
-    block_width = gutter + len(columns) * (cell + pad) + (gap if gap_before is not None else 0)
-    width = max(0.24 + blocks * block_width + (blocks - 1) * 0.15, 5.2)
-    lines = wrap(caption, width)
-    top, foot = 0.72, caption_height(lines) + 0.1
-    height = top + rows * (cell + pad) + foot
-    figure = blank(width, height)
-    write_title(figure, title)
-    write_caption(figure, lines)
+    ratios = [1.0] * len(columns)
+    if gap_before is not None:
+        ratios.insert(gap_before, 0.15)
+    width = blocks * (1.6 + sum(ratios) * (cell + 0.06)) + 0.2
+    tallest = max(1 + heading.count("\n") for heading in columns)
+    height = rows * (cell + 0.06) + 0.14 * tallest
+    figure = framed(max(width, 5.2), height, title, caption, images=True)
+    grid = figure.add_gridspec(rows, blocks * len(ratios), width_ratios=ratios * blocks)
     for row, note in enumerate(notes):
         block, line = divmod(row, rows)
-        left = 0.12 + block * (block_width + 0.15)
-        bottom = height - top - line * (cell + pad) - cell
-        head, _, rest = note.partition("\n")
-        figure.text(
-            left / width, (bottom + cell) / height, head, fontsize=TEXT, weight="bold", va="top"
-        )
-        figure.text(
-            left / width,
-            (bottom + cell - 0.15) / height,
-            rest,
-            fontsize=6.2,
-            va="top",
-            color="#333333",
-            linespacing=1.25,
-        )
         for number, (heading, images) in enumerate(columns.items()):
-            x = left + gutter + number * (cell + pad)
-            x += gap if gap_before is not None and number >= gap_before else 0
-            axes = figure.add_axes((x / width, bottom / height, cell / width, cell / height))
-            axes.set_xticks([])
-            axes.set_yticks([])
-            for spine in axes.spines.values():
-                spine.set_linewidth(0.4)
-                spine.set_color("#888888")
+            at = number + (gap_before is not None and number >= gap_before)
+            axes = figure.add_subplot(grid[line, block * len(ratios) + at])
+            _image(axes, images[row])
             if line == 0:
-                figure.text(
-                    (x + cell / 2) / width,
-                    (height - top + 0.05) / height,
-                    heading,
-                    fontsize=SMALL,
-                    ha="center",
-                    va="bottom",
-                )
-            if images[row].isfinite().all():
-                axes.imshow(
-                    _displayable(images[row]), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
-                )
-            else:
-                axes.text(
-                    0.5,
-                    0.5,
-                    "diverged",
-                    fontsize=SMALL,
-                    ha="center",
-                    va="center",
-                    color=VERMILLION,
-                    transform=axes.transAxes,
-                )
+                axes.set_title(plain(heading), fontsize=SMALL, pad=4)
+            if number == 0:
+                _beside(axes, note)
+    settle(figure)
     return figure
+
+
+def _image(axes: Axes, image: Tensor) -> None:
+    """Draw an image (C, H, W), or the word for one that is not finite."""
+    axes.set_box_aspect(image.shape[1] / image.shape[2])
+    axes.xaxis.set_visible(False)
+    axes.yaxis.set_visible(False)
+    axes.spines[:].set(linewidth=0.4, color="#888888")
+    if image.isfinite().all():
+        axes.imshow(_displayable(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    else:
+        axes.text(
+            0.5, 0.5, "diverged", fontsize=SMALL, ha="center", va="center", color=VERMILLION,
+            transform=axes.transAxes,
+        )  # fmt: skip
+
+
+def _beside(axes: Axes, note: str) -> None:
+    """Write a note at the left of an image, its first line in bold."""
+    head, _, rest = note.partition("\n")
+    for words, down, style in (
+        (head, 0, {"fontsize": TEXT, "weight": "bold"}),
+        (rest, -11, {"fontsize": 6.2, "color": "#333333", "linespacing": 1.25}),
+    ):
+        axes.annotate(
+            plain(words), (0, 1), (-6, down), xycoords="axes fraction",
+            textcoords="offset points", ha="right", va="top", **style,
+        )  # fmt: skip
 
 
 def _displayable(image: Tensor) -> NDArray[np.float32]:
@@ -311,7 +299,7 @@ def attack_trace(
         )
     values = torch.where(values <= 0, positive.min(), values)
     quantiles = values.nanquantile(values.new_tensor([0.25, 0.5, 0.75]), dim=1).numpy()
-    figure, (axes,) = panels(1, title, caption, left=0.92)
+    figure, (axes,) = panels(1, title, caption)
     axes.fill_between(
         x, quantiles[0], quantiles[2], color=BLUE, alpha=0.25, linewidth=0, label="quartiles"
     )
@@ -428,20 +416,13 @@ def partition_picture(
     table = counts.detach().cpu().numpy()
     side = min(0.34, max(0.05, 5.6 / classes))
     tall = min(0.30, max(0.05, 6.0 / clients))
-    width = max(0.75 + classes * side + 1.0, 4.4)
+    names = [plain(name, LONGEST) for name in class_names or ()] if side >= 0.12 else []
     single = int((table == 1).sum())
     foot = f"{caption}\n" if caption else ""
     foot += f"Orange: a single image of the class ({plural(single, 'cell')}). White: none."
-    lines = wrap(foot, width)
-    named = 0.75 if class_names is not None else 0.45
-    bottom, top = caption_height(lines) + named, 0.42
-    height = top + clients * tall + bottom
-    figure = blank(width, height)
-    write_title(figure, title)
-    write_caption(figure, lines)
-    axes = figure.add_axes(
-        (0.75 / width, bottom / height, classes * side / width, clients * tall / height)
-    )
+    below = 0.35 + 0.045 * max(map(len, names), default=2)
+    figure = framed(max(1.75 + classes * side, 4.4), clients * tall + below, title, foot)
+    axes = figure.subplots()
     top_count = max(int(table.max()), 1)
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
     picture = axes.imshow(
@@ -474,17 +455,9 @@ def partition_picture(
     axes.tick_params(labelsize=SMALL, length=2)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
-    if class_names is not None and side >= 0.12:
-        axes.set_xticks(range(classes), class_names, rotation=45, ha="right", fontsize=6.2)
-    bar_axes = figure.add_axes(
-        (
-            (0.75 + classes * side + 0.12) / width,
-            bottom / height,
-            0.12 / width,
-            clients * tall / height,
-        )
-    )
-    bar = figure.colorbar(picture, cax=bar_axes)
+    if names:
+        axes.set_xticks(range(classes), names, rotation=45, ha="right", fontsize=6.2)
+    bar = figure.colorbar(picture, ax=axes, pad=0.02, aspect=18)
     bar.set_label("images", fontsize=TEXT)
     bar.ax.tick_params(labelsize=SMALL)
     return figure

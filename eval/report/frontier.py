@@ -9,21 +9,13 @@ import numpy as np
 from adjustText import adjust_text
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import (
-    SMALL,
-    TEXT,
-    blank,
-    caption_height,
-    tidy,
-    wrap,
-    write_caption,
-    write_title,
-)
+from .style import LONGEST, SMALL, TEXT, framed, plain, settle, tidy
 
 GREY = "#b8b8b8"
 RADIUS = 4.5
@@ -90,14 +82,9 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     shade = Normalize(low, high, clip=True)
     colours = colormaps["viridis_r"]
     best = {p.label for p in pareto(points)}
-    lines = wrap(caption, 11.0)
-    height = 5.2 + caption_height(lines)
-    figure = blank(11.0, height)
-    left = 0.07
-    bottom = (caption_height(lines) + 0.6) / height
-    area = (0.9 * height - caption_height(lines) - 0.6) / height
-    axes_a = figure.add_axes((left, bottom, 0.40, area))
-    axes_b = figure.add_axes((left + 0.47, bottom, 0.40, area), sharey=axes_a)
+    figure = framed(11.0, 4.9, title or "Accuracy, communication and leakage", caption)
+    axes_a, axes_b = figure.subplots(1, 2, sharey=True)
+    named: list[tuple[Axes, list[tuple[Point, float]]]] = []
     for axes, across in ((axes_a, "scalars"), (axes_b, "leakage")):
         placed: list[tuple[Point, float]] = []
         for p in sorted(points, key=lambda p: -p.accuracy):
@@ -126,28 +113,23 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
         if across == "scalars":
             axes.set_xscale("log")
         tidy(axes)
-        _name(axes, placed)
+        axes.margins(x=0.18, y=0.12)
+        named.append((axes, placed))
     axes_a.set_xlabel("scalars uploaded per round (log)", fontsize=TEXT)
     axes_b.set_xlabel("images: PSNR over the floor (dB)", fontsize=TEXT)
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
     axes_a.set_ylabel("test accuracy", fontsize=TEXT)
-    axes_b.tick_params(labelleft=False)
-    bar = figure.add_axes((0.952, bottom, 0.012, area))
-    gradient = np.linspace(0, 1, 128)[:, None]
-    bar.imshow(gradient, aspect="auto", cmap=colours, origin="lower", extent=(0, 1, low, high))
-    bar.set_xticks([])
-    bar.yaxis.tick_right()
-    bar.tick_params(labelsize=SMALL)
-    bar.set_title("leakage\ndB", fontsize=SMALL)
-    write_title(figure, title or "Accuracy, communication and leakage", left=left)
-    write_caption(figure, lines, left=left)
+    bar = figure.colorbar(ScalarMappable(shade, colours), ax=(axes_a, axes_b), aspect=40, pad=0.02)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.ax.set_title("leakage\ndB", fontsize=SMALL)
+    settle(figure)
+    for axes, placed in named:
+        _name(axes, placed)
     return figure
 
 
 def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
     """Write names beside the points, moved to where they cover neither points nor each other."""
-    axes.margins(x=0.18, y=0.12)
-    axes.autoscale_view()
     if not points:
         axes.text(
             0.5, 0.5, "no attack on images could read any", transform=axes.transAxes, ha="center",
@@ -160,7 +142,7 @@ def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
     edges = axes.transData.inverted().transform((centres[:, None] + ring).reshape(-1, 2))
     texts = [
         axes.text(
-            x, p.accuracy, p.label if p.scalars else f"{p.label} (sends nothing)",
+            x, p.accuracy, plain(p.label, LONGEST) + ("" if p.scalars else " (sends nothing)"),
             fontsize=SMALL, zorder=3,
             color="#777777" if p.leakage is None else "black",
         )

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import SMALL, TEXT, blank, caption_height, wrap, write_caption, write_title
+from .style import LONGEST, SMALL, TEXT, framed, plain
 
 GREY, PALE, STRONG = "#eeeeee", "#fbe3d5", "#f0a679"
 
@@ -44,16 +44,12 @@ def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figu
     columns = list(dict.fromkeys(cell.column for cell in cells))
     if not columns:
         raise ConfigError("There is nothing to draw: no attack was asked for.")
-    left = max(len(name) for name in rows) * 0.075 + 0.35
-    wide, high = 0.85, 0.32
-    top = 0.55 + 0.062 * max(len(name) for name in columns) * 0.6
-    width = max(left + wide * len(columns) + 0.9, 5.0)
-    lines = wrap(caption, width)
-    foot = caption_height(lines) + 0.15
-    height = foot + high * len(rows) + top
-    figure = blank(width, height)
-    area = (left / width, foot / height, wide * len(columns) / width, high * len(rows) / height)
-    axes = figure.add_axes(area)
+    down, across = ([plain(name, LONGEST) for name in names] for names in (rows, columns))
+    width = 1.3 + 0.075 * max(map(len, down)) + 0.85 * len(columns)
+    height = 0.3 + 0.32 * len(rows) + 0.04 * max(map(len, across))
+    title = title or "Which attack reads what, and how far above its floor"
+    figure = framed(max(width, 5.0), height, title, caption)
+    axes = figure.subplots()
     axes.set_xlim(0, len(columns))
     axes.set_ylim(len(rows), 0)
     for cell in cells:
@@ -64,21 +60,20 @@ def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figu
             much = 1.0 if cell.unit == "dB" else 0.1
             colour = "white" if cell.leakage <= 0 else STRONG if cell.leakage > much else PALE
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="#c8c8c8", lw=0.6))
-        shown = cell.why.replace("\n", " ") if cell.leakage is None else f"{cell.leakage:+.2f}"
+        shown = (
+            plain(cell.why.replace("\n", " ")) if cell.leakage is None else f"{cell.leakage:+.2f}"
+        )
         if cell.leakage is not None and cell.unit:
             shown += f" {cell.unit}"
         axes.text(
             x + 0.5, y + 0.5, shown, ha="center", va="center",
             fontsize=SMALL if known else SMALL - 1.2, color="black" if known else "#707070",
         )  # fmt: skip
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=TEXT)
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], down, fontsize=TEXT)
     axes.set_xticks(
-        [i + 0.5 for i in range(len(columns))], columns, fontsize=SMALL, rotation=40, ha="left"
+        [i + 0.5 for i in range(len(columns))], across, fontsize=SMALL, rotation=40, ha="left"
     )
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    write_title(figure, title or "Which attack reads what, and how far above its floor")
-    write_caption(figure, lines)
+    axes.spines[:].set_visible(False)
     return figure

@@ -9,17 +9,7 @@ from matplotlib.figure import Figure
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import (
-    BLUE,
-    SMALL,
-    VERMILLION,
-    blank,
-    caption_height,
-    tidy,
-    wrap,
-    write_caption,
-    write_title,
-)
+from .style import BLUE, LONGEST, SMALL, VERMILLION, framed, plain, tidy
 
 
 @dataclass(frozen=True)
@@ -41,14 +31,8 @@ def measure_chart(bars: Sequence[Bar], *, title: str, caption: str = "") -> Figu
     """
     if not bars:
         raise ConfigError("There is nothing to draw: the attack has no measure with a value.")
-    width, left = 6.4, 2.3
-    lines = wrap(caption, width)
-    foot = caption_height(lines) + 0.45
-    height = foot + 0.36 * len(bars) + 0.5
-    figure = blank(width, height)
-    axes = figure.add_axes(
-        (left / width, foot / height, (width - left - 0.9) / width, 0.36 * len(bars) / height)
-    )
+    figure = framed(6.4, 0.36 * len(bars) + 0.55, title, caption)
+    axes = figure.subplots()
     for row, bar in enumerate(reversed(bars)):
         if bar.interval is not None:
             axes.plot(bar.interval, (row, row), color=BLUE, lw=1.6, zorder=2)
@@ -59,10 +43,8 @@ def measure_chart(bars: Sequence[Bar], *, title: str, caption: str = "") -> Figu
             1.02, row, f"{bar.value:.3f}  n = {bar.n}", fontsize=SMALL, va="center",
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-    axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
+    axes.set_yticks(range(len(bars)), [plain(bar.name, LONGEST) for bar in reversed(bars)])
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_xlabel("measure (red: floor)")
     tidy(axes)
-    write_title(figure, title)
-    write_caption(figure, lines)
     return figure

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
-from .style import SMALL, blank, caption_height, wrap, write_caption, write_title
+from .style import LONGEST, SMALL, framed, plain
 
 ENTANGLED = -1
 """In place of a class: a mix of several."""
@@ -62,14 +62,8 @@ def prototype_map(
     foot += "Numbers: clients. Colours: classes. "
     foot += "Crosses: what they uploaded, entangled. " if entangled else ""
     foot += "t-SNE keeps neighbours; distances between groups mean nothing."
-    width, side, top = 6.4, 4.2, 0.42
-    lines = wrap(foot, width)
-    height = top + side + 0.15 + caption_height(lines)
-    figure = blank(width, height)
-    write_title(figure, title)
-    write_caption(figure, lines)
-    bottom = (caption_height(lines) + 0.1) / height
-    axes = figure.add_axes((0.15 / width, bottom, 4.7 / width, side / height))
+    figure = framed(6.4, 4.3, title, foot)
+    axes = figure.subplots()
     palette = colormaps["tab10" if len(class_names) <= 10 else "tab20"]
     shades = [palette(c % palette.N) for c in range(len(class_names))]
     for (x, y), label, client in zip(points.tolist(), labels, clients, strict=True):
@@ -86,12 +80,11 @@ def prototype_map(
     room = 0.06 * np.maximum(high - low, 1e-6)
     axes.set_xlim(low[0] - room[0], high[0] + room[0])
     axes.set_ylim(low[1] - room[1], high[1] + room[1])
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     present = [c for c in range(len(class_names)) if c in set(labels)]
     if len(present) <= 20:
         dots = [
-            Line2D([], [], marker="o", ls="", color=shades[c], label=class_names[c])
+            Line2D([], [], marker="o", ls="", color=shades[c], label=plain(class_names[c], LONGEST))
             for c in present
         ]
         axes.legend(

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import CYCLE, SMALL, TEXT, blank, caption_height, tidy, wrap, write_caption, write_title
+from .style import CYCLE, SMALL, TEXT, framed, plain, settle, tidy
 
 MARKERS = "osD^vPX"
 COLUMNS = 3
@@ -53,23 +53,12 @@ def leakage_by_rounds(
             "There is nothing to draw against rounds: no attack was run at two numbers of them."
         )
     columns = 2 if len(names) == 4 else min(COLUMNS, len(names))
-    deep = -(-len(names) // columns)
-    width, plot, left = max(3.1 * columns, 5.0), 1.75, 0.58
-    each = width / columns
-    text = wrap(caption, width)
-    legend = 0.17 * len(lines) + 0.12
-    foot = caption_height(text) + legend
-    row, top = plot + 0.72, 0.36
-    height = foot + row * deep + top
-    figure = blank(width, height)
+    legend, deep = 0.17 * len(lines) + 0.1, -(-len(names) // columns)
+    height = 2.45 * deep + legend
+    figure = framed(max(3.1 * columns, 5.0), height, title or f"Leakage: {across}", caption)
     ticks = sorted({p.rounds for p in points})
     for number, name in enumerate(names):
-        at, down = number % columns, number // columns
-        bottom = height - top - row * (down + 1) + 0.46
-        axes = figure.add_axes(
-            ((at * each + left) / width, bottom / height, (each - left - 0.15) / width,
-             plot / height)
-        )  # fmt: skip
+        axes = figure.add_subplot(deep, columns, number + 1)
         axes.axhline(0, color="#888888", lw=0.8, ls=":")
         for place, line in enumerate(lines):
             own = sorted(
@@ -80,22 +69,20 @@ def leakage_by_rounds(
                 [p.rounds for p in own], [p.leakage for p in own],
                 yerr=[p.spread or 0.0 for p in own] if any(p.spread for p in own) else None,
                 color=colour, marker=MARKERS[place % len(MARKERS)], ms=4, lw=1.2, capsize=2,
-                ls="-" if place < len(CYCLE) else "--", label=line,
+                ls="-" if place < len(CYCLE) else "--", label=plain(line),
             )  # fmt: skip
         if len(ticks) <= 6:
             axes.set_xticks(ticks)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_title(name, fontsize=TEXT, loc="left")
+        axes.set_title(plain(name), fontsize=TEXT, loc="left")
         axes.set_xlabel(across)
-        if at == 0:
+        if number % columns == 0:
             axes.set_ylabel("over the floor")
         tidy(axes)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="lower left", fontsize=SMALL, frameon=False, borderaxespad=0.0,
-        bbox_to_anchor=(0.12 / width, (caption_height(text) + 0.04) / height), labelspacing=0.35,
+        handles, labels, loc="lower left", bbox_to_anchor=(0, settle(figure, legend)),
+        fontsize=SMALL, frameon=False, labelspacing=0.35,
     )  # fmt: skip
-    write_title(figure, title or f"Leakage: {across}")
-    write_caption(figure, text)
     return figure

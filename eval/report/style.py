@@ -10,8 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fedre_privacy.core.files import write_text, write_with
+from fedre_privacy.core.files import write_frame, write_with
+from fedre_privacy.core.text import visible
 
 # Okabe and Ito, "Color universal design", 2008.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -21,8 +23,23 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 TEXT, SMALL, TITLE = 8.0, 7.0, 10.0
 """Font sizes (pt) at the printed size of the figure."""
 
-_LINE = 0.135
-"""Height of a line of caption (in)."""
+LONGEST = 28
+"""Characters of a name beside an axis."""
+
+_MARGIN, _HEAD, _LINE = 0.12, 0.38, 0.135
+"""Beside title and caption, height of the title, and of a line of caption (in)."""
+
+
+def plain(text: str, longest: int | None = None) -> str:
+    """Return a text as matplotlib draws it letter by letter: a dollar begins no formula.
+
+    Args:
+        longest: characters from which it is cut, with dots at its end.
+    """
+    shown = visible(text)
+    if longest is not None and len(shown) > longest:
+        shown = f"{shown[: longest - 3]}..."
+    return shown.replace("$", r"\$")
 
 
 def blank(width: float, height: float) -> Figure:
@@ -32,63 +49,74 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-def wrap(text: str, width: float) -> list[str]:
-    """Break a caption into lines that fit a width in inches, keeping its own line breaks."""
-    per_line = max(20, int((width - 0.24) * 19))
-    return [part for line in text.splitlines() for part in textwrap.wrap(line, per_line) or [""]]
+def framed(
+    width: float, height: float, title: str, caption: str = "", *, images: bool = False
+) -> Figure:
+    """Return a figure with a title at its head and a caption at its foot.
 
+    What is drawn between them is laid out by matplotlib's constrained layout. Captions keep their
+    line breaks; flags (``NAME: ...``) are bold and red.
 
-def caption_height(lines: list[str]) -> float:
-    """Height (in) of a caption, with the gap above it."""
-    return 0.12 + _LINE * len(lines) if lines else 0.0
-
-
-def write_title(figure: Figure, title: str, left: float = 0.12) -> None:
-    """Set the title at the head of a figure, smaller where it would not fit."""
-    width, height = figure.get_size_inches()
-    size = min(TITLE, (width - 2 * left) * 72 / (0.72 * max(len(title), 1)))
-    figure.text(left / width, 1 - 0.1 / height, title, fontsize=size, weight="bold", va="top")
-
-
-def write_caption(figure: Figure, lines: list[str], left: float = 0.12) -> None:
-    """Set caption lines at the foot of a figure, the flags (``NAME: ...``) in bold red."""
-    width, height = figure.get_size_inches()
-    for row, line in enumerate(reversed(lines)):
-        flagged = line.startswith(("COUNTERFACTUAL:", "ORACLE:"))
+    Args:
+        width: of the figure (in).
+        height: of what is drawn (in); title and caption add theirs.
+        images: whether images of one shape are drawn, which then stand close together.
+    """
+    per_line = int((width - 2 * _MARGIN) * 19)
+    lines = [
+        (line, part.startswith(("COUNTERFACTUAL:", "ORACLE:")))
+        for part in caption.splitlines()
+        for line in textwrap.wrap(visible(part), per_line) or [""]
+    ]
+    foot = _LINE * len(lines) + (_MARGIN if lines else 0)
+    whole = _HEAD + height + foot
+    figure = blank(width, whole)
+    figure.set_layout_engine(
+        "compressed" if images else "constrained",
+        rect=(_MARGIN / 2 / width, foot / whole, 1 - _MARGIN / width, height / whole),
+        w_pad=_MARGIN / 4 if images else _MARGIN / 2,
+        h_pad=_MARGIN / 4,
+    )
+    left, size = _MARGIN / width, (width - 2 * _MARGIN) * 72 / (0.72 * max(len(title), 1))
+    figure.text(
+        left, 1 - 0.1 / whole, plain(title), fontsize=min(TITLE, size), weight="bold", va="top"
+    )
+    for row, (line, flagged) in enumerate(reversed(lines)):
         figure.text(
-            left / width,
-            (0.08 + _LINE * row) / height,
-            line,
+            left,
+            (_MARGIN / 2 + _LINE * row) / whole,
+            plain(line),
             fontsize=SMALL,
             va="bottom",
             color=VERMILLION if flagged else "#333333",
             weight="bold" if flagged else "normal",
         )
+    return figure
 
 
-def panels(
-    count: int, title: str, caption: str, *, left: float = 0.62
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with plots side by side, each with a left margin in inches."""
-    width = 4.4 if count == 1 else 3.5 * count
-    lines = wrap(caption, width)
-    foot, top, plot = caption_height(lines) + 0.48, 0.42, 2.3
-    height = foot + plot + top
-    figure = blank(width, height)
-    write_title(figure, title)
-    write_caption(figure, lines)
-    each = width / count
-    return figure, [
-        figure.add_axes(
-            (
-                (number * each + left) / width,
-                foot / height,
-                (each - left - 0.18) / width,
-                plot / height,
-            )
-        )
-        for number in range(count)
-    ]
+def settle(figure: Figure, below: float = 0.0) -> float:
+    """Lay a figure out for good: what is added later moves nothing, and drawing it is quick.
+
+    Args:
+        below: height to keep free between what is drawn and the caption (in).
+
+    Returns:
+        Where that begins, as a share of the figure's height.
+    """
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    left, low, wide, high = engine.get()["rect"]
+    share = below / figure.get_figheight()
+    engine.set(rect=(left, low + share, wide, high - share))
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+    return float(low)
+
+
+def panels(count: int, title: str, caption: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with plots side by side."""
+    figure = framed(4.4 if count == 1 else 3.5 * count, 2.75, title, caption)
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def tidy(axes: Axes) -> None:
@@ -130,6 +158,6 @@ def save_figure(
         written.append(path)
     if data is not None:
         path = stem.with_name(f"{stem.name}.csv")
-        write_text(path, data.to_csv(index=False))
+        write_frame(path, data)
         written.append(path)
     return written

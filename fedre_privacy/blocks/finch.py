@@ -6,7 +6,10 @@ relations, CVPR 2019.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -50,11 +53,5 @@ def _first_neighbours(points: Tensor) -> Tensor:
     similarity = unit @ unit.T
     similarity.fill_diagonal_(-torch.inf)
     nearest = similarity.argmax(1)
-    component = torch.arange(count)
-    while True:  # spread the smallest number along links until nothing changes
-        lowest = torch.minimum(component, component[nearest])
-        lowest = lowest.scatter_reduce(0, nearest, lowest, "amin")
-        if torch.equal(lowest, component):
-            numbered: Tensor = component.unique(return_inverse=True)[1]
-            return numbered
-        component = lowest
+    links = csr_matrix((np.ones(count), (np.arange(count), nearest.numpy())), (count, count))
+    return torch.from_numpy(connected_components(links, directed=False)[1]).long()

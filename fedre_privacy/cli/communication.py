@@ -12,6 +12,7 @@ from typing import Any
 
 from fedre_privacy.blocks.traffic import Count
 from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.files import write_csv
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
@@ -35,7 +36,6 @@ from fedre_privacy.reproduction.communication import (
 )
 from fedre_privacy.reproduction.published_tables import DATA_SETS
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.training import write_csv
 
 from .output import Output, guarded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
@@ -17,15 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
+from rich.table import Table
+from rich.text import Text
 
 from fedre_privacy.core.errors import FedreError, Interrupted, MissingInputError, OutOfMemoryError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.text import visible
 
 WIDTH = 11
 """Columns of a heading."""
+GAP = 3
+"""Spaces between the columns of a table."""
+
+_CONSOLE = Console(
+    file=io.StringIO(), width=100_000, height=100, color_system=None, legacy_windows=False
+)
+"""Lays out lines of any width, and prints nothing."""
 
 UNUSABLE = {
     errno.EACCES,
@@ -82,7 +94,7 @@ class Output:
             self.text(f"{heading:<{WIDTH}}{text}".rstrip())
             return
         indent = " " * WIDTH
-        pieces = _wrapped(text, max(width - WIDTH, 30))
+        pieces = _wrapped(visible(text), max(width - WIDTH, 30))
         self.text(f"{heading:<{WIDTH}}" + f"\n{indent}".join(pieces))
 
     def text(self, text: str = "") -> None:
@@ -90,7 +102,7 @@ class Output:
         if not self.as_json and not self.quiet:
             with self._lock:
                 self.stop()
-                print(text, flush=True)
+                print(visible(text), flush=True)
 
     def table(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Print rows of equal keys as aligned columns under their headings."""
@@ -192,28 +204,30 @@ def _wrapped(text: str, width: int) -> list[str]:
 def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> list[str]:
     """Lay out rows of equal keys as aligned columns under their headings.
 
+    Widths and breaks are chosen here, for `rich` would break words and intervals.
+
     Args:
         width: columns to stay within by breaking the widest cells; None for no limit.
     """
     if not rows:
         return []
-    keys = list(rows[0])
-    cells = [{key: key for key in keys}, *rows]
-    widths = {key: max(len(row[key]) for row in cells) for key in keys}
-    least = {key: max(len(p) for row in cells for p in _wrapped(row[key], 1)) for key in keys}
-    while width is not None and 2 + sum(widths.values()) + 3 * (len(keys) - 1) > width:
-        wide = [key for key in keys if widths[key] > least[key]]
+    columns = [[visible(text) for text in (key, *(row[key] for row in rows))] for key in rows[0]]
+    widths = [max(map(cell_len, column)) for column in columns]
+    least = [max(cell_len(p) for text in column for p in _wrapped(text, 1)) for column in columns]
+    while width is not None and 2 + sum(widths) + GAP * (len(columns) - 1) > width:
+        wide = [at for at in range(len(columns)) if widths[at] > least[at]]
         if not wide:
             break
-        widths[max(wide, key=lambda key: widths[key])] -= 1
-    out = []
-    for row in cells:
-        pieces = [_wrapped(row[key], max(widths[key], 1)) for key in keys]
-        for number in range(max(map(len, pieces))):
-            parts = [p[number] if number < len(p) else "" for p in pieces]
-            padded = (f"{text:<{widths[key]}}" for key, text in zip(keys, parts, strict=True))
-            out.append("  " + "   ".join(padded).rstrip())
-    return out
+        widths[max(wide, key=lambda at: widths[at])] -= 1
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    for column, size in zip(columns, widths, strict=True):
+        table.add_column(min_width=size, no_wrap=True)
+        column[:] = ["\n".join(_wrapped(text, max(size, 1))) for text in column]
+    for row in zip(*columns, strict=True):
+        table.add_row(*map(Text, row))
+    with _CONSOLE.capture() as drawn:
+        _CONSOLE.print(table)
+    return [f"  {line}".rstrip() for line in drawn.get().splitlines()]
 
 
 def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:
@@ -269,8 +283,7 @@ def _unexpected(error: Exception, output: Output, path: Path) -> int:
     except OSError:
         where = f"the traceback could not be written to {path}:\n{traceback.format_exc()}"
     output.event("error", {"type": type(error).__name__, "exit": 1, "problems": [text]})
-    print(text, file=sys.stderr)
-    print(f"This is a bug in fedre-privacy; {where}", file=sys.stderr)
+    print(visible(f"{text}\nThis is a bug in fedre-privacy; {where}"), file=sys.stderr)
     return 1
 
 
@@ -291,5 +304,5 @@ def _refused(error: FedreError, output: Output) -> int:
             },
         )
     else:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
     return error.exit_code

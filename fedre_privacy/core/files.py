@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import safetensors.torch
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
 from .errors import DamagedInputError, MissingInputError
+from .text import csv_text
 
 
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
@@ -42,6 +46,31 @@ def _write(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows of equal keys as CSV, atomically; None becomes an empty cell.
+
+    Texts are harmless in a spreadsheet, see `csv_text`.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_cell(key) for key in rows[0]] if rows else [])
+    writer.writerows([_cell(row[key]) for key in rows[0]] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a table as CSV without its index, atomically; texts as in `write_csv`."""
+    safe = frame.rename(columns=_cell)
+    for at, kind in enumerate(safe.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            safe.isetitem(at, safe.iloc[:, at].map(_cell).astype(object))
+    write_text(path, safe.to_csv(index=False))
+
+
+def _cell(value: object) -> object:
+    return csv_text(value) if isinstance(value, str) else value
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,13 +11,13 @@ import yaml
 
 from fedre_privacy.core import files
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
-from fedre_privacy.eval.report import html
-from fedre_privacy.eval.report.html import Html, Section, Target
 from fedre_privacy.eval.score import LOST_RULE
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.play.questions.images import TARGET, ImageCard
 from fedre_privacy.runs.folder import Run
 
+from . import html
+from .html import Html, Section, Target
 from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, versions
 
 SHOWN_ROWS = 1000

@@ -14,11 +14,11 @@ import yaml
 
 from fedre_privacy.core import files
 from fedre_privacy.core.units import human_seconds, plural
-from fedre_privacy.eval.report import html
-from fedre_privacy.eval.report.html import Html, Link, Section
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult
 
+from . import html
+from .html import Html, Link, Section
 from .shared import DEFINITIONS, NAME, absent, figures, versions
 
 SWEEP = "sweep.yaml"

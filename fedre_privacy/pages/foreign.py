@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 
 from fedre_privacy.core import files
 from fedre_privacy.core.types import Reconstruction
-from fedre_privacy.eval.report import html, reconstruction_sheet, save_figure
+from fedre_privacy.eval.report import reconstruction_sheet, save_figure
 from fedre_privacy.eval.report.figures import image_sheet
-from fedre_privacy.eval.report.html import Html, Section, Target
 from fedre_privacy.play.foreign import ForeignResult, Recorded
 
+from . import html
+from .html import Html, Section, Target
 from .shared import SHOWN_TARGETS, figures
 
 WORDS = {
@@ -32,7 +33,7 @@ def write_foreign(result: ForeignResult) -> Path:
     """Write scores, figure and page into the attack's folder; return the page."""
     folder, game = result.folder, result.game
     frame = result.rows if result.scores is None else result.scores.rows
-    files.write_text(folder / "scores.csv", frame.to_csv(index=False))
+    files.write_frame(folder / "scores.csv", frame)
     drawn = _figure(result)
     if drawn is not None:
         save_figure(drawn, folder / "figure", data=frame)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedre_privacy.eval.report import html
-from fedre_privacy.eval.report.html import Html
+from . import html
+from .html import Html
 
 NAME = "report.html"
 

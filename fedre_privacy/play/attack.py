@@ -406,7 +406,7 @@ def _read_back(folder: Path, question: Question) -> Outcome:
 
 def _write(result: AttackResult) -> None:
     folder = result.folder
-    files.write_text(folder / "scores.csv", result.frame().to_csv(index=False))
+    files.write_frame(folder / "scores.csv", result.frame())
     result.card.write(folder)
     for name, figure in result.card.figures().items():
         save_figure(figure, folder / name)

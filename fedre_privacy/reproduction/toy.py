@@ -21,7 +21,7 @@ from fedre_privacy.blocks.state import Client, Samples, Server, Setting, Trainin
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.core.files import write_text
+from fedre_privacy.core.files import write_frame
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
@@ -368,7 +368,7 @@ def write_toy(result: ToyResult, folder: Path) -> list[Path]:
     written = save_figure(figure, folder / "toy", data=result.means)
     for name, frame in (("toy-runs", result.runs), ("toy-differences", result.differences)):
         path = folder / f"{name}.csv"
-        write_text(path, frame.to_csv(index=False))
+        write_frame(path, frame)
         written.append(path)
     return written
 

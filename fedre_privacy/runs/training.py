@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 import time
 from collections.abc import Sequence
@@ -294,7 +292,7 @@ def _run_loop(
         keep=keep,
         report=report,
         resume=resume,
-        on_row=lambda rows: write_csv(folder / "metrics.csv", rows),
+        on_row=lambda rows: files.write_csv(folder / "metrics.csv", rows),
         defenses=prepared.defense,
     )
 
@@ -364,12 +362,3 @@ def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emissio
                 # copies: a mixture may use one tensor twice, which safetensors refuses
                 tensors |= {f"{client}/{number}/{key}": t.clone() for key, t in parts.items()}
     files.write_tensors(folder / "private" / f"mixtures-r{round:04d}.safetensors", tensors)
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows of equal keys as CSV, atomically; None becomes an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    files.write_text(path, text.getvalue())

@@ -476,8 +476,8 @@ def benchmark(
     )  # fmt: skip
     rows = frame(results)
     result = BenchmarkResult(folder, rows, over_seeds(rows), wanted, results, runs)
-    files.write_text(folder / "results.csv", rows.to_csv(index=False))
-    files.write_text(folder / "summary.csv", result.summary.to_csv(index=False))
+    files.write_frame(folder / "results.csv", rows)
+    files.write_frame(folder / "summary.csv", result.summary)
     if result.points():
         save_figure(result.figure(), folder / "frontier", data=result.summary)
         save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))

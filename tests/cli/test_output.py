@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.cells import cell_len
 
 from fedre_privacy.cli import attack
 from fedre_privacy.cli.output import Output, table_lines
@@ -138,6 +139,24 @@ def test_table_keeps_columns_and_content_at_any_width():
     assert all(len(line) <= 50 for line in narrow) and len(narrow) > len(wide)
     assert sorted(" ".join(narrow).split()) == sorted(" ".join(wide).split())
     assert table_lines([], 50) == []
+
+
+def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]):
+    name = "[red]a[/red]\x1b[2J\u202e <b> $x^2$ =1+1 \r\nb"
+    output = Output(as_json=False, quiet=False)
+    output.line("Target", name)
+    output.table([{name: name}])
+    seen = capsys.readouterr().out
+    assert r"[red]a[/red]\x1b[2J\u202e <b> $x^2$ =1+1 \r" in seen
+    assert not {"\x1b", "\u202e", "\r"} & set(seen)
+    table = table_lines([{"name": "日本", "n": "1"}, {"name": "a", "n": "2"}])
+    assert {cell_len(line) for line in table} == {2 + 4 + 3 + 1}  # wide characters are two columns
+
+
+def test_no_name_in_an_error_steers_the_terminal(cli: Any, nowhere: Path):
+    done = cli.attack("--attack", "dip\x1b[2J\u202e")
+    assert done.code == 2 and not {"\x1b", "\u202e"} & set(done.err)
+    assert r"dip\x1b[2J\u202e" in done.err
 
 
 @pytest.mark.parametrize("command", ["train", "attack"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import subprocess
 import sys
 
@@ -71,7 +72,7 @@ def test_settings_in_the_wrong_place_are_refused(run):
 def test_results_show_themselves(run, attacked):
     shown = attacked._repr_html_()
     assert "COUNTERFACTUAL" in shown and "class-mean-image" in shown and "<img" not in shown
-    assert attacked.verdict() in shown.replace("&#x27;", "'")
+    assert attacked.verdict() in html.unescape(shown)
     assert f"{run.record['final']['acc_post_local']:.3f}" in run._repr_html_()
     assert repr(run).startswith("Run(fedre-digits-") and "AttackResult(pixel" in repr(attacked)
     assert len(run.frame()) == 2 and run.figure().axes

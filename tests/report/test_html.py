@@ -14,11 +14,14 @@ import torch
 from PIL import Image
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.eval.report import html
-from fedre_privacy.eval.report.html import Html, Link, Section, Target
-from fedre_privacy.eval.report.html_assets import SCRIPT, STYLE
+from fedre_privacy.pages import html
+from fedre_privacy.pages.html import Html, Link, Section, Target
 
-NASTY = "<script>alert('x')</script> & \"quotes\""
+STYLE = (html.TEMPLATES / "page.css").read_text(encoding="utf-8")
+SCRIPT = (html.TEMPLATES / "page.js").read_text(encoding="utf-8")
+
+NASTY = "<script>alert('x')</script> & \"quotes\" {{ 1 + 1 }} $x^2$ =1+1 \x1b[31m\0\u202egnp"
+SHOWN = NASTY.replace("\x1b", r"\x1b").replace("\0", r"\x00").replace("\u202e", r"\u202e")
 
 
 def page(*bodies: Html) -> str:
@@ -41,7 +44,13 @@ def test_every_text_is_escaped(read):
     whole = html.page(NASTY, Html(""), [Section(NASTY, body) for body in bodies])
     assert whole.count("<script>") == 1
     assert "alert('x')" not in whole.replace(SCRIPT, "")
-    assert read(whole).ids[0] == "script-alert-x-script-quotes"
+    assert not set("\x1b\0\u202e") & set(whole)
+    found = read(whole)
+    assert found.ids[0] == "script-alert-x-script-quotes-1-1-x-2-1-1-31m-gnp"
+    assert found.texts["title"] == SHOWN
+    assert found.tables[0].heads == [SHOWN, "link"]
+    assert [cell[0] for cell in found.tables[0].rows[0]] == [SHOWN, SHOWN]
+    assert " ".join(found.words).count(SHOWN) >= 25 and "&amp;" not in " ".join(found.words)
 
 
 def test_sections_without_content_are_left_out(read):
@@ -113,11 +122,15 @@ def luminance(colour: str) -> float:
 
 
 def test_text_stands_out_from_its_ground():
-    # WCAG 2.1 AA: 4.5 to 1, here on the darker of the two grounds
-    colours = dict(re.findall(r"--(\w+): (#\w{6})", STYLE))
-    ground = luminance(colours["pale"])
-    for name in ("ink", "soft", "blue", "red"):
-        assert (ground + 0.05) / (luminance(colours[name]) + 0.05) > 4.5, name
+    # WCAG 2.1 AA: 4.5 to 1, on both grounds, light and dark
+    schemes = STYLE.split("prefers-color-scheme: dark")
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--(\w+): (#\w{6})", scheme))
+        for ground in ("pale", "ground"):
+            for name in ("ink", "soft", "blue", "red"):
+                low, high = sorted((luminance(colours[ground]), luminance(colours[name])))
+                assert (high + 0.05) / (low + 0.05) > 4.5, (ground, name)
 
 
 # A document with one table and one image, as far as the script needs one.

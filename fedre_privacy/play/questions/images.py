@@ -24,7 +24,6 @@ from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import AttackSettings
-from fedre_privacy.runs.training import write_csv
 
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
@@ -255,7 +254,7 @@ class ImageCard(Card):
     def write(self, folder: Path) -> None:
         """Write the attack's own trace, and what it was fed where that was recovered first."""
         rec = self.recovered[TARGET]
-        write_csv(
+        files.write_csv(
             folder / "trace.csv",
             [
                 {"step": int(step), **{f"target{i}": float(v) for i, v in enumerate(row)}}

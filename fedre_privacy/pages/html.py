@@ -1,31 +1,34 @@
 """Report pages: one HTML file with its images, style and script inside, readable anywhere.
 
-Functions return pieces of HTML (`Html`); text given to them is escaped, pieces are not. A page
-asks for nothing from outside, works without its script (tables are then unsorted, images small),
-and depends on its input alone, so the same record gives the same bytes.
+The HTML, CSS and JavaScript lie in ``templates``. Functions return pieces of a page (`Html`). Text
+given to them is escaped, pieces are not. A page asks for nothing from outside, works without its
+script (tables are then unsorted, images small), and depends on its input alone, so the same record
+gives the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType
+from pathlib import Path
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.text import visible
 
-from .html_assets import SCRIPT, STYLE
-
-Html = NewType("Html", str)
+Html = Markup
 """A finished piece of a page: text in it is escaped."""
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 WIDE = 44
 """Characters from which a cell may be broken into lines."""
@@ -73,62 +76,82 @@ class Section:
     body: Html
 
 
-def text(value: object) -> Html:
-    """Escape a text."""
-    return Html(html.escape(str(value)))
+def _text(value: object) -> str:
+    """What is written for a value: pieces as they are, of text nothing that cannot be seen."""
+    return value if isinstance(value, Html) else visible(str(value))
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+    finalize=_text,
+)
+_TEMPLATES.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
+_PIECES = _TEMPLATES.get_template("pieces.html").module
+
+
+def _piece(name: str, *values: object) -> Html:
+    """Fill in a macro of ``pieces.html``."""
+    return Html(getattr(_PIECES, name)(*values).strip())
 
 
 def join(*pieces: Html) -> Html:
     """Put pieces one after the other."""
-    return Html("\n".join(piece for piece in pieces if piece))
+    return Html("\n").join(piece for piece in pieces if piece)
 
 
 def paragraph(words: str, *, soft: bool = False) -> Html:
     """Return a paragraph, `soft` for what matters less; nothing for no words."""
-    if not words:
-        return Html("")
-    start = '<p class="soft">' if soft else "<p>"
-    return Html(f"{start}{text(words)}</p>")
+    return _piece("paragraph", words, soft) if words else Html("")
 
 
 def heading(words: str) -> Html:
     """Return a heading within a section."""
-    return Html(f"<h3>{text(words)}</h3>")
+    return _piece("heading", words)
 
 
 def bullets(items: Iterable[str]) -> Html:
     """Return a list; nothing for no items."""
-    inside = "".join(f"<li>{text(item)}</li>" for item in items)
-    return Html(f"<ul>{inside}</ul>" if inside else "")
+    given = list(items)
+    return _piece("bullets", given) if given else Html("")
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
     """Return names with what they are; nothing for no pairs."""
-    inside = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in pairs.items())
-    return Html(f'<dl class="facts">{inside}</dl>' if inside else "")
+    return _piece("facts", pairs.items()) if pairs else Html("")
 
 
 def preformatted(words: str, *, label: str) -> Html:
     """Return text whose line breaks count, in a box that scrolls by itself."""
-    return Html(f"{_box(label)}<pre>{text(words)}</pre></div>")
+    return _piece("preformatted", words, label)
 
 
 def verdict(words: str, because: str) -> Html:
     """Return the verdict with its reason."""
-    return Html(f'<div class="verdict"><strong>{text(words)}</strong><br>{text(because)}</div>')
+    return _piece("verdict", words, because)
 
 
 def flag(name: str, meaning: str) -> Html:
     """Return a warning that stands out, such as ORACLE."""
-    return Html(f'<div class="flag"><strong>{text(name)}</strong>: {text(meaning)}</div>')
+    return _piece("flag", name, meaning)
 
 
 def details(summary: str, body: Html, *, shown: bool = False) -> Html:
     """Return a part that opens on demand; nothing for an empty one."""
-    if not body:
-        return Html("")
-    start = "<details open>" if shown else "<details>"
-    return Html(f"{start}<summary>{text(summary)}</summary>\n{body}\n</details>")
+    return _piece("details", summary, body, shown) if body else Html("")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell of a table: its text, style, the number it is sorted by, and where it leads."""
+
+    shown: str
+    kind: str = ""
+    value: str | None = None
+    to: str | None = None
 
 
 def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = False) -> Html:
@@ -142,23 +165,9 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
     """
     if not rows:
         return Html("")
-    numbers = {key: _all_numbers([row.get(key) for row in rows]) for key in rows[0]}
-    heads = "".join(_head(key, right) for key, right in numbers.items())
-    lines = (
-        f"<tr>{''.join(_cell(row.get(key), right) for key, right in numbers.items())}</tr>"
-        for row in rows
-    )
-    body = "\n".join(lines)
-    return Html(
-        f'{_box(label, tall=tall)}<table class="sortable">'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _box(label: str, *, tall: bool = False) -> str:
-    """Open a box that scrolls by itself, with the keyboard too."""
-    kind = "box tall" if tall else "box"
-    return f'<div class="{kind}" role="region" tabindex="0" aria-label="{text(label)}">'
+    heads = [(key, _all_numbers([row.get(key) for row in rows])) for key in rows[0]]
+    cells = [[_cell(row.get(key), right) for key, right in heads] for row in rows]
+    return _piece("table", heads, cells, label, tall)
 
 
 def _all_numbers(values: Sequence[object]) -> bool:
@@ -171,24 +180,17 @@ def _all_numbers(values: Sequence[object]) -> bool:
     return bool(numbers) and all(numbers)
 
 
-def _head(key: str, right: bool) -> str:
-    """A heading, on the side of its column's numbers."""
-    kind = ' class="number"' if right else ""
-    return f'<th scope="col"{kind}>{text(key)}</th>'
-
-
-def _cell(value: object, right: bool) -> str:
+def _cell(value: object, right: bool) -> _Cell:
+    """The cell of a value; `right` for a column of numbers."""
     if isinstance(value, Link):
-        return f'<td><a href="{text(value.to)}">{text(value.text)}</a></td>'
+        return _Cell(value.text, to=value.to)
     shown, number = _shown(value), _number(value)
     if shown in _WITHOUT_VALUE:
-        kind = ' class="number"' if right else ""
-        return f'<td{kind} data-value="">{text(shown)}</td>'
+        return _Cell(shown, "number" if right else "", "")
+    wide = len(shown) > WIDE
     if number is not None:
-        kind = "number" if len(shown) <= WIDE else "words"
-        return f'<td class="{kind}" data-value="{number:.10g}">{text(shown)}</td>'
-    start = '<td class="words">' if len(shown) > WIDE else "<td>"
-    return f"{start}{text(shown)}</td>"
+        return _Cell(shown, "words" if wide else "number", f"{number:.10g}")
+    return _Cell(shown, "words" if wide else "")
 
 
 def _shown(value: object) -> str:
@@ -234,36 +236,18 @@ def png(image: Tensor) -> bytes:
     return out.getvalue()
 
 
-def picture(data: bytes, *, alt: str, pixels: bool = False) -> Html:
-    """Return an image that is enlarged by a click; `pixels` shows its pixels as squares."""
-    source = base64.b64encode(data).decode("ascii")
-    kind = "enlarge pixels" if pixels else "enlarge"
-    return Html(f'<img class="{kind}" alt="{text(alt)}" src="data:image/png;base64,{source}">')
-
-
 def figure(data: bytes, *, alt: str, caption: str = "") -> Html:
-    """Return a figure from its PNG; nothing for an empty one."""
-    if not data:
-        return Html("")
-    below = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
-    return Html(f"<figure>{picture(data, alt=alt)}{below}</figure>")
+    """Return a figure from its PNG, enlarged by a click; nothing for an empty one."""
+    return _piece("figure", data, alt, caption) if data else Html("")
 
 
 def gallery(targets: Iterable[Target]) -> Html:
-    """Return the pictures and scores of single targets; nothing for none."""
-    cards = []
-    for target in targets:
-        shots = "".join(
-            f"<div>{picture(data, alt=f'{name}, {target.title}', pixels=True)}{text(name)}</div>"
-            for name, data in target.shots.items()
-        )
-        scores = "<br>".join(f"{text(k)}: {text(v)}" for k, v in target.scores.items())
-        cards.append(
-            f'<article class="target"><h3>{text(target.title)}</h3>'
-            f'<div class="shots">{shots}</div><p>{scores}</p>{paragraph(target.note, soft=True)}'
-            "</article>"
-        )
-    return Html(f'<div class="targets">{"".join(cards)}</div>' if cards else "")
+    """Return the pictures and scores of single targets; nothing for none.
+
+    Pictures show their pixels as squares, and are enlarged by a click.
+    """
+    given = list(targets)
+    return _piece("gallery", given) if given else Html("")
 
 
 def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
@@ -275,20 +259,8 @@ def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
         sections: in order; each is reachable from the list at the head.
     """
     kept = [section for section in sections if section.body]
-    ids = _ids([section.title for section in kept])
-    links = "".join(f'<a href="#{i}">{text(s.title)}</a>' for i, s in zip(ids, kept, strict=True))
-    body = "\n".join(
-        f'<section aria-labelledby="{i}"><h2 id="{i}">{text(s.title)}</h2>\n{s.body}\n</section>'
-        for i, s in zip(ids, kept, strict=True)
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f'<header><h1>{text(title)}</h1>\n{lead}\n<nav aria-label="Sections">{links}</nav>'
-        f"</header>\n<main>\n{body}\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
-    )
+    named = list(zip(_ids([section.title for section in kept]), kept, strict=True))
+    return _TEMPLATES.get_template("page.html").render(title=title, lead=lead, sections=named)
 
 
 def _ids(titles: Sequence[str]) -> list[str]:
@@ -305,10 +277,7 @@ def _ids(titles: Sequence[str]) -> list[str]:
 
 def fragment(rows: Sequence[Mapping[str, object]], *, title: str, foot: str = "") -> Html:
     """Return a small table for a notebook, which brings its own style."""
-    heads = "".join(f"<th>{text(key)}</th>" for key in rows[0]) if rows else ""
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{text(_shown(row.get(k)))}</td>' for k in rows[0])}</tr>"
-        for row in rows
+    heads = list(rows[0]) if rows else []
+    return _piece(
+        "fragment", heads, [[_shown(row.get(key)) for key in heads] for row in rows], title, foot
     )
-    inside = f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>" if rows else ""
-    return Html(f"<div><strong>{text(title)}</strong>{inside}{paragraph(foot)}</div>")
