@@ -60,6 +60,9 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
+from .evidence import evidence, evidence_table, explained
+from .given import as_images, output_width, shape_text
+
 THREAT = ThreatModel(
     "foreign",
     frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}),
@@ -122,7 +125,7 @@ class ForeignGame:
         """The game in words."""
         seen = self.observation
         clients = len({upload.client for upload in seen.targets})
-        shape = "x".join(map(str, seen.image_shape))
+        shape = shape_text(seen.image_shape)
         labels = self.settings.attack.answers == "labels"
         sought = f"labels of {plural(clients, 'client')}, {seen.num_classes} classes"
         if not labels:
@@ -165,20 +168,7 @@ class ForeignResult:
             return [
                 {str(k): str(v) for k, v in row.items()} for row in self.rows.to_dict("records")
             ]
-        own, grey = self.rows["residual"], self.rows["grey"]
-        others = self.rows["mismatched"].dropna()
-        gap = (self.rows["mismatched"] - own).dropna()
-        named = {"residual": own, "mismatched": others, "matched - mismatched": -gap, "grey": grey}
-        return [
-            {
-                "evidence": WORDS[name],
-                "median": _short(values.median()),
-                "lowest": _short(values.min()),
-                "highest": _short(values.max()),
-                "n": str(values.notna().sum()),
-            }
-            for name, values in named.items()
-        ]
+        return evidence_table(self.rows)
 
     def verdict(self) -> str:
         """What can be said."""
@@ -187,24 +177,7 @@ class ForeignResult:
             return f"{summary['verdict']}: {summary['verdict_because']}"
         if isinstance(self.outcome, LabelEstimate):
             return "not scored: no truth was given"
-        usable = self.rows.dropna(subset=["residual", "mismatched"])
-        nearest = int((usable["residual"] < usable["mismatched_least"]).sum())
-        return (
-            f"not scored: no truth was given. {nearest} of {len(usable)} answers explain their own "
-            "target better than any other of the client; that does not say how near the images are"
-        )
-
-
-WORDS = {
-    "residual": "residual to the own target",
-    "mismatched": "residual to other targets (mean)",
-    "matched - mismatched": "matched minus mismatched",
-    "grey": "residual of a grey image",
-}
-
-
-def _short(value: float) -> str:
-    return "-" if pd.isna(value) else f"{value:.4g}"
+        return f"not scored: no truth was given. {explained(self.rows)}"
 
 
 def prepare_foreign(recorded: Recorded, settings: AttackSettings) -> ForeignGame:
@@ -392,30 +365,23 @@ def _imported(path: str) -> Any:
     return found
 
 
-@torch.no_grad()
 def _check_widths(
     recorded: Recorded, extractors: Mapping[Key, nn.Module], targets: tuple[Upload, ...]
 ) -> None:
-    shape = "x".join(map(str, recorded.image_shape))
+    shape = recorded.image_shape
     for upload in targets:
-        try:
-            out = extractors[upload.client, upload.round](torch.zeros(2, *recorded.image_shape))
-        except Exception as error:
-            raise IncompatibleError(
-                f"The extractor fails on images {shape}: {' '.join(str(error).split())}",
-                next_step="Give the size that it takes: --image-shape CxHxW.",
-            ) from None
-        if not isinstance(out, Tensor) or out.dim() != 2:
-            raise IncompatibleError(
-                f"The extractor returns {tuple(out.shape) if isinstance(out, Tensor) else out!r} "
-                "for two images; needed is (2, d)."
-            )
+        width = output_width(
+            extractors[upload.client, upload.round],
+            shape,
+            what="extractor",
+            option="--image-shape CxHxW",
+        )
         for artifact in upload.artifacts:
             rows = artifact.rows()
-            if rows is not None and rows.shape[1] != out.shape[1]:
+            if rows is not None and rows.shape[1] != width:
                 raise IncompatibleError(
                     f"Client {upload.client}'s {artifact.kind} have {rows.shape[1]} values; the "
-                    f"extractor returns {out.shape[1]} for an image of {shape}.",
+                    f"extractor returns {width} for an image of {shape_text(shape)}.",
                     next_step="Is it the extractor of this client, without the head, and is the "
                     "image size right?",
                 )
@@ -437,28 +403,11 @@ def _classes(recorded: Recorded, uploads: list[Upload]) -> int:
 
 def _images(given: str, shape: tuple[int, int, int], option: str) -> PublicImages:
     tensors = _npz(_path(given), option)
-    images = tensors["images"]
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim == 4 and images.shape[1:] != shape and images.shape[3] == shape[0]:
-        images = images.transpose(0, 3, 1, 2)
-    if images.ndim != 4 or images.shape[1:] != shape:
-        raise IncompatibleError(
-            f"{option}: images are {tensors['images'].shape}; needed is (n, "
-            f"{', '.join(map(str, shape))})."
-        )
-    values = torch.from_numpy(np.ascontiguousarray(images))
-    values = values.float() / 255 if images.dtype == np.uint8 else values.float()
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        raise IncompatibleError(
-            f"{option}: images range from {float(values.min()):.3g} to {float(values.max()):.3g}; "
-            "needed are bytes, or numbers in [0, 1].",
-            next_step="Undo the normalisation, or divide by 255.",
-        )
+    images = as_images(tensors["images"], what=option, image_shape=shape)
     labels = torch.from_numpy(
         np.asarray(tensors.get("labels", np.zeros(len(images))), dtype=np.int64)
     )
-    return PublicImages(values, labels)
+    return PublicImages(images, labels)
 
 
 def _path(given: str) -> Path:
@@ -653,48 +602,3 @@ def _cell(value: Tensor) -> str:
     if value.dim():
         return " ".join(f"{v:.3g}" for v in value.tolist())
     return f"{value.item():.6g}"
-
-
-@torch.no_grad()
-def evidence(observation: Observation, outcome: Reconstruction) -> pd.DataFrame:
-    """Relative squared distances of representations: own target, others of the client, grey.
-
-    Distances are ||f(x) - r||^2 / ||r||^2. Columns: target, client, label, residual, mismatched
-    (mean over the client's other targets, NaN for an only one), mismatched_least, grey, fit.
-    """
-    rows, owners = observation.target_rows()
-    rows = rows.double()
-    labels = torch.cat(
-        [
-            own if isinstance(own := getattr(a, "labels", None), Tensor) else torch.tensor([-1])
-            for u in observation.targets
-            for a in u.artifacts
-        ]
-    )
-    out = []
-    seen = torch.full_like(rows, torch.nan)
-    grey = torch.empty_like(rows)
-    for owner in dict.fromkeys(owners):
-        index = torch.tensor([i for i, other in enumerate(owners) if other == owner])
-        extractor = observation.extractors[owner].cpu()
-        images = outcome.images[index].float()
-        seen[index] = extractor(images.nan_to_num(0.5)).double()
-        grey[index] = extractor(torch.full_like(images[:1], 0.5)).double()
-    seen[~outcome.images.flatten(1).isfinite().all(1)] = torch.nan
-    power = rows.square().sum(1).clamp(min=1e-30)
-    distance = torch.cdist(seen, rows).square() / power
-    for i, owner in enumerate(owners):
-        others = [float(distance[i, j]) for j, o in enumerate(owners) if o == owner and j != i]
-        out.append(
-            {
-                "target": i,
-                "client": owner[0],
-                "label": int(labels[i]),
-                "residual": float(distance[i, i]),
-                "mismatched": float(np.mean(others)) if others else float("nan"),
-                "mismatched_least": min(others) if others else float("nan"),
-                "grey": float((grey[i] - rows[i]).square().sum() / power[i]),
-                "fit": float(outcome.fit[i]),
-            }
-        )
-    return pd.DataFrame(out)
