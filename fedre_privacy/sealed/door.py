@@ -126,11 +126,8 @@ def play(
         Exception: what the attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
-    objects = {
-        name: held
-        for name in ("extractors", "models")
-        if (held := getattr(observation, name)) and not isinstance(held, Modules)
-    }
+    held = (observation.extractors, observation.models)
+    objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
         raise ConfigError(
             f"Isolation '{isolation}' runs an attack in a process of its own, to which a module "
@@ -139,11 +136,15 @@ def play(
             "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
     with _folder() as folder:
-        pack(dataclasses.replace(observation, **dict.fromkeys(objects, Modules({}))), folder)
-        if objects or how == SAME:
-            copies = {name: frozen_copies(held) for name, held in objects.items()}
-            sealed = dataclasses.replace(unpack(folder), **copies)
+        if objects:
+            none = Modules({})
+            pack(dataclasses.replace(observation, extractors=none, models=none), folder)
+            extractors, models = map(frozen_copies, held)
+            sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
             return Played(attack(sealed, context), SAME)
+        pack(observation, folder)
+        if how == SAME:
+            return Played(attack(unpack(folder), context), how)
         frame = _order(attack, observation, context, folder)
         if how == STRICT:
             frame |= {"walls": True, "read": [str(p) for p in _readable(hidden)]}

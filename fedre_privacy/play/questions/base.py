@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.recording import Recording
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
-from ..targets import KINDS, attack_seed
+from ..targets import KINDS
 
 NAMES = {
     "entangled": "entangled representations",
@@ -38,26 +38,23 @@ class Game:
     """An attack ready to run: what the attacker gets, and what the evaluator keeps.
 
     Args:
+        run: the recording that is attacked.
+        attack_seed: the seed that the attack is given.
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
         round: the attacked round.
     """
 
-    run: Run
+    run: Recording
     settings: AttackSettings
-    data: ImageData
+    attack_seed: int
     observation: Observation
     kind: str
     counterfactual: bool
     round: int
 
-    @property
-    def attack_seed(self) -> int:
-        """The seed that the attack is given."""
-        return attack_seed(self.run, self.data, self.settings.evaluation.seed)
-
     def hidden(self) -> list[Path]:
-        """What the attack must not be able to open: all runs beside this one, and the data."""
+        """What the attack must not be able to open."""
         return self.run.secrets()
 
     def lines(self) -> dict[str, str]:
@@ -67,7 +64,7 @@ class Game:
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
-        declared = [defense.name for defense in self.run.settings.defense]
+        declared = [defense.name for defense in self.run.defenses]
         if declared:
             naive = self.settings.evaluation.attacker == NAIVE
             knows = "does not know" if naive else "knows"
@@ -77,7 +74,7 @@ class Game:
             attacker += f". ORACLE: {', '.join(oracles)}"
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
-            named += f"   COUNTERFACTUAL: not uploaded by {self.run.settings.protocol.name}"
+            named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
         return {
             "Uploaded": described(self.run, self.round),
             "Attacker": attacker,
@@ -188,12 +185,12 @@ def is_uploaded(target: str) -> bool:
     return target in ("uploaded", "labels", "membership")
 
 
-def described(run: Run, round: int) -> str:
+def described(run: Recording, round: int) -> str:
     """What a client uploaded in a round, in words and sizes."""
-    uploads, _ = read_messages(run.folder / "uploads", [round])
+    uploads, _ = run.messages([round])
     first = next((u for u in uploads if u.artifacts), None)
     if first is None:
-        return f"nothing: {run.settings.protocol.name} uploads no artifact"
+        return f"nothing: {run.system} uploads no artifact"
     what = " + ".join(
         f"{count} {content.replace('_', ' ')} values"
         for artifact in first.artifacts

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import attacks, readers
@@ -24,6 +23,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from ..observe import held_out, observe
 from ..targets import TargetSource
 from .base import Card, Game, Measure, Question, only_kinds, with_interval
+from .unscored import Unscored, UnscoredGame
 
 TITLES = {
     "jaccard": "support Jaccard",
@@ -84,10 +84,14 @@ class Labels(Question):
             staleness=settings.evaluation.staleness,
             attacker=settings.evaluation.attacker,
         )
-        return LabelGame(run, settings, data, observation, "labels", False, source.round)
+        return LabelGame(
+            run, settings, source.attack_seed, observation, "labels", False, source.round
+        )
 
-    def score(self, game: LabelGame, outcome: LabelEstimate) -> LabelCard:
-        counts = torch.tensor(game.run.record["class_counts"])
+    def score(self, game: LabelGame | UnscoredGame, outcome: LabelEstimate) -> Card:
+        counts = game.run.class_counts()
+        if isinstance(game, UnscoredGame) or counts is None:
+            return Unscored(game, outcome)
         report = evaluate_labels(outcome, counts)
         return LabelCard(game, report, outcome.notes)
 

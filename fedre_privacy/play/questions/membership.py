@@ -142,7 +142,7 @@ class Membership(Question):
         return MembershipGame(
             run,
             settings,
-            data,
+            source.attack_seed,
             observation,
             kind,
             counterfactual,
