@@ -236,8 +236,8 @@ def explained(rows: pd.DataFrame) -> str:
     usable = rows.dropna(subset=["residual", "mismatched"])
     nearest = int((usable["residual"] < usable["mismatched_least"]).sum())
     return (
-        f"{nearest} of {len(usable)} answers explain their own target better than any other of "
-        "the client; that does not say how near the images are"
+        f"{nearest} of {len(usable)} answers explain their own target better than any "
+        "other; that does not say how near the images are"
     )
 
 

@@ -1,0 +1,510 @@
+"""Attack one's own module and what was computed with it: no run, no data set, no folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.core.config import build_plugin
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.types import (
+    Artifact,
+    Broadcast,
+    GradientState,
+    Knowledge,
+    Mixture,
+    ModelState,
+    Prototypes,
+    Reconstruction,
+    Representations,
+    ThreatModel,
+    Truth,
+    Upload,
+)
+from fedre_privacy.core.units import plural
+from fedre_privacy.eval import DEFAULT_METRICS, PublicImages
+from fedre_privacy.eval.metrics.base import Metric
+from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.runs.settings import AttackSettings, Evaluation
+from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.sealed.modules import frozen_copies
+
+from .attack import AttackResult, attack_into, question_of
+from .given import Given, Shape, as_images, classes_seen, output_width, prepare_given, truth_of
+from .questions import Card, Game
+
+OWN = (0, 1)
+"""(client, round) under which the module stands."""
+
+SUPPORTED = (
+    "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
+    "public=, linear and decoder on representations and prototypes; inverting-gradients, dlg, idlg "
+    "and analytic on a gradient)."
+)
+
+Labels = Tensor | Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleResult:
+    """What an attack recovered from one's own module, and how well; printing it shows a table.
+
+    Args:
+        game: what was played.
+        outcome: what the attack returned.
+        card: its scores beside their floors, or the evidence where no truth was given.
+        isolation: where the attack ran. A module given as an object cannot be handed to another
+            process, so it is ``same-process``: the attack's code is trusted not to look around.
+        notes: what was done to the module.
+        written: the result with its folder, where one was asked for.
+    """
+
+    game: Game
+    outcome: Reconstruction
+    card: Card
+    isolation: str
+    notes: tuple[str, ...] = ()
+    written: AttackResult | None = None
+
+    @property
+    def images(self) -> Tensor:
+        """Recovered images (n, C, H, W) in [0, 1]; NaN where the attack diverged."""
+        return self.outcome.images
+
+    def table(self) -> list[dict[str, str]]:
+        """Scores beside their floors, or the evidence."""
+        return self.card.table()
+
+    def verdict(self) -> str:
+        """The verdict and its reason."""
+        return self.card.verdict()
+
+    def frame(self) -> pd.DataFrame:
+        """One row per target."""
+        return self.card.frame().drop(columns=["client", "group"], errors="ignore")
+
+    def figure(self) -> Figure:
+        """The main figure.
+
+        Raises:
+            IncompatibleError: there is nothing to draw.
+        """
+        figures = self.card.figures()
+        if not figures:
+            raise IncompatibleError("There is nothing to draw: no image of 1 or 3 channels.")
+        return next(iter(figures.values()))
+
+    def __repr__(self) -> str:
+        return f"ModuleResult({self._title()}: {self.verdict()})"
+
+    def __str__(self) -> str:
+        table = pd.DataFrame(self.table()).to_string(index=False)
+        return "\n".join([self._title(), table, self.verdict(), *self.notes])
+
+    def _repr_html_(self) -> str:
+        table = pd.DataFrame(self.table()).to_html(index=False, border=0)
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in (self.verdict(), *self.notes))
+        return f"<div><strong>{html.escape(self._title())}</strong>{table}{said}</div>"
+
+    def _title(self) -> str:
+        return f"{self.game.settings.attack.name} on {self.game.kind} of {self.game.run.name}"
+
+
+def attack_module(
+    module: nn.Module,
+    *,
+    representations: Tensor | None = None,
+    prototypes: Tensor | None = None,
+    gradient: Mapping[str, Tensor] | Sequence[Tensor] | None = None,
+    labels: Labels | None = None,
+    image_shape: Sequence[int] | None = None,
+    truth: Tensor | None = None,
+    truth_labels: Labels | None = None,
+    public: Tensor | None = None,
+    public_labels: Labels | None = None,
+    images: int | None = None,
+    classes: int | None = None,
+    attack: str | Mapping[str, Any] | Attack | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    isolation: str = AUTO,
+    folder: str | Path | None = None,
+    report: Report = silent,
+) -> ModuleResult:
+    """Attack a module and what was computed with it; score the answers where truth is given.
+
+    Exactly one of `representations`, `prototypes` and `gradient` is given. The attacker holds it,
+    the module, and public images where they are given. A copy of the module is attacked: on the
+    CPU or `device`, in evaluation mode (BatchNorm uses its running statistics, dropout is off),
+    with its hooks. The module itself is left as it is.
+
+    Args:
+        module: images in [0, 1] (n, C, H, W) to representations (n, d); for a gradient to logits
+            (n, classes). Normalisation belongs inside.
+        representations: (n, d), one of each image.
+        prototypes: (m, d), the mean representation of each class.
+        gradient: of the mean cross-entropy of a batch: by parameter name, or in the order of
+            ``module.parameters()``, as `torch.autograd.grad` returns it.
+        labels: classes (n,) of the representations or (m,) of the prototypes, which need them; of
+            a gradient (images,) those of its batch, which tell its size and are not handed over.
+        image_shape: (C, H, W) sought; left out: that of `truth` or of `public`.
+        truth: the true images: image i made representation i; all of them made the gradient.
+        truth_labels: their classes; of prototypes they say which image made which.
+        public: public images, which are none of the true ones: half of them make the floors, the
+            other half is given to the attacker. Without truth the attacker gets all.
+        public_labels: their classes, for floors by class.
+        images: number of images behind the gradient, where neither labels nor truth tell it.
+        classes: number of classes, where the labels do not show it.
+        attack: a name, a name with settings, or an attack such as ``DeepImagePrior(steps=300)``;
+            left out: ``dip``, or ``inverting-gradients`` on a gradient.
+        metrics: names of metrics.
+        seed: of the attack and the floors.
+        device: auto, cpu, cuda or cuda:N.
+        isolation: auto or same-process; a module that is given as an object cannot be handed to
+            another process.
+        folder: where results, figures and record are written; left out: nowhere.
+        report: called with an `Event` now and then.
+
+    Raises:
+        ConfigError: an unknown name or setting, or not exactly one thing to attack.
+        IncompatibleError: shapes, ranges or knowledge that do not fit each other.
+        MissingInputError: truth without public images.
+    """
+    vectors = {"representations": representations, "prototypes": prototypes}
+    things = {**vectors, "gradient": gradient}
+    handed = [name for name, value in things.items() if value is not None]
+    if len(handed) != 1:
+        raise ConfigError(
+            f"Give one of representations=, prototypes= and gradient=; got "
+            f"{', '.join(handed) or 'none'}."
+        )
+    (what,) = handed
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The module is a {type(module).__name__}; needed is an nn.Module.")
+    true = None if truth is None else as_images(truth, what="truth")
+    others = None if public is None else as_images(public, what="public")
+    shape = _shape(image_shape, true, others)
+    for name, found in (("truth", true), ("public", others)):
+        if found is not None:
+            as_images(found, what=name, image_shape=shape)
+    copied = frozen_copies({OWN: module})
+    width = output_width(
+        copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
+    )
+    known = None if labels is None else _labels(labels, "labels")
+    named = None if truth_labels is None else _labels(truth_labels, "truth_labels")
+    number = 0
+    artifact: Artifact
+    if gradient is not None:
+        number = _count(images, known, true)
+        artifact = GradientState(_gradient(gradient, copied[OWN]))
+    else:
+        rows = _rows(what, vectors[what])
+        if known is None and what == "prototypes":
+            raise IncompatibleError(
+                "Prototypes need the class of each.", next_step="Give labels=, one per prototype."
+            )
+        if known is not None and len(known) != len(rows):
+            raise IncompatibleError(f"{len(known)} labels were given for {len(rows)} {what}.")
+        kind = Prototypes if what == "prototypes" else Representations
+        artifact = kind(rows, torch.full((len(rows),), -1) if known is None else known)
+        if known is not None and named is None and what == "representations":
+            named = known
+    settings = _settings(attack, what, shape, metrics, seed, number or len(rows))
+    upload = Upload(*OWN, (artifact,))
+    whole = {name: value.detach() for name, value in copied[OWN].named_parameters()}
+    by_class = named is not None and public_labels is not None
+    given = Given(
+        name=f"a {type(module).__name__}",
+        system=f"a {type(module).__name__}",
+        image_shape=shape,
+        num_classes=width if number else max(classes or 0, classes_seen([upload])),
+        uploads=(upload,),
+        broadcasts=(Broadcast(1, (0,), (ModelState(whole),)),) if number else (),
+        threat=_threat(what),
+        extractors=lambda keys: {} if number else copied,
+        models=copied if number else {},
+        images_per_target=number,
+        truth=None if true is None else partial(_truth, true, named, by_class, number),
+        public=None if others is None else _public(others, public_labels, by_class, true),
+        unit="gradient" if number else what.removesuffix("s"),
+        supported=SUPPORTED,
+        truth_needs_public="Give some: public=images, none of which is among the true ones.",
+    )
+    game = prepare_given(given, settings)
+    return _played(game, settings, _device(device), isolation, folder, report, _notes(module, what))
+
+
+def _played(
+    game: Game,
+    settings: AttackSettings,
+    device: torch.device,
+    isolation: str,
+    folder: str | Path | None,
+    report: Report,
+    notes: tuple[str, ...],
+) -> ModuleResult:
+    """Attack, in memory or into a folder."""
+    written = None
+    if folder is not None:
+        written = attack_into(
+            Path(folder), settings, lambda: game, device=device, report=report, isolation=isolation
+        )
+        outcome, card, how = written.outcome, written.card, str(written.record["isolation"])
+    else:
+        chosen(isolation, device)
+        context = Context(game.attack_seed, device, report)
+        played = play(
+            settings.attack,
+            game.observation,
+            context,
+            outcome=Reconstruction,
+            isolation=isolation,
+        )
+        outcome, how = played.outcome, played.how
+        card = question_of(settings).score(game, outcome)
+    if not isinstance(outcome, Reconstruction):
+        raise TypeError(f"expected images, not {outcome}")
+    return ModuleResult(game, outcome, card, how, notes, written)
+
+
+def _threat(what: str) -> ThreatModel:
+    grants = {Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}
+    return ThreatModel(
+        "own-module", frozenset(grants), "last", f"whoever holds the module and the {what}"
+    )
+
+
+def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
+    """What was done to a module in training mode, where it matters."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    if not any(part.training and isinstance(part, kinds) for part in module.modules()):
+        return ()
+    norm = "as the attack's setting bn says" if what == "gradient" else "by its running statistics"
+    return (
+        "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
+        f"{norm}, no dropout).",
+    )
+
+
+def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
+    """(C, H, W) as given, or that of the first images."""
+    shapes = [tuple(given)] if given is not None else []
+    shapes += [tuple(some.shape[1:]) for some in images if some is not None]
+    if not shapes:
+        raise ConfigError(
+            "The size of the images sought is not known.",
+            next_step="Give image_shape=(C, H, W), for example (3, 32, 32).",
+        )
+    first = shapes[0]
+    if len(first) != 3 or not all(isinstance(side, int) and side > 0 for side in first):
+        raise ConfigError(f"image_shape is (C, H, W), three whole numbers; got {first}.")
+    return first[0], first[1], first[2]
+
+
+def _labels(values: Labels, what: str) -> Tensor:
+    made = torch.as_tensor(values).detach().cpu()
+    if made.dim() != 1 or made.is_floating_point() or not bool((made >= 0).all()):
+        raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got {tuple(made.shape)}.")
+    return made.long()
+
+
+def _finite(value: Tensor, what: str) -> Tensor:
+    made = torch.as_tensor(value).detach().to("cpu", torch.float32)
+    bad = int((~made.isfinite()).sum())
+    if bad:
+        raise IncompatibleError(
+            f"{what} holds {plural(bad, 'value')} that {'is' if bad == 1 else 'are'} NaN or "
+            "infinite.",
+            next_step="Leave those rows out, or compute it again in float32.",
+        )
+    return made
+
+
+def _rows(what: str, values: Tensor | None) -> Tensor:
+    rows = _finite(torch.as_tensor(values), what)
+    if rows.dim() != 2 or not len(rows):
+        step = f"Give {what}.flatten(1), and a module that flattens: nn.Sequential(module, "
+        raise IncompatibleError(
+            f"{what} has shape {tuple(rows.shape)}; needed is (n, d), n at least 1.",
+            next_step=f"{step}nn.Flatten())." if rows.dim() > 2 else "Give one row per target.",
+        )
+    return rows
+
+
+def _gradient(
+    given: Mapping[str, Tensor] | Sequence[Tensor], module: nn.Module
+) -> dict[str, Tensor]:
+    """The gradient by parameter name."""
+    own = dict(module.named_parameters())
+    if not isinstance(given, Mapping):
+        if len(given) != len(own):
+            raise IncompatibleError(
+                f"The gradient has {len(given)} tensors; the module has {len(own)} parameters.",
+                next_step="Give torch.autograd.grad(loss, module.parameters()), or name each.",
+            )
+        given = dict(zip(own, given, strict=True))
+    absent = [name for name in own if given.get(name) is None]
+    wrong = [
+        f"'{name}' is {tuple(given[name].shape)} for a parameter {tuple(own[name].shape)}"
+        for name in own
+        if name not in absent and given[name].shape != own[name].shape
+    ]
+    problems = [f"The gradient lacks {', '.join(absent)}."] * bool(absent)
+    problems += [f"The gradient does not fit: {', '.join(wrong)}."] * bool(wrong)
+    if problems:
+        raise IncompatibleError(
+            *problems, next_step="Give the gradient of every parameter of this very module."
+        )
+    return {name: _finite(given[name], f"gradient '{name}'") for name in own}
+
+
+def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> int:
+    """Number of images behind the gradient."""
+    told = {
+        "images=": images,
+        "labels": None if labels is None else len(labels),
+        "truth": None if truth is None else len(truth),
+    }
+    numbers = {name: count for name, count in told.items() if count is not None}
+    if not numbers:
+        raise IncompatibleError(
+            "How many images made the gradient is not known.",
+            next_step="Give labels=, or images=.",
+        )
+    if len(set(numbers.values())) > 1 or min(numbers.values()) < 1:
+        said = ", ".join(f"{name} {count}" for name, count in numbers.items())
+        raise IncompatibleError(f"The numbers of images behind the gradient differ: {said}.")
+    return next(iter(numbers.values()))
+
+
+def _settings(
+    attack: str | Mapping[str, Any] | Attack | None,
+    what: str,
+    shape: Shape,
+    names: Sequence[str],
+    seed: int,
+    targets: int,
+) -> AttackSettings:
+    """The attack and the metrics, with the attack's defaults for images of this size."""
+    problems: list[str] = []
+    if not isinstance(attack, Attack):
+        usual = "inverting-gradients" if what == "gradient" else "dip"
+        asked = {"name": attack} if isinstance(attack, str) else {"name": usual, **(attack or {})}
+        plain = build_plugin(attacks, asked, at="attack", problems=problems)
+        if plain is not None:
+            asked = {**type(plain).defaults_for(shape), **asked}
+        attack = build_plugin(attacks, asked, at="attack", problems=[]) if plain else None
+    made: dict[str, Metric] = {}
+    for name in names:
+        metric = build_plugin(metric_registry, name, at=f"metrics.{name}", problems=problems)
+        if metric is not None:
+            made[name] = metric
+    if problems or attack is None:
+        raise ConfigError(*problems)
+    if attack.answers != "images":
+        raise IncompatibleError(
+            f"Attack '{attack.name}' answers {attack.answers}; a module of your own is asked for "
+            "images.",
+            next_step=SUPPORTED,
+        )
+    target = "update" if what == "gradient" else what
+    evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))
+    return AttackSettings(target, attack, _threat(what), evaluation, made)
+
+
+def _public(
+    images: Tensor, labels: Labels | None, by_class: bool, truth: Tensor | None
+) -> PublicImages:
+    """Public images in an order whose halves are every other image."""
+    if truth is not None:
+        known = {image.numpy().tobytes() for image in truth}
+        shared = sum(image.numpy().tobytes() in known for image in images)
+        if shared:
+            raise IncompatibleError(
+                f"{shared} of {plural(len(images), 'public image')} are true images as well: "
+                "floors made of them would know the answer.",
+                next_step="Give other images.",
+            )
+        if len(images) < 2:
+            raise IncompatibleError(
+                "One public image was given; floors and the attacker get half of them each.",
+                next_step="Give at least 2, better some hundreds.",
+            )
+    order = torch.cat([torch.arange(0, len(images), 2), torch.arange(1, len(images), 2)])
+    classes = torch.zeros(len(images), dtype=torch.int64)
+    if labels is not None:
+        found = _labels(labels, "public_labels")
+        if len(found) != len(images):
+            raise IncompatibleError(
+                f"{len(found)} public_labels were given for {len(images)} public images."
+            )
+        classes = found if by_class or truth is None else classes
+    return PublicImages(images[order], classes[order])
+
+
+def _truth(
+    images: Tensor,
+    labels: Tensor | None,
+    by_class: bool,
+    number: int,
+    targets: tuple[Upload, ...],
+) -> Truth:
+    """The true images of the targets; each row stands for itself, a gradient's images together.
+
+    Args:
+        by_class: whether the classes of public images are known as well; floors by class need both.
+        number: images behind the gradient, 0 where targets are rows.
+    """
+    if labels is not None and len(labels) != len(images):
+        raise IncompatibleError(f"{len(labels)} truth_labels were given for {len(images)} images.")
+    classes = torch.zeros(len(images), dtype=torch.int64)
+    if labels is not None and by_class:
+        classes = labels
+    if number:
+        everyone = torch.arange(number)
+        pairs = Mixture(
+            everyone.repeat_interleave(number),
+            everyone.repeat(number),
+            torch.full((number * number,), 1 / number),
+            number,
+        )
+        nobody = torch.zeros(number, dtype=torch.int64)
+        return Truth(images, classes, nobody, pairs, nobody, torch.full((number,), -1))
+    (artifact,) = targets[0].artifacts
+    rows = None
+    if isinstance(artifact, Prototypes) and labels is not None:
+        fits = labels[:, None] == artifact.labels[None]
+        rows = torch.where(fits.any(1), fits.int().argmax(1), len(artifact.labels))
+    elif (artifact.rows() is not None) and len(images) != len(artifact.tensors()["labels"]):
+        raise IncompatibleError(
+            f"{plural(len(images), 'true image')} for {len(artifact.tensors()['labels'])} "
+            f"{artifact.kind}.",
+            next_step="Give one image for each"
+            + (", or truth_labels=." if isinstance(artifact, Prototypes) else "."),
+        )
+    found = truth_of(targets, images, classes, rows, what="truth")
+    own = torch.arange(found.mixture.num_rows)
+    unknown = torch.full_like(found.target_labels, -1)
+    return dataclasses.replace(
+        found, target_clients=own, target_labels=found.target_labels if by_class else unknown
+    )
+
+
+def _device(given: str | torch.device) -> torch.device:
+    if given == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(given)
