@@ -27,7 +27,8 @@ from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
-from .given import Given, Shape, as_images, classes_seen, shape_text, truth_of
+from .checks import Shape, as_images, shape_text
+from .given import Given, classes_seen, truth_of
 from .questions import Game
 
 THREAT = ThreatModel(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +34,12 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Key
 
+from .checks import Shape, output_width, shape_text
 from .questions import Game
 from .questions.images import TARGET, ImageGame
 from .questions.unscored import UnscoredGame
 from .targets import TargetGroup
 
-Shape = tuple[int, int, int]
 Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
 """From (client, round) to the modules with which these uploads were made."""
 
@@ -365,74 +364,3 @@ def classes_seen(uploads: Sequence[Upload]) -> int:
             elif isinstance(labels, Tensor) and len(labels):
                 seen.append(int(labels.max()) + 1)
     return max(seen)
-
-
-def shape_text(shape: Shape) -> str:
-    """(3, 32, 32) as ``3x32x32``."""
-    return "x".join(map(str, shape))
-
-
-@torch.no_grad()
-def output_width(module: nn.Module, image_shape: Shape, *, what: str, option: str) -> int:
-    """Length of what a module returns for an image, (n, C, H, W) to (n, length).
-
-    Args:
-        what: what the module is called in a message, ``extractor``.
-        option: how the user gives the image size.
-
-    Raises:
-        IncompatibleError: it fails on images of this size, or returns anything but a matrix.
-    """
-    shape = shape_text(image_shape)
-    try:
-        out = module(torch.zeros(2, *image_shape))
-    except Exception as error:
-        raise IncompatibleError(
-            f"The {what} fails on images {shape}: {' '.join(str(error).split())}",
-            next_step=f"Give the size that it takes: {option}.",
-        ) from None
-    if isinstance(out, Tensor) and out.dim() == 2 and len(out) == 2:
-        return out.shape[1]
-    if isinstance(out, Tensor):
-        found, step = f"{tuple(out.shape)}", "Flatten it: nn.Sequential(module, nn.Flatten())."
-    else:
-        found = f"a {type(out).__name__}"
-        step = "Wrap it in a module whose forward returns the one tensor that was recorded."
-    raise IncompatibleError(
-        f"The {what} returns {found} for two images {shape}; needed is a tensor (2, d).",
-        next_step=step,
-    )
-
-
-def as_images(values: Any, *, what: str, image_shape: Shape | None = None) -> Tensor:
-    """Images (n, C, H, W) in [0, 1] from an array or a tensor.
-
-    Args:
-        values: (n, C, H, W), (n, H, W, C) or (n, H, W); bytes, or numbers in [0, 1].
-        what: what they are called in a message.
-        image_shape: (C, H, W) that is needed; none: as they are, channels first.
-
-    Raises:
-        IncompatibleError: another shape or range, or not finite.
-    """
-    images = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    given, levels = images.shape, images.dtype == np.uint8
-    if images.ndim == 3:
-        images = images[..., None]
-        if image_shape is None:
-            image_shape = (1, *images.shape[1:3])
-    if image_shape is not None and images.ndim == 4 and images.shape[1:] != image_shape:
-        if images.shape[3] == image_shape[0]:
-            images = images.transpose(0, 3, 1, 2)
-    if images.ndim != 4 or images.shape[1:] != (image_shape or images.shape[1:]):
-        needed = ", ".join(map(str, image_shape or ("C", "H", "W")))
-        raise IncompatibleError(f"{what}: images are {given}; needed is (n, {needed}).")
-    made = torch.from_numpy(np.ascontiguousarray(images))
-    made = made.float() / 255 if levels else made.float()
-    if not bool(((made >= 0) & (made <= 1)).all()):
-        raise IncompatibleError(
-            f"{what}: images range from {float(made.min()):.3g} to {float(made.max()):.3g}; "
-            "needed are bytes, or numbers in [0, 1].",
-            next_step="Undo the normalisation, or divide by 255.",
-        )
-    return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +20,15 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.types import (
     Artifact,
-    Broadcast,
     GradientState,
     Knowledge,
-    Mixture,
-    ModelState,
     Prototypes,
     Reconstruction,
     Representations,
     ThreatModel,
-    Truth,
     Upload,
 )
-from fedre_privacy.core.units import plural
-from fedre_privacy.eval import DEFAULT_METRICS, PublicImages
+from fedre_privacy.eval import DEFAULT_METRICS
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
@@ -42,7 +36,9 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into, question_of
-from .given import Given, Shape, as_images, classes_seen, output_width, prepare_given, truth_of
+from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
+from .given import Given, classes_seen, prepare_given
+from .own_truth import public_for, truth_for
 from .questions import Card, Game
 
 OWN = (0, 1)
@@ -53,8 +49,6 @@ SUPPORTED = (
     "public=, linear and decoder on representations and prototypes; inverting-gradients, dlg, idlg "
     "and analytic on a gradient)."
 )
-
-Labels = Tensor | Sequence[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +169,7 @@ def attack_module(
         device: auto, cpu, cuda or cuda:N.
         isolation: auto or same-process; a module that is given as an object cannot be handed to
             another process.
-        folder: where results, figures and record are written; left out: nowhere.
+        folder: an empty folder for results, figures and page; left out: nothing is written.
         report: called with an `Event` now and then.
 
     Raises:
@@ -204,15 +198,15 @@ def attack_module(
     width = output_width(
         copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
     )
-    known = None if labels is None else _labels(labels, "labels")
-    named = None if truth_labels is None else _labels(truth_labels, "truth_labels")
+    known = None if labels is None else as_labels(labels, "labels")
+    named = None if truth_labels is None else as_labels(truth_labels, "truth_labels")
     number = 0
     artifact: Artifact
     if gradient is not None:
         number = _count(images, known, true)
         artifact = GradientState(_gradient(gradient, copied[OWN]))
     else:
-        rows = _rows(what, vectors[what])
+        rows = as_rows(vectors[what], what)
         if known is None and what == "prototypes":
             raise IncompatibleError(
                 "Prototypes need the class of each.", next_step="Give labels=, one per prototype."
@@ -221,11 +215,10 @@ def attack_module(
             raise IncompatibleError(f"{len(known)} labels were given for {len(rows)} {what}.")
         kind = Prototypes if what == "prototypes" else Representations
         artifact = kind(rows, torch.full((len(rows),), -1) if known is None else known)
-        if known is not None and named is None and what == "representations":
-            named = known
+    if named is None and what != "prototypes":
+        named = known
     settings = _settings(attack, what, shape, metrics, seed, number or len(rows))
     upload = Upload(*OWN, (artifact,))
-    whole = {name: value.detach() for name, value in copied[OWN].named_parameters()}
     by_class = named is not None and public_labels is not None
     given = Given(
         name=f"a {type(module).__name__}",
@@ -233,13 +226,12 @@ def attack_module(
         image_shape=shape,
         num_classes=width if number else max(classes or 0, classes_seen([upload])),
         uploads=(upload,),
-        broadcasts=(Broadcast(1, (0,), (ModelState(whole),)),) if number else (),
         threat=_threat(what),
         extractors=lambda keys: {} if number else copied,
         models=copied if number else {},
         images_per_target=number,
-        truth=None if true is None else partial(_truth, true, named, by_class, number),
-        public=None if others is None else _public(others, public_labels, by_class, true),
+        truth=None if true is None else partial(truth_for, true, named, by_class, number),
+        public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
@@ -258,10 +250,14 @@ def _played(
     notes: tuple[str, ...],
 ) -> ModuleResult:
     """Attack, in memory or into a folder."""
-    written = None
-    if folder is not None:
+    written, place = None, None if folder is None else Path(folder)
+    if place is not None:
+        if place.is_dir() and any(place.iterdir()):
+            raise ConfigError(
+                f"The folder {place} holds something already.", next_step="Give another folder=."
+            )
         written = attack_into(
-            Path(folder), settings, lambda: game, device=device, report=report, isolation=isolation
+            place, settings, lambda: game, device=device, report=report, isolation=isolation
         )
         outcome, card, how = written.outcome, written.card, str(written.record["isolation"])
     else:
@@ -315,36 +311,6 @@ def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
     return first[0], first[1], first[2]
 
 
-def _labels(values: Labels, what: str) -> Tensor:
-    made = torch.as_tensor(values).detach().cpu()
-    if made.dim() != 1 or made.is_floating_point() or not bool((made >= 0).all()):
-        raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got {tuple(made.shape)}.")
-    return made.long()
-
-
-def _finite(value: Tensor, what: str) -> Tensor:
-    made = torch.as_tensor(value).detach().to("cpu", torch.float32)
-    bad = int((~made.isfinite()).sum())
-    if bad:
-        raise IncompatibleError(
-            f"{what} holds {plural(bad, 'value')} that {'is' if bad == 1 else 'are'} NaN or "
-            "infinite.",
-            next_step="Leave those rows out, or compute it again in float32.",
-        )
-    return made
-
-
-def _rows(what: str, values: Tensor | None) -> Tensor:
-    rows = _finite(torch.as_tensor(values), what)
-    if rows.dim() != 2 or not len(rows):
-        step = f"Give {what}.flatten(1), and a module that flattens: nn.Sequential(module, "
-        raise IncompatibleError(
-            f"{what} has shape {tuple(rows.shape)}; needed is (n, d), n at least 1.",
-            next_step=f"{step}nn.Flatten())." if rows.dim() > 2 else "Give one row per target.",
-        )
-    return rows
-
-
 def _gradient(
     given: Mapping[str, Tensor] | Sequence[Tensor], module: nn.Module
 ) -> dict[str, Tensor]:
@@ -369,7 +335,7 @@ def _gradient(
         raise IncompatibleError(
             *problems, next_step="Give the gradient of every parameter of this very module."
         )
-    return {name: _finite(given[name], f"gradient '{name}'") for name in own}
+    return {name: as_finite(given[name], f"gradient '{name}'") for name in own}
 
 
 def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> int:
@@ -424,84 +390,6 @@ def _settings(
     target = "update" if what == "gradient" else what
     evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))
     return AttackSettings(target, attack, _threat(what), evaluation, made)
-
-
-def _public(
-    images: Tensor, labels: Labels | None, by_class: bool, truth: Tensor | None
-) -> PublicImages:
-    """Public images in an order whose halves are every other image."""
-    if truth is not None:
-        known = {image.numpy().tobytes() for image in truth}
-        shared = sum(image.numpy().tobytes() in known for image in images)
-        if shared:
-            raise IncompatibleError(
-                f"{shared} of {plural(len(images), 'public image')} are true images as well: "
-                "floors made of them would know the answer.",
-                next_step="Give other images.",
-            )
-        if len(images) < 2:
-            raise IncompatibleError(
-                "One public image was given; floors and the attacker get half of them each.",
-                next_step="Give at least 2, better some hundreds.",
-            )
-    order = torch.cat([torch.arange(0, len(images), 2), torch.arange(1, len(images), 2)])
-    classes = torch.zeros(len(images), dtype=torch.int64)
-    if labels is not None:
-        found = _labels(labels, "public_labels")
-        if len(found) != len(images):
-            raise IncompatibleError(
-                f"{len(found)} public_labels were given for {len(images)} public images."
-            )
-        classes = found if by_class or truth is None else classes
-    return PublicImages(images[order], classes[order])
-
-
-def _truth(
-    images: Tensor,
-    labels: Tensor | None,
-    by_class: bool,
-    number: int,
-    targets: tuple[Upload, ...],
-) -> Truth:
-    """The true images of the targets; each row stands for itself, a gradient's images together.
-
-    Args:
-        by_class: whether the classes of public images are known as well; floors by class need both.
-        number: images behind the gradient, 0 where targets are rows.
-    """
-    if labels is not None and len(labels) != len(images):
-        raise IncompatibleError(f"{len(labels)} truth_labels were given for {len(images)} images.")
-    classes = torch.zeros(len(images), dtype=torch.int64)
-    if labels is not None and by_class:
-        classes = labels
-    if number:
-        everyone = torch.arange(number)
-        pairs = Mixture(
-            everyone.repeat_interleave(number),
-            everyone.repeat(number),
-            torch.full((number * number,), 1 / number),
-            number,
-        )
-        nobody = torch.zeros(number, dtype=torch.int64)
-        return Truth(images, classes, nobody, pairs, nobody, torch.full((number,), -1))
-    (artifact,) = targets[0].artifacts
-    rows = None
-    if isinstance(artifact, Prototypes) and labels is not None:
-        fits = labels[:, None] == artifact.labels[None]
-        rows = torch.where(fits.any(1), fits.int().argmax(1), len(artifact.labels))
-    elif (artifact.rows() is not None) and len(images) != len(artifact.tensors()["labels"]):
-        raise IncompatibleError(
-            f"{plural(len(images), 'true image')} for {len(artifact.tensors()['labels'])} "
-            f"{artifact.kind}.",
-            next_step="Give one image for each"
-            + (", or truth_labels=." if isinstance(artifact, Prototypes) else "."),
-        )
-    found = truth_of(targets, images, classes, rows, what="truth")
-    own = torch.arange(found.mixture.num_rows)
-    unknown = torch.full_like(found.target_labels, -1)
-    return dataclasses.replace(
-        found, target_clients=own, target_labels=found.target_labels if by_class else unknown
-    )
 
 
 def _device(given: str | torch.device) -> torch.device:
