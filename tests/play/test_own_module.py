@@ -14,7 +14,7 @@ from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
 from fedre_privacy.core.types import Knowledge
 
 SHAPE = (1, 12, 12)
-QUICK = {"device": "cpu", "attack": PixelInversion(steps=60)}
+QUICK = {"device": "cpu", "attack": PixelInversion(steps=60, tv=0.0)}
 
 
 class Pair(nn.Module):
@@ -56,7 +56,7 @@ def test_the_smallest_question_has_the_smallest_answer(extractor, reps, tmp_path
 
 
 def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, reps, images):
-    settings = {"name": "pixel", "steps": 600}
+    settings = {"name": "pixel", "steps": 400, "tv": 0.0}
     found = fp.attack_module(
         extractor, representations=reps, truth=images[:8], public=images[8:], attack=settings,
         device="cpu",
