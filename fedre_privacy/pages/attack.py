@@ -271,7 +271,7 @@ def _notes(result: AttackResult) -> list[str]:
     given = [
         *result.card.summary.get("notes", ()),
         *record.get("recovery_notes", ()),
-        *result.game.run.notes(),
+        *result.game.run.notes,
     ]
     if record.get("stopped_because"):
         given.append(f"The attack stopped: {record['stopped_because']}.")

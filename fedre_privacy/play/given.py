@@ -61,6 +61,7 @@ class Given:
         truth: from the targets to the images that made them; None: nobody knows.
         public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
+        notes: what a reader must know about it, a sentence each.
         settings: how it was given, in plain values, for ``config.yaml``.
         marks: hashes of what was given.
         command: words of the command that reads it; empty for none.
@@ -83,6 +84,7 @@ class Given:
     truth: Callable[[tuple[Upload, ...]], Truth] | None = None
     public: PublicImages | None = None
     unit: str = "client"
+    notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -114,10 +116,6 @@ class Given:
         """The extractor with which a client made its upload of a round."""
         return self.extractors([(client, round)])[client, round]
 
-    def class_counts(self) -> None:
-        """Nobody knows them."""
-        return
-
     def secrets(self) -> list[Path]:
         """The files that were given."""
         return [path.resolve() for path in self.sources]
@@ -145,10 +143,6 @@ class Given:
             return "", ""
         config = str(folder / "config.yaml")
         return shlex.join([*self.command, "--attack", attack, "--config", config]), ""
-
-    def notes(self) -> list[str]:
-        """Nothing to note."""
-        return []
 
 
 def prepare_given(given: Given, settings: AttackSettings) -> Game:
@@ -255,7 +249,7 @@ def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Up
     if not kept:
         held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
         raise IncompatibleError(
-            f"Attack '{settings.attack.name}' reads nothing of {given.name}: it holds "
+            f"Attack '{settings.attack.name}' reads nothing of {(*given.sources, given.name)[0]}: it holds "
             f"{', '.join(held) or 'no artifact'}.",
             next_step=given.supported,
         )

@@ -61,7 +61,6 @@ class ModuleResult:
         card: its scores beside their floors, or the evidence where no truth was given.
         isolation: where the attack ran. A module given as an object cannot be handed to another
             process, so it is ``same-process``: the attack's code is trusted not to look around.
-        notes: what was done to the module.
         written: the result with its folder, where one was asked for.
     """
 
@@ -69,8 +68,12 @@ class ModuleResult:
     outcome: Reconstruction
     card: Card
     isolation: str
-    notes: tuple[str, ...] = ()
     written: AttackResult | None = None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was done to the module."""
+        return self.game.run.notes
 
     @property
     def images(self) -> Tensor:
@@ -233,11 +236,12 @@ def attack_module(
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
+        notes=_notes(module, what),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
     game = prepare_given(given, settings)
-    return _played(game, settings, _device(device), isolation, folder, report, _notes(module, what))
+    return _played(game, settings, _device(device), isolation, folder, report)
 
 
 def _played(
@@ -247,7 +251,6 @@ def _played(
     isolation: str,
     folder: str | Path | None,
     report: Report,
-    notes: tuple[str, ...],
 ) -> ModuleResult:
     """Attack, in memory or into a folder."""
     written, place = None, None if folder is None else Path(folder)
@@ -274,7 +277,7 @@ def _played(
         card = question_of(settings).score(game, outcome)
     if not isinstance(outcome, Reconstruction):
         raise TypeError(f"expected images, not {outcome}")
-    return ModuleResult(game, outcome, card, how, notes, written)
+    return ModuleResult(game, outcome, card, how, written)
 
 
 def _threat(what: str) -> ThreatModel:

@@ -188,10 +188,6 @@ class Run:
         """Uploads and broadcasts, of all rounds or of some."""
         return read_messages(self.folder / "uploads", rounds)
 
-    def class_counts(self) -> Tensor:
-        """Numbers of training samples (clients, classes)."""
-        return torch.tensor(self.record["class_counts"])
-
     def plain(self) -> dict[str, Any]:
         """The settings of the training."""
         return self.settings.plain()
@@ -227,6 +223,7 @@ class Run:
             "attacks anew."
         )
 
+    @property
     def notes(self) -> list[str]:
         """What the data set says about itself."""
         return list(self.record.get("data_notes", ()))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.defenses.base import Defense
@@ -54,10 +54,6 @@ class Recording(Protocol):
         """The frozen extractor with which a client made its upload of a round."""
         ...
 
-    def class_counts(self) -> Tensor | None:
-        """True numbers of samples (clients, classes), or None where nobody knows them."""
-        ...
-
     def secrets(self) -> list[Path]:
         """Files and folders that no attack may open."""
         ...
@@ -82,6 +78,7 @@ class Recording(Protocol):
         """The command that repeats an attack in a folder, and what it does; empty for none."""
         ...
 
+    @property
     def notes(self) -> Sequence[str]:
         """What a reader of a result must know about it, a sentence each."""
         ...

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks, readers
 from fedre_privacy.core.errors import IncompatibleError
@@ -43,7 +44,9 @@ RULE = (
 
 @dataclass(frozen=True, eq=False)
 class LabelGame(Game):
-    """Uploads of all clients of the round."""
+    """Uploads of all clients of the round, and the samples of each class that they hold (K, C)."""
+
+    counts: Tensor
 
     def unknown(self) -> str:
         clients = len({upload.client for upload in self.observation.targets})
@@ -85,14 +88,20 @@ class Labels(Question):
             attacker=settings.evaluation.attacker,
         )
         return LabelGame(
-            run, settings, source.attack_seed, observation, "labels", False, source.round
+            run,
+            settings,
+            source.attack_seed,
+            observation,
+            "labels",
+            False,
+            source.round,
+            torch.tensor(run.record["class_counts"]),
         )
 
     def score(self, game: LabelGame | UnscoredGame, outcome: LabelEstimate) -> Card:
-        counts = game.run.class_counts()
-        if isinstance(game, UnscoredGame) or counts is None:
+        if isinstance(game, UnscoredGame):
             return Unscored(game, outcome)
-        report = evaluate_labels(outcome, counts)
+        report = evaluate_labels(outcome, game.counts)
         return LabelCard(game, report, outcome.notes)
 
 
