@@ -248,8 +248,9 @@ def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Up
     )
     if not kept:
         held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
+        source = given.sources[0] if given.sources else given.name
         raise IncompatibleError(
-            f"Attack '{settings.attack.name}' reads nothing of {(*given.sources, given.name)[0]}: it holds "
+            f"Attack '{settings.attack.name}' reads nothing of {source}: it holds "
             f"{', '.join(held) or 'no artifact'}.",
             next_step=given.supported,
         )

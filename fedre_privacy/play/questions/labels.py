@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
