@@ -386,7 +386,7 @@ def _attack(
                 context,
                 outcome=question_of(settings).outcome(),
                 isolation=isolation,
-                hidden=game.hidden(),
+                hidden=[*game.hidden(), folder.parent.resolve()],
             )
         except BaseException as error:
             record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED

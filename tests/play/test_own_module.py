@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedre_privacy as fp
+from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingInputError
-from fedre_privacy.core.types import Knowledge
+from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
 
 SHAPE = (1, 12, 12)
 QUICK = {"device": "cpu", "attack": PixelInversion(steps=60, tv=0.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vandal(PixelInversion):
+    """Spoils what it is given."""
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        observation.target_rows()[0].zero_()
+        with torch.no_grad():
+            for parameter in observation.extractors[0, 1].parameters():
+                parameter.zero_()
+        return super().run(observation, context)
 
 
 class Pair(nn.Module):
@@ -137,6 +151,15 @@ def test_a_module_in_training_mode_is_attacked_as_it_evaluates_and_left_alone(im
     assert seen  # hooks are part of the module
     again = fp.attack_module(module.eval(), representations=reps, image_shape=SHAPE, **QUICK)
     assert torch.equal(again.images, found.images) and again.notes == ()
+
+
+def test_an_attack_gets_copies(extractor, reps):
+    before, given = copy.deepcopy(extractor.state_dict()), reps.clone()
+    found = fp.attack_module(
+        extractor, representations=reps, image_shape=SHAPE, attack=Vandal(steps=2), device="cpu"
+    )
+    assert all(torch.equal(before[name], value) for name, value in extractor.state_dict().items())
+    assert torch.equal(reps, given) and float(found.frame()["residual"].min()) > 0
 
 
 def test_a_folder_is_written_where_one_is_asked_for(extractor, reps, tmp_path):
