@@ -297,13 +297,13 @@ def with_given_up(table: pd.DataFrame) -> pd.DataFrame:
 def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
     """Drift of the true prototypes between rounds, in units of their spread, by client."""
     train, _ = run.split_indices()
-    out = {}
+    data, out = run.settings.data.load(), {}
     for client in game.clients.unique().tolist():
-        own = Samples(game.data.images[train[client]], game.data.labels[train[client]])
+        own = Samples(data.images[train[client]], data.labels[train[client]])
         rounds = []
         for round in run.kept_rounds():
             reps = represent(run.model(client, round).extractor, own)
-            made = true_means(reps, own.labels, game.data.num_classes).artifact
+            made = true_means(reps, own.labels, data.num_classes).artifact
             if isinstance(made, Prototypes):
                 rounds.append(made.means)
         out[client] = drift(torch.stack(rounds))

@@ -97,17 +97,17 @@ def case_of(run: Run, count: int, half: str, most: int) -> Case:
         raise ConfigError(*problems)
     game = prepare_attack(run, settings)
     assert isinstance(game, ImageGame)
-    return keep(game, half, most)
+    return keep(game, run.settings.data.name, half, most)
 
 
-def keep(game: ImageGame, half: str, most: int) -> Case:
-    """Leave in a game the targets whose image belongs to a half."""
+def keep(game: ImageGame, dataset: str, half: str, most: int) -> Case:
+    """Leave in a game the targets whose image belongs to a half of a data set."""
     group = game.groups[TARGET]
     truth, samples = group.truth, []
     for row in range(len(group)):
         samples.append(int(truth.mixture.support(row)[0]))
     fits = in_half(truth.images[samples], half)
-    if game.data.name in UNSEEN:
+    if dataset in UNSEEN:
         fits = torch.full_like(fits, half == "report")
     wanted = fits.nonzero().squeeze(1)[:most]
     if not len(wanted):

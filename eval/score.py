@@ -131,6 +131,7 @@ def evaluate(
     seed: int = 0,
     nearest: Tensor | None = None,
     noun: str = "target",
+    unit: str = "client",
 ) -> Scores:
     """Score what an attack recovered.
 
@@ -151,6 +152,8 @@ def evaluate(
         seed: of random floors and galleries.
         nearest: for the rule ``nearest-rep``.
         noun: what a target is, in the singular, for the verdict.
+        unit: what ``truth.target_clients`` numbers, in the singular: targets of one unit depend on
+            each other. Equal to `noun` where each target stands for itself.
 
     Raises:
         IncompatibleError: shapes or numbers of targets differ, values outside [0, 1], a target
@@ -202,7 +205,7 @@ def evaluate(
     found = identify(images, galleries, truth, public)
     values = columns(attack, chosen, floors.get("mismatched", {}), metrics, found)
     sizes = support_sizes(truth)
-    judged = judge(values, sizes, clients, metrics, chosen, noun=noun, gallery=gallery)
+    judged = judge(values, sizes, clients, metrics, chosen, noun=noun, gallery=gallery, unit=unit)
     shape = (images.shape[1], images.shape[2], images.shape[3])
     for name, metric in metrics.items():
         judged["metrics"][name]["definition"] = metric.definition(shape)

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.units import plural
-
 from . import intervals
 from .floors import Chosen
 from .identification import Identification
 from .metrics.base import Metric
-from .verdict import GROUPS, LEAST_DB, TOO_FEW, Part, told, verdicts
+from .verdict import GROUPS, LEAST_DB, TOO_FEW, Part, of_units, told, verdicts
 
 Summary = dict[str, Any]
 
@@ -74,6 +72,7 @@ def judge(
     *,
     noun: str,
     gallery: int,
+    unit: str = "client",
 ) -> Summary:
     """Summarise all targets and each group of them, with the verdicts.
 
@@ -84,6 +83,7 @@ def judge(
         metrics, chosen: metrics and their floors, by name.
         noun: what a target is, in the singular.
         gallery: images in a line-up.
+        unit: what `clients` numbers, in the singular.
     """
     parts = _Estimates(values, sizes, clients, metrics, chosen)
     whole = parts.summary("")
@@ -94,14 +94,14 @@ def judge(
     else:  # the one group is the whole: to test it twice would only cost power
         found = verdicts(tested[:1]) * len(tested)
     said = dict(zip(names, found[1:], strict=True))
-    verdict, because = told(tested[0], tested[1:], found, noun=noun, gallery=gallery)
+    verdict, because = told(tested[0], tested[1:], found, noun=noun, gallery=gallery, unit=unit)
     guess = whole["identification"]["guess1"]
     if guess is not None:
         because += f". A guess that knows the class finds {percent(guess)}"
     return {
         **whole,
         "verdict": verdict,
-        "verdict_because": f"{because}; n = {whole['n']} of {plural(whole['clients'], 'client')}",
+        "verdict_because": f"{because}; n = {whole['n']}{of_units(whole['clients'], noun, unit)}",
         "groups": [
             {"support_size": name, **parts.summary(name), "verdict": said.get(name, TOO_FEW)}
             for name, *_ in GROUPS

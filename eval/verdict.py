@@ -102,7 +102,13 @@ def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
 
 
 def told(
-    whole: Part, groups: Sequence[Part], found: Sequence[str], *, noun: str, gallery: int
+    whole: Part,
+    groups: Sequence[Part],
+    found: Sequence[str],
+    *,
+    noun: str,
+    gallery: int,
+    unit: str = "client",
 ) -> tuple[str, str]:
     """Return the verdict over all targets, and the sentence that names who leaks.
 
@@ -112,12 +118,13 @@ def told(
         found: verdicts of the whole and of each group.
         noun: what a target is, in the singular.
         gallery: images in a line-up.
+        unit: what targets are grouped by for intervals and tests, in the singular.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
     if first == TOO_FEW:
         return INCONCLUSIVE, (
-            f"{plural(whole.targets, noun)} of {plural(whole.clients, 'client')} are too few for a "
-            f"verdict (at least {MIN_TARGETS} targets of {MIN_CLIENTS} clients); "
+            f"{plural(whole.targets, noun)}{of_units(whole.clients, noun, unit)} are too few for a "
+            f"verdict (at least {MIN_TARGETS} targets{of_units(MIN_CLIENTS, noun, unit)}); "
             f"{_score([whole], gallery)}"
         )
     if len(rest) < 2:
@@ -153,6 +160,11 @@ def told(
             )
         clauses.append(f"{said} for {who}")
     return verdict, "; ".join(clauses)
+
+
+def of_units(count: int, noun: str, unit: str) -> str:
+    """`` of 5 clients``; nothing where each target is a unit of its own."""
+    return "" if unit == noun else f" of {plural(count, unit)}"
 
 
 def _number(count: int) -> str:

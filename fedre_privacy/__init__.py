@@ -1,6 +1,7 @@
 """What does a federated-learning protocol leak through its uploads, and at what price?
 
-`train`, `attack` and `benchmark` are the commands as functions. They are loaded when first asked
+`train`, `attack` and `benchmark` are the commands as functions; `attack_module` attacks a module of
+your own, without a run. They are loaded when first asked
 for, so that importing the package stays light.
 """
 
@@ -8,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attack", "benchmark", "train"]
+__all__ = ["__version__", "attack", "attack_module", "benchmark", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -32,6 +33,7 @@ from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
 from fedre_privacy.play import attack as attacking
+from fedre_privacy.play import own_module
 from fedre_privacy.runs import folder as recorded
 from fedre_privacy.runs import training as training
 from fedre_privacy.runs.settings import (
@@ -45,6 +47,7 @@ from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 
 Settings = Mapping[str, Any]
+P = ParamSpec("P")
 
 
 class Run(recorded.Run):
@@ -249,6 +252,24 @@ def attack(
     )
     attack_page(result)
     return AttackResult(**_fields(result))
+
+
+def _with_page(
+    attacked: Callable[P, own_module.ModuleResult],
+) -> Callable[P, own_module.ModuleResult]:
+    """The same function, which also writes the page of what is written into a folder."""
+
+    @functools.wraps(attacked)
+    def called(*args: P.args, **given: P.kwargs) -> own_module.ModuleResult:
+        result = attacked(*args, **given)
+        if result.written is not None:
+            attack_page(result.written)
+        return result
+
+    return called
+
+
+attack_module = _with_page(own_module.attack_module)
 
 
 def benchmark(

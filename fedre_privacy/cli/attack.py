@@ -13,9 +13,8 @@ import torch
 
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, MissingInputError, nearest
-from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.play.attack import AttackResult, attack, check_ahead, require_complete
+from fedre_privacy.play.attack import attack, check_ahead, require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.runs.folder import COMPLETE, Run, begin, status_of
 from fedre_privacy.runs.settings import (
@@ -35,6 +34,7 @@ from .explain import explain, list_all, list_for
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
 from .options import add_common_options, add_training_options, assigned, choose_device, gather
 from .output import Output, guarded
+from .result import print_result
 from .train import print_run
 
 
@@ -153,7 +153,14 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         isolation=options.isolation,
     )
     attack_page(result)
-    print_result(result, options, output)
+    other = "representations" if result.game.kind != "representations" else "prototypes"
+    print_result(
+        result,
+        output,
+        of={"run": run.folder},
+        again=_again(run, result.folder, options),
+        then=f"fedre-attack {_quoted(run.folder)} --target {other}",
+    )
     return 0
 
 
@@ -289,49 +296,9 @@ def _trained(
     )
 
 
-def print_result(result: AttackResult, options: argparse.Namespace, output: Output) -> None:
-    """Print the result table, the verdict, the files and what to do next."""
-    game, summary = result.game, result.card.summary
-    if "attack.reused" in output.reused:
-        output.line("Note", "this attack was finished before and is read back (--restart repeats)")
-    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
-    lost += " and count as the worst floor" if lost and "diverged_rule" in summary else ""
-    output.text()
-    output.line(
-        "RESULT", f"{summary['n']} of {summary['targets']} targets{lost}; {summary['rule_text']}"
-    )
-    rows = result.table()
-    output.table(
-        [{"metric": row["metric"], "this attack": row.pop("attack"), **row} for row in rows]
-    )
-    output.line("Verdict", result.verdict())
-    output.line(
-        "Files",
-        f"{result.folder}/{{report.html,figure.png,scores.csv,record.json}}   "
-        f"took {human_seconds(result.record['wall_s'])}",
-        wrap=False,
-    )
-    output.line("Again", _again(result, options), wrap=False)
-    other = "representations" if game.kind != "representations" else "prototypes"
-    output.line("Next", f"fedre-attack {_quoted(game.run.folder)} --target {other}", wrap=False)
-    output.final(
-        result.folder,
-        {
-            "run": game.run.folder,
-            "target": game.kind,
-            "counterfactual": game.counterfactual,
-            "oracles": result.record["oracles"],
-            "verdict": summary["verdict"],
-            "because": summary["verdict_because"],
-            "n": summary["n"],
-            "table": result.table(),
-        },
-    )
-
-
-def _again(result: AttackResult, options: argparse.Namespace) -> str:
-    """The command that repeats this attack without training again."""
-    run, config = result.game.run, result.folder / "config.yaml"
+def _again(run: Run, folder: Path, options: argparse.Namespace) -> str:
+    """The command that repeats an attack without training again."""
+    config = folder / "config.yaml"
     command = f"fedre-attack --config {_quoted(config)}"
     if run.folder.resolve() != (options.runs_dir / run.settings.run_name).resolve():
         return f"fedre-attack {_quoted(run.folder)} --config {_quoted(config)}"

@@ -9,12 +9,15 @@ from typing import Any
 
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.pages.foreign import command, write_foreign
-from fedre_privacy.play.foreign import Recorded, attack_foreign, prepare_foreign
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.play.attack import attack_into
+from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
+from fedre_privacy.play.given import prepare_given
 from fedre_privacy.runs.settings import TRAIN_SECTIONS, resolve_attack
 
 from .options import assigned, choose_device
 from .output import Output
+from .result import print_result
 
 OPTIONS = ("uploads", "extractor", "weights", "image_shape", "classes", "aux", "truth")
 NEEDED = ("extractor", "weights", "image_shape")
@@ -87,25 +90,24 @@ def run_foreign(
         options.aux, options.truth,
     )  # fmt: skip
     device = choose_device(options.device)
+    game = prepare_given(read_foreign(recorded, settings.evaluation.round), settings)
     if options.dry_run:
-        for heading, text in prepare_foreign(recorded, settings).lines().items():
+        for heading, text in game.lines().items():
             output.line(heading, text)
         output.line("Attack", f"{settings.attack.name}: everything fits; nothing was attacked")
         output.final(None, {"checked": True})
         return 0
-    result = attack_foreign(
-        recorded, settings, page=write_foreign, runs=options.runs_dir, device=device,
+    result = attack_into(
+        foreign_folder(recorded, settings, game, options.runs_dir),
+        settings,
+        lambda: game,
+        device=device,
         resume=options.resume,
-        restart=options.restart, report=output, isolation=options.isolation,
-    )  # fmt: skip
-    output.text()
-    output.table(result.table())
-    output.line("Verdict", result.verdict())
-    output.line(
-        "Files",
-        f"{result.folder}/{{report.html,figure.png,figure.pdf,scores.csv,record.json}}",
-        wrap=False,
+        restart=options.restart,
+        report=output,
+        isolation=options.isolation,
     )
-    output.line("Again", command(recorded, result), wrap=False)
-    output.final(result.folder, {"verdict": result.verdict(), "table": result.table()})
+    attack_page(result)
+    command, _ = game.run.repeat(settings.attack.name, result.folder)
+    print_result(result, output, of={"uploads": recorded.uploads}, again=command)
     return 0

@@ -10,11 +10,12 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
+from fedre_privacy.core.types import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval.score import LOST_RULE
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.play.questions.images import TARGET, ImageCard
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.play.questions.unscored import WORDS, Unscored
 
 from . import html
 from .html import Html, Section, Target
@@ -42,6 +43,7 @@ def write_attack_report(result: AttackResult) -> Path:
     """
     game, record, summary = result.game, result.record, result.card.summary
     run, settings = game.run, game.settings
+    command, meaning = run.repeat(settings.attack.name, result.folder)
     sections = [
         Section("Result", _headline(result)),
         Section("Figures", figures(result.folder)),
@@ -56,37 +58,33 @@ def write_attack_report(result: AttackResult) -> Path:
             html.join(
                 html.heading("Attack"),
                 _settings(settings.plain(), "Settings of the attack"),
-                html.details("Training", _settings(run.settings.plain(), "Settings of training")),
+                html.details("Recording", _settings(run.plain(), "Settings of the recording")),
             ),
         ),
-        Section("How it was made", html.facts(_provenance(run, record))),
+        Section("How it was made", html.facts(_provenance(result))),
         Section(
             "Again",
             html.join(
-                html.paragraph("In the folder of this page:"),
-                html.preformatted(
-                    "fedre-attack --config config.yaml --runs-dir ../../..",
-                    label="Command",
-                ),
-                html.paragraph(
-                    "It finds this run and this attack and reads them back; --restart repeats the "
-                    "attack. Elsewhere config.yaml alone trains and attacks anew.",
-                    soft=True,
-                ),
-            ),
+                html.preformatted(command, label="Command"), html.paragraph(meaning, soft=True)
+            )
+            if command
+            else Html(""),
         ),
     ]
     because = result.verdict().removeprefix(summary["verdict"]).lstrip(": ")
     lead = html.join(
-        html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.settings.protocol.name} did.")
+        html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
         if game.counterfactual
+        else Html(""),
+        html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
+        if isinstance(result.card, Unscored)
         else Html(""),
         html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
         if record["oracles"]
         else Html(""),
         html.verdict(summary["verdict"], because),
         html.facts(
-            {"Protocol": f"{run.settings.protocol.name}: {run.record['summary']}"}
+            dict(run.headline())
             | {name: " ".join(words.split()) for name, words in record["game"].items()}
         ),
     )
@@ -104,8 +102,7 @@ def _headline(result: AttackResult) -> Html:
     rows = [
         {
             **({"classes of": row["classes of"]} if "classes of" in row else {}),
-            "metric": row["metric"],
-            "this attack": row["attack"],
+            **({"metric": row["metric"], "this attack": row["attack"]} if "metric" in row else {}),
             **{k: v for k, v in row.items() if k not in ("classes of", "metric", "attack")},
         }
         for row in result.table()
@@ -121,12 +118,14 @@ def _headline(result: AttackResult) -> Html:
 
 def _targets(result: AttackResult) -> Html:
     card = result.card
+    if isinstance(card, Unscored):
+        return _unscored(card)
     if not isinstance(card, ImageCard):
         return Html("")
     scores, recovered = card.scores[TARGET], card.recovered[TARGET].images
     if recovered.shape[1] not in (1, 3):
         return html.paragraph("Images of this many channels cannot be shown.")
-    entries, classes = scores.summary["metrics"], result.game.run.record["classes"]
+    entries, classes = scores.summary["metrics"], result.game.run.class_names
     shown = []
     for row in scores.rows.head(SHOWN_TARGETS).to_dict("records"):
         at, label = int(row["target"]), int(row["label"])
@@ -159,6 +158,25 @@ def _targets(result: AttackResult) -> Html:
         ),
         html.gallery(shown),
     )
+
+
+def _unscored(card: Unscored) -> Html:
+    """What was recovered of targets without truth."""
+    outcome = card.outcome
+    if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
+        return Html("")
+    shown = []
+    for row in card.frame().head(SHOWN_TARGETS).to_dict("records"):
+        at = int(row["target"])
+        said = {"fit": f"{row['fit']:.3g}"}
+        if "residual" in row:
+            said = {
+                "residual": f"{row['residual']:.3g} (grey image {row['grey']:.3g})",
+                "to other targets": f"{row['mismatched']:.3g}",
+            }
+        title = f"Target {at}: client {row['client']}, class {row['label']}"
+        shown.append(Target(title, {"recovered": html.png(outcome.images[at])}, said))
+    return html.gallery(shown)
 
 
 def _score(value: float, entry: Mapping[str, Any]) -> str:
@@ -253,7 +271,7 @@ def _notes(result: AttackResult) -> list[str]:
     given = [
         *result.card.summary.get("notes", ()),
         *record.get("recovery_notes", ()),
-        *result.game.run.record.get("data_notes", ()),
+        *result.game.run.notes,
     ]
     if record.get("stopped_because"):
         given.append(f"The attack stopped: {record['stopped_because']}.")
@@ -262,6 +280,8 @@ def _notes(result: AttackResult) -> list[str]:
 
 def _definitions(result: AttackResult) -> Html:
     summary = result.card.summary
+    if isinstance(result.card, Unscored):
+        return html.facts(WORDS if "residual" in result.frame() else {})
     words: dict[str, str] = {}
     metrics = summary.get("metrics")
     if isinstance(metrics, Mapping):
@@ -312,11 +332,9 @@ def _settings(values: Mapping[str, Any], label: str) -> Html:
     return html.preformatted(body, label=label)
 
 
-def _provenance(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
+def _provenance(result: AttackResult) -> dict[str, str]:
+    record = result.record
     memory = record.get("peak_memory", {})
-    final = run.record.get("final", {})
-    moment = run.settings.protocol.headline
-    accuracy = final.get(f"acc_{moment}")
     return {
         "Status": str(record["status"]),
         "Started": str(record["started"]),
@@ -327,11 +345,5 @@ def _provenance(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
         ),
         "Device": str(record["device"]),
         "Versions": versions(record),
-        "Run": f"{run.name}, trained {run.record['started']} on {run.record['device']} in "
-        f"{human_seconds(run.record['wall_s'])}",
-        "Accuracy": "-"
-        if accuracy is None
-        else f"{accuracy:.3f} +- {final[f'acc_{moment}_sd']:.3f} over clients ({moment})",
-        "Data (SHA-256)": str(run.record["data_sha256"]),
-        "Partition (SHA-256)": ", ".join(run.record["partition_sha256"]),
+        **result.game.run.provenance(),
     }

@@ -1,8 +1,9 @@
-"""Attack a recorded run: the only place where attacks and truth meet, on opposite sides."""
+"""Attack recorded uploads: the only place where attacks and truth meet, on opposite sides."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -313,33 +314,59 @@ def attack(
     Raises:
         FedreError: anything that `prepare_attack` refuses, or an unfinished identical attack.
     """
+    return attack_into(
+        run.folder / "attacks" / settings.folder_name,
+        settings,
+        lambda: game or prepare_attack(run, settings),
+        device=device,
+        resume=resume,
+        restart=restart,
+        report=report,
+        isolation=isolation,
+    )
+
+
+def attack_into(
+    folder: Path,
+    settings: AttackSettings,
+    prepare: Callable[[], Game],
+    *,
+    device: torch.device,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    isolation: str = AUTO,
+) -> AttackResult:
+    """Attack what a game holds, of whatever recording, and write a folder; see `attack`.
+
+    Args:
+        folder: where a finished attack of these settings is, or will be.
+        prepare: makes the game; called once nothing unfinished is in the way.
+    """
     chosen(isolation, device)
-    folder = run.folder / "attacks" / settings.folder_name
     finished = begin(folder, resume=resume, restart=restart, what="Attack")
     with logging_to(folder):
-        return _attack(run, settings, folder, finished, device, report, game, isolation)
+        return _attack(folder, settings, prepare(), finished, device, report, isolation)
 
 
 def _attack(
-    run: Run,
-    settings: AttackSettings,
     folder: Path,
+    settings: AttackSettings,
+    game: Game,
     finished: bool,
     device: torch.device,
     report: Report,
-    game: Game | None,
     isolation: str,
 ) -> AttackResult:
-    game = game or prepare_attack(run, settings)
     report(Event("attack.game", {"lines": game.lines()}))
     started = time.monotonic()
     record: dict[str, Any] = {
         "status": PARTIAL,
-        "run": run.name,
+        **game.run.identity(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "device": device_name(device),
-        **settings.plain(),
+        **game.settings.plain(),
         "kind": game.kind,
         "counterfactual": game.counterfactual,
         "oracles": sorted(settings.threat.grants & ORACLES),
@@ -353,7 +380,7 @@ def _attack(
         record = files.read_json(folder / "record.json")
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**run.settings.plain(), **settings.plain()}
+        config = {**game.run.plain(), **settings.plain()}
         files.write_yaml(folder / "config.yaml", config)
         files.write_json(folder / "record.json", record)
         context = Context(game.attack_seed, device, report, shelf)
@@ -364,7 +391,7 @@ def _attack(
                 context,
                 outcome=question_of(settings).outcome(),
                 isolation=isolation,
-                hidden=game.hidden(),
+                hidden=[*game.hidden(), folder.parent.resolve()],
             )
         except BaseException as error:
             record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED

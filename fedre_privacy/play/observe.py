@@ -32,7 +32,6 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Facts
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
@@ -121,7 +120,7 @@ def observe(
     if staleness:
         threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None
-    uploads, broadcasts = read_messages(run.folder / "uploads", observed)
+    uploads, broadcasts = run.messages(observed)
     broadcasts = [b for b in broadcasts if b.round <= round]
     senders = sorted({upload.client for upload in targets})
     clients = [client for client in senders if client != AGGREGATE]

@@ -26,7 +26,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
-from fedre_privacy.federation.recorder import read_messages, rounds_recorded
+from fedre_privacy.federation.recorder import rounds_recorded
 from fedre_privacy.runs.folder import Run
 
 KINDS: dict[str, type[Artifact]] = {
@@ -67,11 +67,6 @@ def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
     return secret(seed, f"evaluator of {data.sha256}", *train, *test)
 
 
-def attack_seed(run: Run, data: ImageData, seed: int) -> int:
-    """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
-    return derive(evaluator_secret(run, data, seed), "attack")
-
-
 class TargetSource:
     """Makes target groups from a recorded run and the data it was trained on.
 
@@ -82,6 +77,8 @@ class TargetSource:
     def __init__(self, run: Run, data: ImageData, *, round: int | None, seed: int) -> None:
         self.run, self.data = run, data
         self.seed = evaluator_secret(run, data, seed)
+        self.attack_seed = derive(self.seed, "attack")
+        """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
         uploaded = rounds_recorded(run.folder / "uploads")
         if not uploaded:
             raise MissingInputError(f"{run.folder} recorded no upload of any client.")
@@ -93,7 +90,7 @@ class TargetSource:
             )
         self.round = uploaded[-1] if round is None else round
         self.train, self.test = run.split_indices()
-        uploads, _ = read_messages(run.folder / "uploads", [self.round])
+        uploads, _ = run.messages([self.round])
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)
 

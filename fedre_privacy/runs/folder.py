@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy import __version__
 from fedre_privacy.core import files
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
-from fedre_privacy.core.types import Mixture
+from fedre_privacy.core.types import Broadcast, Mixture, Upload
+from fedre_privacy.core.units import human_seconds
+from fedre_privacy.defenses.base import Defense
+from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
@@ -164,6 +167,67 @@ class Run:
         channels, height, width = self.record["image_shape"]
         return channels, height, width
 
+    @property
+    def system(self) -> str:
+        """Name of the protocol."""
+        return self.settings.protocol.name
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes."""
+        return list(self.record["classes"])
+
+    @property
+    def defenses(self) -> tuple[Defense, ...]:
+        """What clients declare to do to their training and uploads, in order."""
+        return self.settings.defense
+
+    def messages(
+        self, rounds: Collection[int] | None = None
+    ) -> tuple[list[Upload], list[Broadcast]]:
+        """Uploads and broadcasts, of all rounds or of some."""
+        return read_messages(self.folder / "uploads", rounds)
+
+    def plain(self) -> dict[str, Any]:
+        """The settings of the training."""
+        return self.settings.plain()
+
+    def identity(self) -> dict[str, Any]:
+        """The run's name."""
+        return {"run": self.name}
+
+    def provenance(self) -> dict[str, str]:
+        """What was trained, where, and how well it learnt."""
+        record, moment = self.record, self.settings.protocol.headline
+        final = record.get("final", {})
+        accuracy = final.get(f"acc_{moment}")
+        return {
+            "Run": f"{self.name}, trained {record['started']} on {record['device']} in "
+            f"{human_seconds(record['wall_s'])}",
+            "Accuracy": "-"
+            if accuracy is None
+            else f"{accuracy:.3f} +- {final[f'acc_{moment}_sd']:.3f} over clients ({moment})",
+            "Data (SHA-256)": str(record["data_sha256"]),
+            "Partition (SHA-256)": ", ".join(record["partition_sha256"]),
+        }
+
+    def headline(self) -> dict[str, str]:
+        """The protocol, and the training in a line."""
+        return {"Protocol": f"{self.system}: {self.record['summary']}"}
+
+    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+        """The command that repeats an attack, given in the attack's folder."""
+        return "fedre-attack --config config.yaml --runs-dir ../../..", (
+            "To be given in the folder of this page. It finds this run and this attack and reads "
+            "them back; --restart repeats the attack. Elsewhere config.yaml alone trains and "
+            "attacks anew."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the data set says about itself."""
+        return list(self.record.get("data_notes", ()))
+
     def secrets(self) -> list[Path]:
         """What no attack may open: this run, those beside it, and the files of its data set."""
         folder = self.folder.resolve()
@@ -189,6 +253,10 @@ class Run:
                 f"The models of {self.folder} do not fit its config.yaml: {error}"
             ) from None
         return model.eval().requires_grad_(False)
+
+    def extractor(self, client: int, round: int) -> nn.Module:
+        """The extractor of `model`."""
+        return self.model(client, round).extractor
 
     def state(self, client: int, round: int) -> dict[str, Tensor]:
         """The tensors of `model` by name.

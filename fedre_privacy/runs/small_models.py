@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 from fedre_privacy.core.types import AGGREGATE, Broadcast, Holds
-from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 
@@ -21,7 +20,7 @@ def small_states_before(
 
     A server that sends updates knows what it sent before: all its broadcasts are replayed.
     """
-    _, broadcasts = read_messages(run.folder / "uploads")
+    _, broadcasts = run.messages()
     earlier = sorted((b for b in broadcasts if b.round <= round), key=lambda b: b.round)
     found: dict[int, dict[str, Tensor]] = {}
     for client in clients:

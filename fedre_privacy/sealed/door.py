@@ -39,6 +39,7 @@ from fedre_privacy.core.types import Artifact, Observation, Outcome
 from . import walls
 from .attacker import WROTE
 from .line import BrokenLine, Frame, Line
+from .modules import Modules, frozen_copies
 from .packing import pack, unpack
 
 AUTO, STRICT, PROCESS, SAME = "auto", "strict", "process", "same-process"
@@ -113,7 +114,8 @@ def play(
     """Run an attack on a sealed copy of an observation.
 
     Args:
-        observation: its modules are `modules.Modules`, so that they can be built anew.
+        observation: its modules are `modules.Modules`, so that they can be built anew in another
+            process. Modules that are given as objects stay in this one: the attack gets copies.
         context: its shelf and listener stay on this side.
         outcome: what the attack is to return.
         isolation: see `ISOLATION`.
@@ -124,7 +126,22 @@ def play(
         Exception: what the attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
+    held = (observation.extractors, observation.models)
+    objects = any(some and not isinstance(some, Modules) for some in held)
+    if objects and isolation in (STRICT, PROCESS):
+        raise ConfigError(
+            f"Isolation '{isolation}' runs an attack in a process of its own, to which a module "
+            "that is given as an object cannot be handed.",
+            next_step="Leave isolation out. To keep walls, record the uploads and name a function "
+            "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
+        )
     with _folder() as folder:
+        if objects:
+            none = Modules({})
+            pack(dataclasses.replace(observation, extractors=none, models=none), folder)
+            extractors, models = map(frozen_copies, held)
+            sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
+            return Played(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
             return Played(attack(unpack(folder), context), how)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.errors import DamagedInputError
+from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.models.families import ModelSettings, build_model
 
 HELD_AT_ONCE = 32
@@ -100,3 +102,27 @@ class Modules(Mapping[Key, nn.Module]):
 
     def __len__(self) -> int:
         return len(self.held)
+
+
+def frozen_copies(modules: Mapping[Key, nn.Module]) -> dict[Key, nn.Module]:
+    """Copies on the CPU in evaluation mode whose parameters take no gradient, in float32.
+
+    Hooks are copied with their modules. A module that stands under several keys is copied once.
+
+    Raises:
+        IncompatibleError: a module cannot be copied.
+    """
+    made: dict[int, nn.Module] = {}
+    for module in modules.values():
+        if id(module) in made:
+            continue
+        try:
+            twin = copy.deepcopy(module)
+        except Exception as error:
+            raise IncompatibleError(
+                f"The {type(module).__name__} cannot be copied: {' '.join(str(error).split())}",
+                next_step="Detach the tensors that it keeps beside its parameters and buffers, or "
+                "make a new module and load the state_dict() of this one.",
+            ) from None
+        made[id(module)] = twin.to("cpu", torch.float32).eval().requires_grad_(False)
+    return {key: made[id(module)] for key, module in modules.items()}

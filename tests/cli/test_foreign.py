@@ -9,9 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from torch import nn
 
+import fedre_privacy as fp
 from fedre_privacy.cli import attack as command
+from fedre_privacy.core.files import read_tensors
+from fedre_privacy.play.foreign import Recorded
+from fedre_privacy.play.given import Given
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.recording import Recording
 
 DIM, SHAPE = 12, (1, 8, 8)
 MODULE = """
@@ -97,6 +105,32 @@ def test_without_truth_there_are_residuals_and_no_score(system, capsys):
     assert call("--set", "attack.steps=400", "--quiet") == 0
     assert (folder / "report.html").is_file()
     assert (folder / "recovered.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_same_uploads_in_memory_are_answered_the_same(system, capsys):
+    """One attack path: a folder of another system, and its module and tensor in a script."""
+    images, reps = system
+    more = ["--truth", "npz:truth.npz", "--aux", "npz:public.npz", "--set", "eval.metrics=[psnr]"]
+    assert call(*more, "--set", "attack.steps=20", "--quiet") == 0
+    folder = Path(capsys.readouterr().out.strip())
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    module.load_state_dict(read_tensors(Path("weights.safetensors")))
+    found = fp.attack_module(
+        module, representations=reps, labels=range(6), truth=images[:6], public=images[6:],
+        attack={"name": "pixel", "steps": 20}, metrics=["psnr"], device="cpu",
+    )  # fmt: skip
+    recovered = read_tensors(folder / "recovered.safetensors")
+    assert torch.equal(found.images, recovered["images"])
+    rows = np.genfromtxt(folder / "scores.csv", delimiter=",", names=True)
+    assert np.allclose(found.frame()["psnr"], rows["psnr"])
+
+
+def test_a_run_and_what_was_given_are_recordings():
+    def missing(kind: type) -> set[str]:
+        own = {*dir(kind), *getattr(kind, "__annotations__", {})}
+        return {name for name in vars(Recording) if not name.startswith("_")} - own
+
+    assert missing(Run) == set() and missing(Given) == set() and "secrets" in missing(Recorded)
 
 
 def test_other_uploads_or_images_are_another_attack(system, capsys):

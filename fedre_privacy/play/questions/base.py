@@ -19,13 +19,13 @@ from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.recording import Recording
 from fedre_privacy.runs.settings import NAIVE, RECOVERED, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
-from ..targets import KINDS, attack_seed
+from ..targets import KINDS
 
 NAMES = {
     "entangled": "entangled representations",
@@ -40,26 +40,23 @@ class Game:
     """An attack ready to run: what the attacker gets, and what the evaluator keeps.
 
     Args:
+        run: the recording that is attacked.
+        attack_seed: the seed that the attack is given.
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
         round: the attacked round.
     """
 
-    run: Run
+    run: Recording
     settings: AttackSettings
-    data: ImageData
+    attack_seed: int
     observation: Observation
     kind: str
     counterfactual: bool
     round: int
 
-    @property
-    def attack_seed(self) -> int:
-        """The seed that the attack is given."""
-        return attack_seed(self.run, self.data, self.settings.evaluation.seed)
-
     def hidden(self) -> list[Path]:
-        """What the attack must not be able to open: all runs beside this one, and the data."""
+        """What the attack must not be able to open."""
         return self.run.secrets()
 
     def lines(self) -> dict[str, str]:
@@ -75,7 +72,7 @@ class Game:
             attacker += f". ORACLE: {', '.join(oracles)}"
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
-            named += f"   COUNTERFACTUAL: not uploaded by {self.run.settings.protocol.name}"
+            named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
         return {
             "Uploaded": described(self.run, self.round),
             "Attacker": attacker,
@@ -95,7 +92,7 @@ class Game:
 
     def _defended(self) -> str:
         """What is known of the defences, and what is made of them."""
-        declared = [defense.name for defense in self.run.settings.defense]
+        declared = [defense.name for defense in self.run.defenses]
         if self.settings.evaluation.attacker == NAIVE:
             return f"; naive: does not know {', '.join(declared)}" if declared else ""
         stages = [found for found in self.adaptations() if found]
@@ -214,12 +211,12 @@ def is_uploaded(target: str) -> bool:
     return target in ("uploaded", "labels", "membership")
 
 
-def described(run: Run, round: int) -> str:
+def described(run: Recording, round: int) -> str:
     """What a client uploaded in a round, in words and sizes."""
-    uploads, _ = read_messages(run.folder / "uploads", [round])
+    uploads, _ = run.messages([round])
     first = next((u for u in uploads if u.artifacts), None)
     if first is None:
-        return f"nothing: {run.settings.protocol.name} uploads no artifact"
+        return f"nothing: {run.system} uploads no artifact"
     what = " + ".join(
         f"{count} {content.replace('_', ' ')} values"
         for artifact in first.artifacts

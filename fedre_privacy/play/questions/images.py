@@ -29,6 +29,7 @@ from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
 from .base import Card, Game, Measure, Question, kinds_of, questions
 from .recover import recover
+from .unscored import Unscored, UnscoredGame
 
 NOUNS = {
     "representations": "representation",
@@ -51,11 +52,13 @@ class ImageGame(Game):
             "actual" (the real upload) and "ceiling" (single representations).
         public: held-out images for floors and galleries.
         recovered: the prototypes worked out of the uploads, where those are attacked.
+        unit: what ``truth.target_clients`` numbers, see `evaluate`.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
     public: PublicImages = field(kw_only=True)
     recovered: RecoveredPrototypes | None = None
+    unit: str = "client"
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
@@ -123,7 +126,7 @@ class Images(Question):
         return ImageGame(
             run,
             settings,
-            data,
+            source.attack_seed,
             observation,
             kind,
             groups[TARGET].counterfactual,
@@ -168,7 +171,9 @@ class Images(Question):
             groups[CEILING] = source.group("representations", evaluation.ceiling)
         return groups
 
-    def score(self, game: ImageGame, outcome: Reconstruction) -> ImageCard:
+    def score(self, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> Card:
+        if isinstance(game, UnscoredGame):
+            return Unscored(game, outcome)
         pieces = dict(
             zip(game.groups, _cut(outcome, [len(g) for g in game.groups.values()]), strict=True)
         )
@@ -278,7 +283,7 @@ class ImageCard(Card):
             title=f"{game.settings.attack.name} on {game.kind} ({game.run.name})",
             caption=caption,
             extra=self._columns(),
-            counterfactual=game.run.settings.protocol.name if game.counterfactual else None,
+            counterfactual=game.run.system if game.counterfactual else None,
             oracles=sorted(game.observation.threat.grants & ORACLES),
         )
 
@@ -369,6 +374,7 @@ def _score(
         seed=evaluation.seed,
         nearest=nearest,
         noun=NOUNS.get(group.kind, "target"),
+        unit=game.unit,
     )
 
 
@@ -397,7 +403,7 @@ def _nearest_by_representation(game: ImageGame, group: TargetGroup) -> Tensor:
     reps = torch.empty(len(truth.images), rows.shape[1])
     for upload in group.uploads:
         where = (truth.clients == upload.client).nonzero().squeeze(1)
-        extractor = game.run.model(upload.client, upload.round).extractor
+        extractor = game.run.extractor(upload.client, upload.round)
         images = (truth.images[where] * 255).round().to(torch.uint8)
         reps[where] = represent(extractor, Samples(images, truth.labels[where]))
     distance = torch.cdist(rows.double(), reps.double())

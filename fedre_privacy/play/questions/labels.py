@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks, can_read, readers
 from fedre_privacy.core.errors import IncompatibleError
@@ -24,6 +25,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from ..observe import held_out, observe
 from ..targets import TargetSource
 from .base import Card, Game, Measure, Question, only_kinds, questions, with_interval
+from .unscored import Unscored, UnscoredGame
 
 TITLES = {
     "jaccard": "support Jaccard",
@@ -43,7 +45,9 @@ RULE = (
 
 @dataclass(frozen=True, eq=False)
 class LabelGame(Game):
-    """Uploads of all clients of the round."""
+    """Uploads of all clients of the round, and the samples of each class that they hold (K, C)."""
+
+    counts: Tensor
 
     def unknown(self) -> str:
         clients = len({upload.client for upload in self.observation.targets})
@@ -85,11 +89,21 @@ class Labels(Question):
             staleness=settings.evaluation.staleness,
             attacker=settings.evaluation.attacker,
         )
-        return LabelGame(run, settings, data, observation, "labels", False, source.round)
+        return LabelGame(
+            run,
+            settings,
+            source.attack_seed,
+            observation,
+            "labels",
+            False,
+            source.round,
+            torch.tensor(run.record["class_counts"]),
+        )
 
-    def score(self, game: LabelGame, outcome: LabelEstimate) -> LabelCard:
-        counts = torch.tensor(game.run.record["class_counts"])
-        report = evaluate_labels(outcome, counts)
+    def score(self, game: LabelGame | UnscoredGame, outcome: LabelEstimate) -> Card:
+        if isinstance(game, UnscoredGame):
+            return Unscored(game, outcome)
+        report = evaluate_labels(outcome, game.counts)
         return LabelCard(game, report, outcome.notes)
 
 

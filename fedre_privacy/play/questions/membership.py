@@ -155,7 +155,7 @@ class Membership(Question):
         return MembershipGame(
             run,
             settings,
-            data,
+            source.attack_seed,
             observation,
             kind,
             counterfactual,

@@ -129,7 +129,7 @@ class PrototypesQuestion(Question):
         return PrototypeGame(
             run,
             settings,
-            data,
+            source.attack_seed,
             observation,
             "prototypes behind the uploads",
             False,

@@ -13,7 +13,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.door import play
 
 from ..observe import observe
-from ..targets import TargetSource, attack_seed
+from ..targets import TargetSource
 from .base import only_kinds
 
 _FOUND: WeakKeyDictionary[Run, dict[tuple[object, ...], RecoveredPrototypes]] = WeakKeyDictionary()
@@ -66,7 +66,7 @@ def recover(
         staleness=evaluation.staleness,
         attacker=evaluation.attacker,
     )
-    context = Context(attack_seed(run, source.data, evaluation.seed))
+    context = Context(source.attack_seed)
     played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
     found = played.outcome
     if not isinstance(found, RecoveredPrototypes):

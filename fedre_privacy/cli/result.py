@@ -1,0 +1,62 @@
+"""What a finished attack prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedre_privacy.core.units import human_seconds
+from fedre_privacy.play.attack import AttackResult
+
+from .output import Output
+
+
+def print_result(
+    result: AttackResult, output: Output, *, of: Mapping[str, object], again: str, then: str = ""
+) -> None:
+    """Print the result table, the verdict, the files and what to do next.
+
+    Args:
+        of: what was attacked, for ``--json``.
+        again: the command that repeats the attack.
+        then: a command worth giving next, or empty.
+    """
+    game, summary = result.game, result.card.summary
+    if "attack.reused" in output.reused:
+        output.line("Note", "this attack was finished before and is read back (--restart repeats)")
+    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
+    lost += " and count as the worst floor" if lost and "diverged_rule" in summary else ""
+    output.text()
+    output.line(
+        "RESULT", f"{summary['n']} of {summary['targets']} targets{lost}; {summary['rule_text']}"
+    )
+    output.table(
+        [
+            {"metric": row["metric"], "this attack": row.pop("attack"), **row}
+            if "metric" in row
+            else row
+            for row in result.table()
+        ]
+    )
+    output.line("Verdict", result.verdict())
+    output.line(
+        "Files",
+        f"{result.folder}/{{report.html,figure.png,scores.csv,record.json}}   "
+        f"took {human_seconds(result.record['wall_s'])}",
+        wrap=False,
+    )
+    output.line("Again", again, wrap=False)
+    if then:
+        output.line("Next", then, wrap=False)
+    output.final(
+        result.folder,
+        {
+            **of,
+            "target": game.kind,
+            "counterfactual": game.counterfactual,
+            "oracles": result.record["oracles"],
+            "verdict": summary["verdict"],
+            "because": summary["verdict_because"],
+            "n": summary["n"],
+            "table": result.table(),
+        },
+    )

@@ -1,0 +1,132 @@
+"""What a user hands over, checked before any step is taken: modules, images, labels, vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.units import plural
+
+Shape = tuple[int, int, int]
+Labels = Tensor | Sequence[int]
+
+
+def shape_text(shape: Shape) -> str:
+    """(3, 32, 32) as ``3x32x32``."""
+    return "x".join(map(str, shape))
+
+
+@torch.no_grad()
+def output_width(module: nn.Module, image_shape: Shape, *, what: str, option: str) -> int:
+    """Length of what a module returns for an image, (n, C, H, W) to (n, length).
+
+    Args:
+        what: what the module is called in a message, ``extractor``.
+        option: how the user gives the image size.
+
+    Raises:
+        IncompatibleError: it fails on images of this size, or returns anything but a matrix.
+    """
+    shape = shape_text(image_shape)
+    try:
+        out = module(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise IncompatibleError(
+            f"The {what} fails on images {shape}: {' '.join(str(error).split())}",
+            next_step=f"Give the size that it takes: {option}.",
+        ) from None
+    if isinstance(out, Tensor) and out.dim() == 2 and len(out) == 2:
+        return out.shape[1]
+    if isinstance(out, Tensor):
+        found, step = f"{tuple(out.shape)}", "Flatten it: nn.Sequential(module, nn.Flatten())."
+    else:
+        found = f"a {type(out).__name__}"
+        step = "Wrap it in a module whose forward returns the one tensor that was recorded."
+    raise IncompatibleError(
+        f"The {what} returns {found} for two images {shape}; needed is a tensor (2, d).",
+        next_step=step,
+    )
+
+
+def as_images(values: Any, *, what: str, image_shape: Shape | None = None) -> Tensor:
+    """Images (n, C, H, W) in [0, 1] from an array or a tensor.
+
+    Args:
+        values: (n, C, H, W), (n, H, W, C) or (n, H, W); bytes, or numbers in [0, 1].
+        what: what they are called in a message.
+        image_shape: (C, H, W) that is needed; none: as they are, channels first.
+
+    Raises:
+        IncompatibleError: another shape or range, or not finite.
+    """
+    images = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    given, levels = images.shape, images.dtype == np.uint8
+    if images.ndim == 3:
+        images = images[..., None]
+        if image_shape is None:
+            image_shape = (1, *images.shape[1:3])
+    if image_shape is not None and images.ndim == 4 and images.shape[1:] != image_shape:
+        if images.shape[3] == image_shape[0]:
+            images = images.transpose(0, 3, 1, 2)
+    if images.ndim != 4 or images.shape[1:] != (image_shape or images.shape[1:]):
+        needed = ", ".join(map(str, image_shape or ("C", "H", "W")))
+        raise IncompatibleError(f"{what}: images are {given}; needed is (n, {needed}).")
+    made = torch.from_numpy(np.ascontiguousarray(images))
+    made = made.float() / 255 if levels else made.float()
+    if not bool(((made >= 0) & (made <= 1)).all()):
+        raise IncompatibleError(
+            f"{what}: images range from {float(made.min()):.3g} to {float(made.max()):.3g}; "
+            "needed are bytes, or numbers in [0, 1].",
+            next_step="Undo the normalisation, or divide by 255.",
+        )
+    return made
+
+
+def as_labels(values: Labels, what: str) -> Tensor:
+    """Classes (n,) as whole numbers from 0.
+
+    Raises:
+        IncompatibleError: they are something else.
+    """
+    made = torch.as_tensor(values).detach().cpu()
+    if made.dim() != 1 or made.is_floating_point() or not bool((made >= 0).all()):
+        raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got {tuple(made.shape)}.")
+    return made.long()
+
+
+def as_finite(value: Any, what: str) -> Tensor:
+    """A float32 tensor on the CPU.
+
+    Raises:
+        IncompatibleError: it holds NaN or infinity.
+    """
+    made = torch.as_tensor(value).detach().to("cpu", torch.float32)
+    bad = int((~made.isfinite()).sum())
+    if bad:
+        raise IncompatibleError(
+            f"{what} holds {plural(bad, 'value')} that {'is' if bad == 1 else 'are'} NaN or "
+            "infinite.",
+            next_step="Leave those rows out, or compute it again in float32.",
+        )
+    return made
+
+
+def as_rows(values: Any, what: str) -> Tensor:
+    """Representation vectors (n, d).
+
+    Raises:
+        IncompatibleError: another shape, or not finite.
+    """
+    rows = as_finite(values, what)
+    if rows.dim() != 2 or not len(rows):
+        step = f"Give {what}.flatten(1), and a module that flattens: nn.Sequential(module, "
+        raise IncompatibleError(
+            f"{what} has shape {tuple(rows.shape)}; needed is (n, d), n at least 1.",
+            next_step=f"{step}nn.Flatten())." if rows.dim() > 2 else "Give one row per target.",
+        )
+    return rows

@@ -1,0 +1,361 @@
+"""Uploads that did not come from a run of ours: checked, and made ready to be attacked.
+
+There is no data set and often no truth. What another system wrote (`foreign`) and what a script
+holds in memory (`own_module`) both become a `Given`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import mismatch, needed_for
+from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.core.rng import derive
+from fedre_privacy.core.types import (
+    Broadcast,
+    EntangledRep,
+    Knowledge,
+    Mixture,
+    Observation,
+    ThreatModel,
+    Truth,
+    Upload,
+)
+from fedre_privacy.defenses.base import Defense
+from fedre_privacy.eval import PublicImages
+from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.sealed.modules import Key
+
+from .checks import Shape, output_width, shape_text
+from .questions import Game
+from .questions.images import TARGET, ImageGame
+from .questions.unscored import UnscoredGame
+from .targets import TargetGroup
+
+Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
+"""From (client, round) to the modules with which these uploads were made."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Uploads with what is known beside them: a `Recording` of values.
+
+    Args:
+        name: what they are of, in titles.
+        system: who uploads.
+        image_shape: (C, H, W).
+        num_classes: length of a label encoding.
+        uploads, broadcasts: of the attacked round, and those before training.
+        threat: what is handed over to the attacker, public images aside.
+        extractors: images in [0, 1] (n, C, H, W) to representations (n, d).
+        models: images to logits (n, classes), as clients started the round; for gradients.
+        images_per_target: images behind each gradient or update; 0: targets are rows.
+        truth: from the targets to the images that made them; None: nobody knows.
+        public: public images.
+        unit: what ``target_clients`` of the truth numbers, see `evaluate`.
+        notes: what a reader must know about it, a sentence each.
+        settings: how it was given, in plain values, for ``config.yaml``.
+        marks: hashes of what was given.
+        command: words of the command that reads it; empty for none.
+        sources: files that no attack may open.
+        size_option: how the image size is given.
+        supported: what to do where an attack cannot read it.
+        truth_needs_public: what to do where truth is given without public images.
+    """
+
+    name: str
+    system: str
+    image_shape: Shape
+    num_classes: int
+    uploads: tuple[Upload, ...]
+    threat: ThreatModel
+    extractors: Builder
+    broadcasts: tuple[Broadcast, ...] = ()
+    models: Mapping[Key, nn.Module] = field(default_factory=dict)
+    images_per_target: int = 0
+    truth: Callable[[tuple[Upload, ...]], Truth] | None = None
+    public: PublicImages | None = None
+    unit: str = "client"
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    sources: tuple[Path, ...] = ()
+    size_option: str = "image_shape=(C, H, W)"
+    supported: str = "See: fedre-attack list."
+    truth_needs_public: str = ""
+
+    @property
+    def class_names(self) -> list[str]:
+        """The numbers of the classes."""
+        return [str(label) for label in range(self.num_classes)]
+
+    @property
+    def defenses(self) -> tuple[Defense, ...]:
+        """None is known."""
+        return ()
+
+    def messages(
+        self, rounds: Collection[int] | None = None
+    ) -> tuple[list[Upload], list[Broadcast]]:
+        """Uploads and broadcasts, of all rounds or of some."""
+        return (
+            [one for one in self.uploads if rounds is None or one.round in rounds],
+            [one for one in self.broadcasts if rounds is None or one.round in rounds],
+        )
+
+    def extractor(self, client: int, round: int) -> nn.Module:
+        """The extractor with which a client made its upload of a round."""
+        return self.extractors([(client, round)])[client, round]
+
+    def secrets(self) -> list[Path]:
+        """The files that were given."""
+        return [path.resolve() for path in self.sources]
+
+    def plain(self) -> dict[str, Any]:
+        """How it was given."""
+        return dict(self.settings)
+
+    def identity(self) -> dict[str, Any]:
+        """How it was given, with hashes."""
+        return {**self.settings, **self.marks}
+
+    def provenance(self) -> dict[str, str]:
+        """How it was given, with hashes."""
+        told = {**self.settings, **self.marks}
+        return {name.replace("_", " "): str(v) for name, v in told.items() if v is not None}
+
+    def headline(self) -> dict[str, str]:
+        """Nothing beside what the game says."""
+        return {}
+
+    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+        """The command that repeats an attack, where one can."""
+        if not self.command:
+            return "", ""
+        config = str(folder / "config.yaml")
+        return shlex.join([*self.command, "--attack", attack, "--config", config]), ""
+
+
+def prepare_given(given: Given, settings: AttackSettings) -> Game:
+    """Check that an attack fits what was given, choose targets, and build the observation.
+
+    Targets are the first ones in the order given. With truth one half of the public images makes
+    the floors, the other is for the attacker.
+
+    Raises:
+        IncompatibleError: uploads, modules, images and attack do not fit each other.
+        MissingInputError: truth without public images.
+    """
+    attack, shape = settings.attack, given.image_shape
+    if attack.answers not in ("images", "labels"):
+        raise IncompatibleError(
+            f"Attack '{attack.name}' answers {attack.answers}, which needs a recorded run.",
+            next_step=given.supported,
+        )
+    seeks_images = attack.answers == "images"
+    rows = seeks_images and not given.images_per_target
+    kept = _readable(given, settings, rows=rows)
+    if given.truth is not None and not seeks_images:
+        raise IncompatibleError(
+            f"The truth given is images; attack '{attack.name}' finds none to compare with them.",
+            next_step="Leave the truth out, or attack images, for example with dip.",
+        )
+    targets = _first(kept, settings.evaluation.targets) if rows else kept
+    kinds = {type(a) for upload in targets for a in upload.artifacts}
+    public, floors = given.public, None
+    if given.truth is not None:
+        if public is None:
+            raise MissingInputError(
+                "The truth is scored beside floors, and those are made of public images, which "
+                "were not given.",
+                next_step=given.truth_needs_public,
+            )
+        half = len(public.labels) // 2
+        floors = PublicImages(public.images[:half], public.labels[:half])
+        public = PublicImages(public.images[half:], public.labels[half:])
+    threat = given.threat
+    if public is not None:
+        threat = dataclasses.replace(
+            threat,
+            grants=threat.grants | {Knowledge.AUX_DATA},
+            summary=f"{threat.summary}, and {len(public.labels)} public images",
+        )
+    problems = mismatch(attack, threat, kinds)
+    if problems:
+        raise IncompatibleError(*problems, next_step=given.supported)
+    for metric in settings.metrics.values() if given.truth is not None else ():
+        metric.check(shape)
+    keys = sorted({(upload.client, upload.round) for upload in targets})
+    extractors: Mapping[Key, nn.Module] = {}
+    if rows or Knowledge.EXTRACTOR in needed_for(attack, kinds):
+        extractors = given.extractors(keys)
+    if rows:
+        _check_widths(given, extractors, targets)
+    observation = Observation(
+        threat=threat,
+        targets=targets,
+        uploads=given.uploads,
+        broadcasts=given.broadcasts,
+        extractors=extractors,
+        image_shape=shape,
+        num_classes=given.num_classes,
+        aux=None if public is None else public.images,
+        aux_labels=None if public is None else public.labels,
+        models=given.models,
+        images_per_target=given.images_per_target if seeks_images else 0,
+    )
+    kind = (
+        "update"
+        if given.images_per_target
+        else ", ".join(sorted({str(a.kind) for upload in targets for a in upload.artifacts}))
+    )
+    common = (
+        given,
+        dataclasses.replace(settings, threat=threat),
+        derive(settings.evaluation.seed, "attack"),
+        observation,
+        kind,
+        False,
+        targets[0].round,
+    )
+    if given.truth is None or floors is None:
+        return UnscoredGame(*common)
+    group = TargetGroup(kind, False, targets, given.truth(targets))
+    return ImageGame(*common, groups={TARGET: group}, public=floors, unit=given.unit)
+
+
+def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Upload, ...]:
+    """Uploads reduced to what the attack reads, and to rows where those are attacked."""
+    kept = tuple(
+        dataclasses.replace(upload, artifacts=found)
+        for upload in given.uploads
+        if (
+            found := tuple(
+                a
+                for a in upload.artifacts
+                if isinstance(a, settings.attack.consumes) and (a.rows() is not None or not rows)
+            )
+        )
+    )
+    if not kept:
+        held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
+        source = given.sources[0] if given.sources else given.name
+        raise IncompatibleError(
+            f"Attack '{settings.attack.name}' reads nothing of {source}: it holds "
+            f"{', '.join(held) or 'no artifact'}.",
+            next_step=given.supported,
+        )
+    return kept
+
+
+def _first(uploads: tuple[Upload, ...], count: int) -> tuple[Upload, ...]:
+    """The first `count` targets in the order given."""
+    out, left = [], count
+    for upload in uploads:
+        parts = []
+        for artifact in upload.artifacts:
+            rows = artifact.rows()
+            size = 0 if rows is None else min(left, len(rows))
+            if size:
+                parts.append(artifact.take(torch.arange(size)))
+                left -= size
+        if parts:
+            out.append(Upload(upload.client, upload.round, tuple(parts)))
+    return tuple(out)
+
+
+def _check_widths(
+    given: Given, extractors: Mapping[Key, nn.Module], targets: tuple[Upload, ...]
+) -> None:
+    for upload in targets:
+        width = output_width(
+            extractors[upload.client, upload.round],
+            given.image_shape,
+            what="extractor",
+            option=given.size_option,
+        )
+        for artifact in upload.artifacts:
+            rows = artifact.rows()
+            if rows is not None and rows.shape[1] != width:
+                raise IncompatibleError(
+                    f"Client {upload.client}'s {artifact.kind} have {rows.shape[1]} values; the "
+                    f"extractor returns {width} for an image of {shape_text(given.image_shape)}.",
+                    next_step="Is it the extractor of this client, without the head, and is the "
+                    "image size right?",
+                )
+
+
+def truth_of(
+    targets: tuple[Upload, ...],
+    images: Tensor,
+    labels: Tensor,
+    row: Tensor | None,
+    *,
+    what: str,
+) -> Truth:
+    """The truth of targets from the images that made them, in equal shares.
+
+    Args:
+        images: (m, C, H, W) in [0, 1].
+        labels: (m,) their classes.
+        row: (m,) the target that each image went into; None: image i made target i.
+        what: what they are called in a message.
+
+    Raises:
+        IncompatibleError: a target without image.
+    """
+    owners: list[int] = []
+    classes: list[int] = []
+    for upload in targets:
+        for artifact in upload.artifacts:
+            rows = artifact.rows()
+            size = 0 if rows is None else len(rows)
+            owners += [upload.client] * size
+            own = getattr(artifact, "labels", None)
+            classes += own.tolist() if isinstance(own, Tensor) else [-1] * size
+    count = len(images)
+    if row is not None and len(row) != count:
+        raise IncompatibleError(f"{what}: 'row' has {len(row)} entries for {count} images.")
+    if row is None and count < len(owners):
+        raise IncompatibleError(
+            f"{what}: {count} images for {len(owners)} targets.",
+            next_step="Give one image for each target, in order, or 'row' with the target of each.",
+        )
+    row = torch.arange(count) if row is None else row
+    kept = row < len(owners)
+    row, position = row[kept], kept.nonzero().squeeze(1)
+    sizes = torch.bincount(row, minlength=len(owners))
+    if bool((sizes == 0).any()):
+        raise IncompatibleError(
+            f"{what}: target {int((sizes == 0).nonzero()[0])} has no image in 'row'."
+        )
+    return Truth(
+        images=images[position],
+        labels=labels[position],
+        clients=torch.tensor(owners)[row],
+        mixture=Mixture(row, torch.arange(len(row)), 1 / sizes[row].float(), len(owners)),
+        target_clients=torch.tensor(owners),
+        target_labels=torch.tensor(classes),
+    )
+
+
+def classes_seen(uploads: Sequence[Upload]) -> int:
+    """Number of classes that the labels of uploads show, at least 2."""
+    seen = [2]
+    for upload in uploads:
+        for artifact in upload.artifacts:
+            labels = getattr(artifact, "labels", None)
+            if isinstance(artifact, EntangledRep):
+                seen.append(len(artifact.encoding))
+            elif isinstance(labels, Tensor) and len(labels):
+                seen.append(int(labels.max()) + 1)
+    return max(seen)

@@ -1,0 +1,401 @@
+"""Attack one's own module and what was computed with it: no run, no data set, no folder."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.core.config import build_plugin
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.types import (
+    Artifact,
+    GradientState,
+    Knowledge,
+    Prototypes,
+    Reconstruction,
+    Representations,
+    ThreatModel,
+    Upload,
+)
+from fedre_privacy.eval import DEFAULT_METRICS
+from fedre_privacy.eval.metrics.base import Metric
+from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.runs.settings import AttackSettings, Evaluation
+from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.sealed.modules import frozen_copies
+
+from .attack import AttackResult, attack_into, question_of
+from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
+from .given import Given, classes_seen, prepare_given
+from .own_truth import public_for, truth_for
+from .questions import Card, Game
+
+OWN = (0, 1)
+"""(client, round) under which the module stands."""
+
+SUPPORTED = (
+    "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
+    "public=, linear and decoder on representations and prototypes; inverting-gradients, dlg, idlg "
+    "and analytic on a gradient)."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleResult:
+    """What an attack recovered from one's own module, and how well; printing it shows a table.
+
+    Args:
+        game: what was played.
+        outcome: what the attack returned.
+        card: its scores beside their floors, or the evidence where no truth was given.
+        isolation: where the attack ran. A module given as an object cannot be handed to another
+            process, so it is ``same-process``: the attack's code is trusted not to look around.
+        written: the result with its folder, where one was asked for.
+    """
+
+    game: Game
+    outcome: Reconstruction
+    card: Card
+    isolation: str
+    written: AttackResult | None = None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was done to the module."""
+        return self.game.run.notes
+
+    @property
+    def images(self) -> Tensor:
+        """Recovered images (n, C, H, W) in [0, 1]; NaN where the attack diverged."""
+        return self.outcome.images
+
+    def table(self) -> list[dict[str, str]]:
+        """Scores beside their floors, or the evidence."""
+        return self.card.table()
+
+    def verdict(self) -> str:
+        """The verdict and its reason."""
+        return self.card.verdict()
+
+    def frame(self) -> pd.DataFrame:
+        """One row per target."""
+        return self.card.frame().drop(columns=["client", "group"], errors="ignore")
+
+    def figure(self) -> Figure:
+        """The main figure.
+
+        Raises:
+            IncompatibleError: there is nothing to draw.
+        """
+        figures = self.card.figures()
+        if not figures:
+            raise IncompatibleError("There is nothing to draw: no image of 1 or 3 channels.")
+        return next(iter(figures.values()))
+
+    def __repr__(self) -> str:
+        return f"ModuleResult({self._title()}: {self.verdict()})"
+
+    def __str__(self) -> str:
+        table = pd.DataFrame(self.table()).to_string(index=False)
+        return "\n".join([self._title(), table, self.verdict(), *self.notes])
+
+    def _repr_html_(self) -> str:
+        table = pd.DataFrame(self.table()).to_html(index=False, border=0)
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in (self.verdict(), *self.notes))
+        return f"<div><strong>{html.escape(self._title())}</strong>{table}{said}</div>"
+
+    def _title(self) -> str:
+        return f"{self.game.settings.attack.name} on {self.game.kind} of {self.game.run.name}"
+
+
+def attack_module(
+    module: nn.Module,
+    *,
+    representations: Tensor | None = None,
+    prototypes: Tensor | None = None,
+    gradient: Mapping[str, Tensor] | Sequence[Tensor] | None = None,
+    labels: Labels | None = None,
+    image_shape: Sequence[int] | None = None,
+    truth: Tensor | None = None,
+    truth_labels: Labels | None = None,
+    public: Tensor | None = None,
+    public_labels: Labels | None = None,
+    images: int | None = None,
+    classes: int | None = None,
+    attack: str | Mapping[str, Any] | Attack | None = None,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    isolation: str = AUTO,
+    folder: str | Path | None = None,
+    report: Report = silent,
+) -> ModuleResult:
+    """Attack a module and what was computed with it; score the answers where truth is given.
+
+    Exactly one of `representations`, `prototypes` and `gradient` is given. The attacker holds it,
+    the module, and public images where they are given. A copy of the module is attacked: on the
+    CPU or `device`, in evaluation mode (BatchNorm uses its running statistics, dropout is off),
+    with its hooks. The module itself is left as it is.
+
+    Args:
+        module: images in [0, 1] (n, C, H, W) to representations (n, d); for a gradient to logits
+            (n, classes). Normalisation belongs inside.
+        representations: (n, d), one of each image.
+        prototypes: (m, d), the mean representation of each class.
+        gradient: of the mean cross-entropy of a batch: by parameter name, or in the order of
+            ``module.parameters()``, as `torch.autograd.grad` returns it.
+        labels: classes (n,) of the representations or (m,) of the prototypes, which need them; of
+            a gradient (images,) those of its batch, which tell its size and are not handed over.
+        image_shape: (C, H, W) sought; left out: that of `truth` or of `public`.
+        truth: the true images: image i made representation i; all of them made the gradient.
+        truth_labels: their classes; of prototypes they say which image made which.
+        public: public images, which are none of the true ones: half of them make the floors, the
+            other half is given to the attacker. Without truth the attacker gets all.
+        public_labels: their classes, for floors by class.
+        images: number of images behind the gradient, where neither labels nor truth tell it.
+        classes: number of classes, where the labels do not show it.
+        attack: a name, a name with settings, or an attack such as ``DeepImagePrior(steps=300)``;
+            left out: ``dip``, or ``inverting-gradients`` on a gradient.
+        metrics: names of metrics.
+        seed: of the attack and the floors.
+        device: auto, cpu, cuda or cuda:N.
+        isolation: auto or same-process; a module that is given as an object cannot be handed to
+            another process.
+        folder: an empty folder for results, figures and page; left out: nothing is written.
+        report: called with an `Event` now and then.
+
+    Raises:
+        ConfigError: an unknown name or setting, or not exactly one thing to attack.
+        IncompatibleError: shapes, ranges or knowledge that do not fit each other.
+        MissingInputError: truth without public images.
+    """
+    vectors = {"representations": representations, "prototypes": prototypes}
+    things = {**vectors, "gradient": gradient}
+    handed = [name for name, value in things.items() if value is not None]
+    if len(handed) != 1:
+        raise ConfigError(
+            f"Give one of representations=, prototypes= and gradient=; got "
+            f"{', '.join(handed) or 'none'}."
+        )
+    (what,) = handed
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The module is a {type(module).__name__}; needed is an nn.Module.")
+    true = None if truth is None else as_images(truth, what="truth")
+    others = None if public is None else as_images(public, what="public")
+    shape = _shape(image_shape, true, others)
+    for name, found in (("truth", true), ("public", others)):
+        if found is not None:
+            as_images(found, what=name, image_shape=shape)
+    copied = frozen_copies({OWN: module})
+    width = output_width(
+        copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
+    )
+    known = None if labels is None else as_labels(labels, "labels")
+    named = None if truth_labels is None else as_labels(truth_labels, "truth_labels")
+    number = 0
+    artifact: Artifact
+    if gradient is not None:
+        number = _count(images, known, true)
+        artifact = GradientState(_gradient(gradient, copied[OWN]))
+    else:
+        rows = as_rows(vectors[what], what)
+        if known is None and what == "prototypes":
+            raise IncompatibleError(
+                "Prototypes need the class of each.", next_step="Give labels=, one per prototype."
+            )
+        if known is not None and len(known) != len(rows):
+            raise IncompatibleError(f"{len(known)} labels were given for {len(rows)} {what}.")
+        kind = Prototypes if what == "prototypes" else Representations
+        artifact = kind(rows, torch.full((len(rows),), -1) if known is None else known)
+    if named is None and what != "prototypes":
+        named = known
+    settings = _settings(attack, what, shape, metrics, seed, number or len(rows))
+    upload = Upload(*OWN, (artifact,))
+    by_class = named is not None and public_labels is not None
+    given = Given(
+        name=f"a {type(module).__name__}",
+        system=f"a {type(module).__name__}",
+        image_shape=shape,
+        num_classes=width if number else max(classes or 0, classes_seen([upload])),
+        uploads=(upload,),
+        threat=_threat(what),
+        extractors=lambda keys: {} if number else copied,
+        models=copied if number else {},
+        images_per_target=number,
+        truth=None if true is None else partial(truth_for, true, named, by_class, number),
+        public=None if others is None else public_for(others, public_labels, by_class, true),
+        unit="gradient" if number else what.removesuffix("s"),
+        notes=_notes(module, what),
+        supported=SUPPORTED,
+        truth_needs_public="Give some: public=images, none of which is among the true ones.",
+    )
+    game = prepare_given(given, settings)
+    return _played(game, settings, _device(device), isolation, folder, report)
+
+
+def _played(
+    game: Game,
+    settings: AttackSettings,
+    device: torch.device,
+    isolation: str,
+    folder: str | Path | None,
+    report: Report,
+) -> ModuleResult:
+    """Attack, in memory or into a folder."""
+    written, place = None, None if folder is None else Path(folder)
+    if place is not None:
+        if place.is_dir() and any(place.iterdir()):
+            raise ConfigError(
+                f"The folder {place} holds something already.", next_step="Give another folder=."
+            )
+        written = attack_into(
+            place, settings, lambda: game, device=device, report=report, isolation=isolation
+        )
+        outcome, card, how = written.outcome, written.card, str(written.record["isolation"])
+    else:
+        chosen(isolation, device)
+        context = Context(game.attack_seed, device, report)
+        played = play(
+            settings.attack,
+            game.observation,
+            context,
+            outcome=Reconstruction,
+            isolation=isolation,
+        )
+        outcome, how = played.outcome, played.how
+        card = question_of(settings).score(game, outcome)
+    if not isinstance(outcome, Reconstruction):
+        raise TypeError(f"expected images, not {outcome}")
+    return ModuleResult(game, outcome, card, how, written)
+
+
+def _threat(what: str) -> ThreatModel:
+    grants = {Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}
+    return ThreatModel(
+        "own-module", frozenset(grants), "last", f"whoever holds the module and the {what}"
+    )
+
+
+def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
+    """What was done to a module in training mode, where it matters."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    if not any(part.training and isinstance(part, kinds) for part in module.modules()):
+        return ()
+    norm = "as the attack's setting bn says" if what == "gradient" else "by its running statistics"
+    return (
+        "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
+        f"{norm}, no dropout).",
+    )
+
+
+def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
+    """(C, H, W) as given, or that of the first images."""
+    shapes = [tuple(given)] if given is not None else []
+    shapes += [tuple(some.shape[1:]) for some in images if some is not None]
+    if not shapes:
+        raise ConfigError(
+            "The size of the images sought is not known.",
+            next_step="Give image_shape=(C, H, W), for example (3, 32, 32).",
+        )
+    first = shapes[0]
+    if len(first) != 3 or not all(isinstance(side, int) and side > 0 for side in first):
+        raise ConfigError(f"image_shape is (C, H, W), three whole numbers; got {first}.")
+    return first[0], first[1], first[2]
+
+
+def _gradient(
+    given: Mapping[str, Tensor] | Sequence[Tensor], module: nn.Module
+) -> dict[str, Tensor]:
+    """The gradient by parameter name."""
+    own = dict(module.named_parameters())
+    if not isinstance(given, Mapping):
+        if len(given) != len(own):
+            raise IncompatibleError(
+                f"The gradient has {len(given)} tensors; the module has {len(own)} parameters.",
+                next_step="Give torch.autograd.grad(loss, module.parameters()), or name each.",
+            )
+        given = dict(zip(own, given, strict=True))
+    absent = [name for name in own if given.get(name) is None]
+    wrong = [
+        f"'{name}' is {tuple(given[name].shape)} for a parameter {tuple(own[name].shape)}"
+        for name in own
+        if name not in absent and given[name].shape != own[name].shape
+    ]
+    problems = [f"The gradient lacks {', '.join(absent)}."] * bool(absent)
+    problems += [f"The gradient does not fit: {', '.join(wrong)}."] * bool(wrong)
+    if problems:
+        raise IncompatibleError(
+            *problems, next_step="Give the gradient of every parameter of this very module."
+        )
+    return {name: as_finite(given[name], f"gradient '{name}'") for name in own}
+
+
+def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> int:
+    """Number of images behind the gradient."""
+    told = {
+        "images=": images,
+        "labels": None if labels is None else len(labels),
+        "truth": None if truth is None else len(truth),
+    }
+    numbers = {name: count for name, count in told.items() if count is not None}
+    if not numbers:
+        raise IncompatibleError(
+            "How many images made the gradient is not known.",
+            next_step="Give labels=, or images=.",
+        )
+    if len(set(numbers.values())) > 1 or min(numbers.values()) < 1:
+        said = ", ".join(f"{name} {count}" for name, count in numbers.items())
+        raise IncompatibleError(f"The numbers of images behind the gradient differ: {said}.")
+    return next(iter(numbers.values()))
+
+
+def _settings(
+    attack: str | Mapping[str, Any] | Attack | None,
+    what: str,
+    shape: Shape,
+    names: Sequence[str],
+    seed: int,
+    targets: int,
+) -> AttackSettings:
+    """The attack and the metrics, with the attack's defaults for images of this size."""
+    problems: list[str] = []
+    if not isinstance(attack, Attack):
+        usual = "inverting-gradients" if what == "gradient" else "dip"
+        asked = {"name": attack} if isinstance(attack, str) else {"name": usual, **(attack or {})}
+        plain = build_plugin(attacks, asked, at="attack", problems=problems)
+        if plain is not None:
+            asked = {**type(plain).defaults_for(shape), **asked}
+        attack = build_plugin(attacks, asked, at="attack", problems=[]) if plain else None
+    made: dict[str, Metric] = {}
+    for name in names:
+        metric = build_plugin(metric_registry, name, at=f"metrics.{name}", problems=problems)
+        if metric is not None:
+            made[name] = metric
+    if problems or attack is None:
+        raise ConfigError(*problems)
+    if attack.answers != "images":
+        raise IncompatibleError(
+            f"Attack '{attack.name}' answers {attack.answers}; a module of your own is asked for "
+            "images.",
+            next_step=SUPPORTED,
+        )
+    target = "update" if what == "gradient" else what
+    evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))
+    return AttackSettings(target, attack, _threat(what), evaluation, made)
+
+
+def _device(given: str | torch.device) -> torch.device:
+    if given == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(given)

@@ -1,0 +1,245 @@
+"""Answers where no truth is known: nothing is scored, and what can be said is said instead.
+
+Of recovered images: how well each explains its own target, and how much worse others. A small
+residual means that the attack did what it was asked, not that the image is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fedre_privacy.core.types import LabelEstimate, Observation, Reconstruction
+from fedre_privacy.core.units import plural
+from fedre_privacy.eval.report.figures import image_sheet
+
+from .base import Card, Game, Measure
+
+NOT_SCORED = "not scored"
+
+WORDS = {
+    "residual": "||f(x) - r||^2 / ||r||^2: how far the answer's representation is from its own "
+    "target; small means that the attack did what it was asked, not that the image is right",
+    "mismatched": "the same to the other targets of the client: an answer that fits all alike "
+    "says nothing about its own",
+    "grey": "the same for a grey image, which needs no upload",
+}
+"""Columns of the evidence."""
+
+TITLES = {
+    "residual": "residual to the own target",
+    "mismatched": "residual to other targets (mean)",
+    "matched - mismatched": "matched minus mismatched",
+    "grey": "residual of a grey image",
+    "fit": "mismatch that the attack attained",
+}
+"""Rows of the table of evidence."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnscoredGame(Game):
+    """Uploads whose truth nobody gave."""
+
+    def lines(self) -> dict[str, str]:
+        return {**super().lines(), "Truth": "none given: nothing is scored"}
+
+    def unknown(self) -> str:
+        if self.settings.attack.answers == "labels":
+            clients = len({upload.client for upload in self.observation.targets})
+            return f"labels of {plural(clients, 'client')}, {self.observation.num_classes} classes"
+        return super().unknown()
+
+
+@dataclass(frozen=True, eq=False)
+class Unscored(Card):
+    """What an attack answered, beside what it can be held against without truth."""
+
+    game: Game
+    outcome: Reconstruction | LabelEstimate
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """One row per target, see `evidence`; of labels one per client."""
+        if isinstance(self.outcome, LabelEstimate):
+            return label_rows(self.outcome)
+        return evidence(self.game.observation, self.outcome)
+
+    @property
+    def summary(self) -> dict[str, Any]:  # type: ignore[override]
+        lost = isinstance(self.outcome, Reconstruction) and int(self.outcome.diverged.sum())
+        because = "no truth was given"
+        if "residual" in self.rows:
+            because += f". {explained(self.rows)}"
+        return {
+            "n": len(self.rows) - int(lost),
+            "targets": len(self.rows),
+            "diverged": int(lost),
+            "rule_text": "no truth was given, so nothing is compared with it",
+            "verdict": NOT_SCORED,
+            "verdict_because": because,
+        }
+
+    def table(self) -> list[dict[str, str]]:
+        if isinstance(self.outcome, LabelEstimate):
+            return [
+                {str(k): str(v) for k, v in row.items()} for row in self.rows.to_dict("records")
+            ]
+        return evidence_table(self.rows)
+
+    def frame(self) -> pd.DataFrame:
+        return self.rows
+
+    def measures(self) -> list[Measure]:
+        return []
+
+    def record(self) -> dict[str, Any]:
+        return {"verdict": self.verdict(), "table": self.table()}
+
+    def figures(self) -> dict[str, Figure]:
+        outcome, game = self.outcome, self.game
+        if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
+            return {}
+        rank = "residual" if "residual" in self.rows else "fit"
+        order = torch.tensor(self.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
+        picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
+        caption = " ".join(f"{heading}: {text}." for heading, text in game.lines().items())
+        sheet = image_sheet(
+            {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
+            [_note(self.rows.iloc[int(i)]) for i in picked],
+            title=f"{game.settings.attack.name} on {game.kind} of {game.run.name}",
+            caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
+            "given, so nothing is scored.",
+        )
+        return {"figure": sheet}
+
+
+def _note(row: pd.Series[Any]) -> str:
+    """What stands beside a picture."""
+    first = f"target {int(row['target'])}\nclient {int(row['client'])}, class {int(row['label'])}"
+    if "residual" not in row:
+        return f"{first}\nfit {row['fit']:.2g}"
+    return (
+        f"{first}\nresidual {row['residual']:.2g}\nto others {row['mismatched']:.2g}\n"
+        f"grey image {row['grey']:.2g}"
+    )
+
+
+@torch.no_grad()
+def evidence(observation: Observation, outcome: Reconstruction) -> pd.DataFrame:
+    """Relative squared distances of representations: own target, others of the client, grey.
+
+    Distances are ||f(x) - r||^2 / ||r||^2. Columns: target, client, label, residual, mismatched
+    (mean over the client's other targets, NaN for an only one), mismatched_least, grey, fit.
+    Images out of gradients and updates have target, client, label (that the attack took) and fit.
+    """
+    if observation.images_per_target:
+        count, named = observation.image_count(), outcome.labels
+        senders = [upload.client for upload in observation.targets]
+        return pd.DataFrame(
+            {
+                "target": range(count),
+                "client": np.repeat(senders, observation.images_per_target),
+                "label": named.numpy() if len(named) else np.full(count, -1),
+                "fit": outcome.fit.numpy(),
+            }
+        )
+    rows, owners = observation.target_rows()
+    rows = rows.double()
+    labels = torch.cat(
+        [
+            own if isinstance(own := getattr(a, "labels", None), Tensor) else torch.tensor([-1])
+            for u in observation.targets
+            for a in u.artifacts
+        ]
+    )
+    out = []
+    seen = torch.full_like(rows, torch.nan)
+    grey = torch.empty_like(rows)
+    for owner in dict.fromkeys(owners):
+        index = torch.tensor([i for i, other in enumerate(owners) if other == owner])
+        extractor = observation.extractors[owner].cpu()
+        images = outcome.images[index].float()
+        seen[index] = extractor(images.nan_to_num(0.5)).double()
+        grey[index] = extractor(torch.full_like(images[:1], 0.5)).double()
+    seen[~outcome.images.flatten(1).isfinite().all(1)] = torch.nan
+    power = rows.square().sum(1).clamp(min=1e-30)
+    distance = torch.cdist(seen, rows).square() / power
+    for i, owner in enumerate(owners):
+        others = [float(distance[i, j]) for j, o in enumerate(owners) if o == owner and j != i]
+        out.append(
+            {
+                "target": i,
+                "client": owner[0],
+                "label": int(labels[i]),
+                "residual": float(distance[i, i]),
+                "mismatched": float(np.mean(others)) if others else float("nan"),
+                "mismatched_least": min(others) if others else float("nan"),
+                "grey": float((grey[i] - rows[i]).square().sum() / power[i]),
+                "fit": float(outcome.fit[i]),
+            }
+        )
+    return pd.DataFrame(out)
+
+
+def label_rows(outcome: LabelEstimate) -> pd.DataFrame:
+    """One row per client: what the attack says about its labels."""
+    tensors = {k: v for k, v in outcome.save()[0].items() if v.dim() >= 1}
+    count = len(outcome.clients)
+    return pd.DataFrame(
+        {
+            name: [_cell(value[i]) for i in range(count)]
+            for name, value in tensors.items()
+            if len(value) == count
+        }
+    )
+
+
+def _cell(value: Tensor) -> str:
+    if value.dim():
+        return " ".join(f"{v:.3g}" for v in value.tolist())
+    return f"{value.item():.6g}"
+
+
+def evidence_table(rows: pd.DataFrame) -> list[dict[str, str]]:
+    """Median, least and greatest residual of all targets, from `evidence`."""
+    named = {"fit": rows["fit"]}
+    if "residual" in rows:
+        own, others = rows["residual"], rows["mismatched"]
+        gap = own - others
+        named = {
+            "residual": own,
+            "mismatched": others,
+            "matched - mismatched": gap,
+            "grey": rows["grey"],
+        }
+    return [
+        {
+            "evidence": TITLES[name],
+            "median": _short(values.median()),
+            "lowest": _short(values.min()),
+            "highest": _short(values.max()),
+            "n": str(values.notna().sum()),
+        }
+        for name, values in named.items()
+    ]
+
+
+def explained(rows: pd.DataFrame) -> str:
+    """How many answers explain their own target best, from `evidence`."""
+    usable = rows.dropna(subset=["residual", "mismatched"])
+    nearest = int((usable["residual"] < usable["mismatched_least"]).sum())
+    return (
+        f"{nearest} of {len(usable)} answers explain their own target better than any "
+        "other; that does not say how near the images are"
+    )
+
+
+def _short(value: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.4g}"

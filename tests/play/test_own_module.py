@@ -1,0 +1,228 @@
+"""One call attacks one's own module: any module, with clear refusals, and nothing written."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedre_privacy as fp
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingInputError
+from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
+
+SHAPE = (1, 12, 12)
+QUICK = {"device": "cpu", "attack": PixelInversion(steps=60, tv=0.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vandal(PixelInversion):
+    """Spoils what it is given."""
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        observation.target_rows()[0].zero_()
+        with torch.no_grad():
+            for parameter in observation.extractors[0, 1].parameters():
+                parameter.zero_()
+        return super().run(observation, context)
+
+
+class Pair(nn.Module):
+    """Returns the representation and something else."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.inner(images)
+        return found, found.sum()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(60, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def extractor() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 144)).eval()
+
+
+@pytest.fixture
+def reps(extractor: nn.Module, images: Tensor) -> Tensor:
+    return extractor(images[:8]).detach()
+
+
+def test_the_smallest_question_has_the_smallest_answer(extractor, reps, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = fp.attack_module(extractor, representations=reps, image_shape=SHAPE, **QUICK)
+    assert found.images.shape == (8, *SHAPE)
+    assert found.verdict().startswith("not scored: no truth was given")
+    assert "residual to the own target" in str(found) and "not scored" in found._repr_html_()
+    assert float(found.frame()["residual"].median()) < float(found.frame()["mismatched"].median())
+    assert list(tmp_path.iterdir()) == [] and found.isolation == "same-process"
+
+
+def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, reps, images):
+    settings = {"name": "pixel", "steps": 400, "tv": 0.0}
+    found = fp.attack_module(
+        extractor, representations=reps, truth=images[:8], public=images[8:], attack=settings,
+        device="cpu",
+    )  # fmt: skip
+    assert found.verdict().startswith("leaks: the 8 representations (+")
+    assert "client" not in found.verdict()
+    assert [row["metric"] for row in found.table()][0] == "PSNR dB" and "floor" in found.table()[0]
+    mse = (found.images - images[:8]).square().mean((1, 2, 3))
+    psnr = torch.tensor(found.frame()["psnr"].to_numpy())
+    assert torch.allclose(psnr, -10 * mse.double().log10(), atol=1e-3)
+    assert found.figure().axes
+    assert Knowledge.AUX_DATA in found.game.observation.threat.grants
+
+
+def test_the_floors_are_what_an_answer_from_no_upload_scores(extractor, images):
+    """Representations that say nothing: all equal, so nothing is better than the floor."""
+    blind = nn.Sequential(extractor, nn.Linear(144, 4)).eval()
+    nn.init.zeros_(blind[1].weight)
+    found = fp.attack_module(
+        blind, representations=torch.ones(8, 4), truth=images[:8], public=images[8:], **QUICK
+    )
+    assert not found.verdict().startswith("leaks")
+
+
+def test_prototypes_know_by_class_which_images_made_them(extractor, images):
+    classes = torch.arange(12) % 2
+    with torch.no_grad():
+        every = extractor(images[:12])
+    means = torch.stack([every[classes == label].mean(0) for label in (1, 0)])
+    found = fp.attack_module(
+        extractor, prototypes=means, labels=[1, 0], truth=images[:12], truth_labels=classes,
+        public=images[12:], public_labels=torch.arange(48) % 2, **QUICK,
+    )  # fmt: skip
+    assert found.frame()["support_size"].tolist() == [6, 6]
+    assert found.frame()["label"].tolist() == [1, 0]
+    mixture = found.game.groups["target"].truth.mixture
+    assert mixture.support(0).tolist() == [1, 3, 5, 7, 9, 11]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_gradient_gives_its_images_away(images, named):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 10))
+    labels = torch.tensor([3, 1])
+    loss = nn.functional.cross_entropy(model(images[:2]), labels)
+    sent = torch.autograd.grad(loss, list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    found = fp.attack_module(
+        model, gradient=dict(zip(names, sent, strict=True)) if named else sent, labels=labels,
+        truth=images[:2], public=images[8:], attack={"name": "inverting-gradients", "steps": 200},
+        device="cpu",
+    )  # fmt: skip
+    assert float(found.frame()["psnr"].min()) > float(found.frame()["psnr_floor"].max())
+    assert sorted(found.outcome.labels.tolist()) == [1, 3]
+    assert "1 gradient" in found.verdict()
+    assert Knowledge.TRAINING not in found.game.observation.threat.grants
+    without = fp.attack_module(
+        model, gradient=sent, images=2, image_shape=SHAPE, attack="analytic", device="cpu"
+    )
+    assert without.images.shape == (2, *SHAPE) and without.frame().columns.tolist()[-1] == "fit"
+
+
+def test_a_module_in_training_mode_is_attacked_as_it_evaluates_and_left_alone(images):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.Dropout(0.5)
+    ).double()
+    module(images[8:].double())  # moves the running statistics
+    before = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        reps = module.eval()(images[:3].double())
+    seen: list[int] = []
+    module.train().register_forward_hook(lambda *_: seen.append(1))
+    found = fp.attack_module(module, representations=reps, image_shape=SHAPE, **QUICK)
+    assert "training mode" in found.notes[0] and "running statistics" in str(found)
+    assert module.training and all(p.requires_grad for p in module.parameters())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert seen  # hooks are part of the module
+    again = fp.attack_module(module.eval(), representations=reps, image_shape=SHAPE, **QUICK)
+    assert torch.equal(again.images, found.images) and again.notes == ()
+
+
+def test_an_attack_gets_copies(extractor, reps):
+    before, given = copy.deepcopy(extractor.state_dict()), reps.clone()
+    found = fp.attack_module(
+        extractor, representations=reps, image_shape=SHAPE, attack=Vandal(steps=2), device="cpu"
+    )
+    assert all(torch.equal(before[name], value) for name, value in extractor.state_dict().items())
+    assert torch.equal(reps, given) and float(found.frame()["residual"].min()) > 0
+
+
+def test_a_folder_is_written_where_one_is_asked_for(extractor, reps, tmp_path):
+    given = {"representations": reps, "image_shape": SHAPE, **QUICK}
+    found = fp.attack_module(extractor, folder=tmp_path / "mine", **given)
+    written = {path.name for path in (tmp_path / "mine").iterdir()}
+    assert {"recovered.safetensors", "record.json", "scores.csv", "report.html"} <= written
+    assert "NOT SCORED" in (tmp_path / "mine" / "report.html").read_text()
+    assert torch.equal(found.images, fp.attack_module(extractor, **given).images)
+    with pytest.raises(ConfigError, match="holds something already"):
+        fp.attack_module(extractor, folder=tmp_path / "mine", **given)
+
+
+TRUTH = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(1))
+PUBLIC = torch.rand(9, *SHAPE, generator=torch.Generator().manual_seed(2))
+REFUSED = {
+    "nothing": ({"representations": None}, ConfigError, "got none"),
+    "two": ({"prototypes": torch.ones(2, 144)}, ConfigError, "got representations, prototypes"),
+    "width": ({"representations": torch.ones(8, 5)}, IncompatibleError, "have 5.*returns 144"),
+    "maps": ({"representations": torch.ones(8, 4, 6, 6)}, IncompatibleError, "nn.Flatten"),
+    "NaN": ({"representations": torch.full((8, 144), torch.nan)}, IncompatibleError, "NaN"),
+    "size": ({"image_shape": (1, 13, 12)}, IncompatibleError, "fails on images 1x13x12"),
+    "no size": ({"image_shape": None}, ConfigError, r"Give image_shape=\(C, H, W\)"),
+    "odd size": ({"image_shape": (12, 12)}, ConfigError, "three whole numbers"),
+    "labels": ({"representations": None, "prototypes": torch.ones(2, 144)}, IncompatibleError,
+               "Give labels="),
+    "few labels": ({"labels": [1, 2]}, IncompatibleError, "2 labels were given for 8"),
+    "no public": ({"truth": TRUTH}, MissingInputError, "Give some: public=images"),
+    "few truth": ({"truth": TRUTH[:5], "public": PUBLIC}, IncompatibleError, "5 true images for 8"),
+    "shared": ({"truth": TRUTH, "public": TRUTH}, IncompatibleError, "8 of 8 public images"),
+    "range": ({"truth": TRUTH * 9, "public": PUBLIC}, IncompatibleError, "truth: images range"),
+    "attack": ({"attack": "dipp"}, ConfigError, "Did you mean 'dip'"),
+    "setting": ({"attack": {"name": "dip", "stepps": 3}}, ConfigError, "Did you mean"),
+    "question": ({"attack": "membership"}, IncompatibleError, "asked for images"),
+    "kind": ({"attack": "dlg"}, IncompatibleError, "reads nothing of a Sequential"),
+    "aux": ({"attack": "linear"}, IncompatibleError, "needs AUX-DATA"),
+    "walls": ({"isolation": "strict"}, ConfigError, "cannot be handed"),
+    "gradient": ({"representations": None, "gradient": [torch.ones(3)], "labels": [1]},
+                 IncompatibleError, "1 tensors; the module has 2 parameters"),
+    "names": ({"representations": None, "gradient": {"1.weight": torch.ones(3)}, "labels": [1]},
+              IncompatibleError, "lacks 1.bias.*does not fit: '1.weight'"),
+    "batch": ({"representations": None, "gradient": [torch.ones(144, 144), torch.ones(144)]},
+              IncompatibleError, "Give labels=, or images="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_does_not_fit_is_refused_in_one_sentence(extractor, reps, case):
+    more, kind, text = REFUSED[case]
+    given = {"representations": reps, "image_shape": SHAPE, "device": "cpu", **more}
+    with pytest.raises(kind, match=f"(?s){text}"):
+        fp.attack_module(extractor, **given)
+
+
+def test_modules_that_return_something_else_or_cannot_be_copied(extractor, reps):
+    def refused(module: nn.Module) -> str:
+        with pytest.raises(FedreError) as error:
+            fp.attack_module(module, representations=reps, image_shape=SHAPE, **QUICK)
+        return str(error.value)
+
+    assert "returns a tuple" in (said := refused(Pair(extractor))) and "forward returns" in said
+    assert "(2, 1, 6, 6)" in (said := refused(nn.AvgPool2d(2))) and "nn.Flatten()" in said
+    extractor.kept = extractor(torch.rand(2, *SHAPE))  # a tensor of a graph cannot be copied
+    assert "cannot be copied" in refused(extractor)
+    with pytest.raises(ConfigError, match="needed is an nn.Module"):
+        fp.attack_module(lambda x: x, representations=reps, image_shape=SHAPE)
