@@ -29,7 +29,7 @@ from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
 from .checks import Shape, as_images, shape_text
 from .given import Given, classes_seen, truth_of
-from .questions import Game
+from .questions.base import Game
 
 THREAT = ThreatModel(
     "foreign",

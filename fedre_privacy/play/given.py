@@ -35,7 +35,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Key
 
 from .checks import Shape, output_width, shape_text
-from .questions import Game
+from .questions.base import Game
 from .questions.images import TARGET, ImageGame
 from .questions.unscored import UnscoredGame
 from .targets import TargetGroup

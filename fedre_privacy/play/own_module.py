@@ -39,7 +39,7 @@ from .attack import AttackResult, attack_into, question_of
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
-from .questions import Card, Game
+from .questions.base import Card, Game
 
 OWN = (0, 1)
 """(client, round) under which the module stands."""

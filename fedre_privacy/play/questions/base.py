@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
@@ -22,7 +23,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.recording import Recording
-from fedre_privacy.runs.settings import NAIVE, RECOVERED, AttackSettings
+from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
 from ..targets import KINDS
