@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import (
     EntangledRep,
@@ -48,9 +49,13 @@ class AmortisedDecoder(Linear, Schooling, Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
-    adapts_to = ROWS_REPEATED
+    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     stages: int = knob(2, help="networks one after another", ge=1)
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        found = super().adapts(observation)
+        return found if self.match_targets else without(found, "encoding")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         return decoder_answers(observation, context, self, self, self.stages)

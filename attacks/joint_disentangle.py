@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined
+from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
@@ -88,7 +88,7 @@ class JointDisentangle(Attack):
         """Of prototypes worked out of mixtures, too, by what is seen of them in other rounds."""
         if any(_worked_out(observation, upload) for upload in observation.targets):
             return self.adapts_to
-        return {k: v for k, v in super().adapts(observation).items() if k != "encoding"}
+        return without(super().adapts(observation), "encoding")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         if observation.aux is None or len(observation.aux) < 2:

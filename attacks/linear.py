@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.types import (
     EntangledRep,
     HeadState,
@@ -43,7 +44,7 @@ class LinearDecoder(Linear, Attack):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
-    adapts_to = ROWS_REPEATED
+    adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
     suite = (
         SuiteEntry(Representations, "strong", place=30),
         SuiteEntry(Prototypes, "strong", place=30, fewest_first=True),
@@ -51,6 +52,10 @@ class LinearDecoder(Linear, Attack):
         SuiteEntry(HeadState, "strong", RECOVERED, 30, "head", fewest_first=True),
         SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
     )
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        found = super().adapts(observation)
+        return found if self.match_targets else without(found, "encoding")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         return linear_answers(observation, context, self)

@@ -27,6 +27,7 @@ class Clip(Defense):
     is. Of parameters the difference to those received is shortened.
 
     Acts on:    vectors (representations, prototypes, entangled, class outputs) and updates
+    Channel:    a bound: of each representation, or of what is sent
     Guarantee:  none by itself; noise needs it, and has its own (see gaussian)
     Reference:  Dwork, Roth, The algorithmic foundations of differential privacy, 2014, 3.5.
     """

@@ -41,6 +41,7 @@ class DPSGD(Defense):
     nothing, is refused.
 
     Acts on:    local training
+    Channel:    noisy training
     Guarantee:  (epsilon, delta) for adding or removing one record, for what is sent of the trained
                 parameters, all rounds together. Where prototypes or entangled representations are
                 sent, the data are used again: only together with gaussian or laplace,

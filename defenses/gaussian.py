@@ -44,6 +44,8 @@ class Gaussian(Defense):
     was trained on the same record, so there is a guarantee only together with dp-sgd.
 
     Acts on:    vectors (representations, prototypes, entangled, class outputs) and updates
+    Channel:    unit=client: a bound, and noise of a size that follows from what is public;
+                unit=record: a bound of each representation, and noise of unknown size
     Guarantee:  unit=client: (epsilon, delta) for one client against the server, all rounds
                 together, by Gaussian DP, exact. unit=record: only with dp-sgd
     Leaves:     labels, label encodings, counts, and who takes part when

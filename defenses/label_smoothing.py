@@ -22,6 +22,7 @@ class LabelSmoothing(Defense):
     together with decoys (scheme decoy) or rounding (scheme quantised) does it hide the support.
 
     Acts on:    the label encoding of entangled representations
+    Channel:    smoothing of the encoding
     Guarantee:  none
     Reference:  Szegedy et al., Rethinking the inception architecture, CVPR 2016, Section 7.
     """

@@ -30,6 +30,7 @@ class Laplace(Defense):
     less of it for long vectors.
 
     Acts on:    vectors (representations, prototypes, entangled, class outputs) and updates
+    Channel:    as for gaussian; attackers are told the size of the noise and not its law
     Guarantee:  unit=client: epsilon times the uploads of the whole run, delta 0, for one client
                 against the server. unit=record: only with dp-sgd
     Leaves:     labels, label encodings, counts, and who takes part when

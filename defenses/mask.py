@@ -25,6 +25,7 @@ class Mask(Defense):
     several rounds new masks let everything through once.
 
     Acts on:    vectors and updates
+    Channel:    a mask, with the factor of what is kept
     Guarantee:  none
     Reference:  Srivastava et al., Dropout, JMLR 2014 (the mask, here at upload only).
     """

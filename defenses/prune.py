@@ -23,6 +23,7 @@ class Prune(Defense):
     match the kept numbers only, or the defence looks better than it is.
 
     Acts on:    parameters (against those received) and gradients
+    Channel:    a mask of the update
     Guarantee:  none
     Reference:  Zhu, Liu, Han, Deep leakage from gradients, NeurIPS 2019, Section 5.
     Deviations: the rest is lost, not added to the next round's update. Tensors stay dense, so the

@@ -24,6 +24,7 @@ class Quantise(Defense):
     more often. Of parameters the change is rounded.
 
     Acts on:    everything with values
+    Channel:    random rounding to 2^bits levels
     Guarantee:  none
     Reference:  Alistarh et al., QSGD, NeurIPS 2017 (here with the largest magnitude as scale).
     Deviations: numbers stay 32-bit tensors on disk, so the recorded traffic does not shrink.

@@ -34,6 +34,7 @@ class SecureAggregation(Defense):
     simulated: this measures what sums give away.
 
     Acts on:    the whole round, after all other defences
+    Channel:    sums over clients
     Guarantee:  none: a sum over few clients, or over one, says much about each
     Leaves:     the sums, who takes part when, and for prototypes which classes exist
     Reference:  Bonawitz et al., Practical secure aggregation for privacy-preserving machine

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Counts, EntangledRep, Observation, Prototypes, Upload
 
+from ..running.channels import unsmoothed
 from .linear_map import Linear
 from .solve import check_extractors, frozen
 
@@ -70,7 +71,8 @@ def jobs_of(observation: Observation, linear: Linear) -> list[Job]:
             if linear.match_targets and isinstance(artifact, Prototypes):
                 family, sizes = "prototypes", _counted(observation, upload, artifact)
             elif linear.match_targets and isinstance(artifact, EntangledRep):
-                family, encoding = "entangled", artifact.encoding
+                family = "entangled"
+                encoding = unsmoothed(observation.channel, artifact.encoding)
                 serial = sum(key[:2] == (family, owner) for key in found)
             key = (family, owner, serial)
             found.setdefault(key, []).extend(range(number, number + len(held)))

@@ -26,6 +26,7 @@ from fedre_privacy.core.channels import (
     StepsAt,
     UnknownNoise,
     Value,
+    usable,
 )
 from fedre_privacy.core.types import Observation
 
@@ -60,7 +61,7 @@ def update_as_sent(channel: Channel, *, directions: bool = False) -> Sent | None
         directions: only directions are compared, which bounds do not change: leave bounds out.
     """
     kinds = (Masking,) if directions else (Bound, Masking)
-    steps = [step for step in channel.updates if isinstance(step, kinds)]
+    steps = [step for step in usable(channel.updates) if isinstance(step, kinds)]
     if not steps:
         return None
 
@@ -112,7 +113,7 @@ def rows_sent_anew(
     Args:
         upload: (m, d), the upload whose number of rows, mask and scale are taken.
     """
-    for step in channel.rows:
+    for step in usable(channel.rows):
         if isinstance(step, Bound):
             rows = clip_rows(rows, step.norm)
         elif isinstance(step, Noise):
@@ -134,7 +135,7 @@ def row_as_compared(channel: Channel, reps: Tensor, wanted: Tensor) -> Tensor:
         wanted: (n, d), the uploaded rows; where they are 0 nothing was sent.
     """
     reps = bounded_each(channel, reps)
-    for step in channel.rows:
+    for step in usable(channel.rows):
         if isinstance(step, Bound):
             reps = clip_rows(reps, step.norm)
         elif isinstance(step, Masking):
@@ -233,7 +234,7 @@ def least_bound(steps: Sequence[Value]) -> float | None:
 
 def mask_factor(channel: Channel) -> float | None:
     """What those coordinates of rows that were sent were multiplied by; None without a mask."""
-    factors = [step.factor for step in channel.rows if isinstance(step, Masking)]
+    factors = [step.factor for step in usable(channel.rows) if isinstance(step, Masking)]
     return math.prod(factors) if factors else None
 
 

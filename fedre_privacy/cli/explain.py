@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
+from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, needed_for
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Named
 from fedre_privacy.core.types import Artifact, EntangledRep, ThreatModel
@@ -54,6 +54,9 @@ def explain(training: TrainSettings, settings: AttackSettings | None, output: Ou
         output.text()
         if documented:
             output.text(inspect.getdoc(type(part)) or "")
+            if isinstance(part, Attack):
+                words = ", ".join(_adapts(type(part))) or "no step of a channel"
+                output.text(f"Adapts to:  {words} (of defences that are declared)")
             output.text()
         rows = [_row(section, knob) for knob in knobs(type(part))]
         shown += rows
@@ -165,6 +168,7 @@ def list_all(output: Output) -> None:
                 "reads": _reads(attack.consumes),
                 "needs": ", ".join(sorted(attack.needs)),
                 "recovers": attack.recovers,
+                "adapts to": ", ".join(_adapts(attack)) or "-",
                 "from": _from(entry.origin),
             }
         )
@@ -206,6 +210,11 @@ def list_all(output: Output) -> None:
     for text in broken:
         output.line("BROKEN", text)
     output.final(None, {**found, **others, "broken": broken})
+
+
+def _adapts(attack: type[Attack]) -> tuple[str, ...]:
+    """Steps of declared channels that an attack takes into account, in words, each once."""
+    return tuple(dict.fromkeys(k.word for kinds in attack.adapts_to.values() for k in kinds))
 
 
 def _from(origin: str) -> str:

@@ -8,6 +8,7 @@ that is made of these steps is adapted to wherever it was written.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +30,8 @@ class Bound:
 class Masking:
     """Set some numbers to 0 and multiply the others by a factor.
 
-    All vectors of an upload lose the same coordinates. Which ones is seen, as they are 0.
+    All vectors of an upload lose the same coordinates. Which ones is seen, as they are 0, unless
+    noise or rounding comes after it (see `usable`).
     """
 
     word: ClassVar[str] = "mask"
@@ -132,6 +134,19 @@ _BY_NAME: dict[str, type[Step]] = {
     kind.__name__: kind for kinds in PLACES.values() for kind in kinds
 }
 
+_COVERING = (Noise, UnknownNoise, RandomRounding)
+
+
+def covered(step: Step, later: Sequence[Step]) -> bool:
+    """Whether a mask cannot be seen: noise or rounding comes after it, so that no zero stays 0."""
+    return isinstance(step, Masking) and any(isinstance(one, _COVERING) for one in later)
+
+
+def usable(steps: Sequence[Value]) -> list[Value]:
+    """Leave out masks that cannot be seen."""
+    return [step for i, step in enumerate(steps) if not covered(step, steps[i + 1 :])]
+
+
 StepsAt = dict[str, tuple[type[Step], ...]]
 """Kinds of steps by the place where they act."""
 
@@ -143,6 +158,11 @@ def joined(one: StepsAt, other: StepsAt) -> StepsAt:
         for place in PLACES
         if place in one or place in other
     }
+
+
+def without(steps: StepsAt, place: str) -> StepsAt:
+    """Kinds of steps but those at one place."""
+    return {key: kinds for key, kinds in steps.items() if key != place}
 
 
 @dataclass(frozen=True)

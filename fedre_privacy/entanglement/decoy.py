@@ -25,6 +25,7 @@ class Decoy(Entanglement):
     still be told from a prototype; measure it. In the recorded mixture the weights of an upload
     sum to less than 1: a decoy is no sample.
 
+    Channel:   none: attacks take a decoy for the prototype of its class
     Reference: the idea of decoys, Juels and Rivest, Honeywords, CCS 2013.
     """
 

@@ -24,6 +24,7 @@ class Quantised(Entanglement):
     too would make the encoding exact again and protect nothing. The recorded mixture holds the
     weights that were used.
 
+    Channel:   rounding of the encoding
     Reference: largest-remainder rounding (Hamilton's method of apportionment).
     """
 

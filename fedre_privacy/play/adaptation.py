@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedre_privacy.attacks.base import Attack, touched
-from fedre_privacy.core.channels import NOTHING, PLACES
+from fedre_privacy.core.channels import NOTHING, PLACES, covered
 from fedre_privacy.core.types import Observation
 
 
@@ -36,20 +36,25 @@ def adaptations(attack: Attack, observation: Observation) -> tuple[Adaptation, .
     """
     adapts, here = attack.adapts(observation), touched(observation)
     out = []
-    for known in observation.defenses:
+    for number, known in enumerate(observation.defenses):
         if known.channel is None:
             out.append(Adaptation(attack.name, known.name, described=False))
-        elif known.channel != NOTHING:
-            used: dict[str, None] = {}
-            unused: dict[str, None] = {}
-            for place in PLACES:
-                for step in known.channel.at(place):
-                    if isinstance(step, adapts.get(place, ())):
-                        used[step.word] = None
-                    elif place in here:
-                        unused[step.word] = None
-            left = tuple(word for word in unused if word not in used)
-            out.append(Adaptation(attack.name, known.name, True, tuple(used), left))
+            continue
+        if known.channel == NOTHING:
+            continue
+        after = replace(observation, defenses=observation.defenses[number + 1 :]).channel
+        used, unused = [], []
+        for place in PLACES:
+            steps = known.channel.at(place)
+            for at, step in enumerate(steps, 1):
+                hidden = covered(step, (*steps[at:], *after.at(place)))
+                if isinstance(step, adapts.get(place, ())) and not hidden:
+                    used.append(step.word)
+                elif place in here:
+                    unused.append(step.word)
+        left = [word for word in unused if word not in used]
+        words = tuple(dict.fromkeys(used)), tuple(dict.fromkeys(left))
+        out.append(Adaptation(attack.name, known.name, True, *words))
     return tuple(out)
 
 

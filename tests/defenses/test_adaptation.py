@@ -5,31 +5,40 @@ naive`), "does not use" that it is the same to the last bit. Every built-in atta
 under every built-in defence that its protocol can have.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.types import (
+    THREAT_MODELS,
     EntangledRep,
     GradientState,
     HeadState,
+    KnownDefense,
     MatrixBlocks,
     ModelState,
+    Observation,
     Prototypes,
+    Upload,
 )
 from fedre_privacy.defenses.base import defenses
-from fedre_privacy.play.adaptation import sentence
+from fedre_privacy.models.split import Normalise, SplitModel
+from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
+from fedre_privacy.play.attack import attack as run_attack
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
 
-BOUNDS = ("clip:norm=0.2", "clip:norm=0.2,where=representation")
-NOISES = ("gaussian:clip=1,noise=0.5", "gaussian:clip=0.2,noise=0.5,unit=record")
+BOUNDS = ("clip:norm=0.02", "clip:norm=0.02,where=representation")
+NOISES = ("gaussian:clip=0.02,noise=0.5", "gaussian:clip=0.02,noise=0.5,unit=record")
 ROWS = (
-    *BOUNDS, *NOISES, "laplace:clip=1,epsilon=50", "mask:keep=0.5", "quantise:bits=2",
+    *BOUNDS, *NOISES, "laplace:clip=0.02,epsilon=50", "mask:keep=0.5", "quantise:bits=1",
     "dp-sgd:clip=1,noise=1,delta=1e-3",
 )  # fmt: skip
 TRAINED = (
@@ -58,7 +67,7 @@ QUICK = {
     "update-inversion": {"steps": 3},
 }
 OFTEN = {
-    ("fedgh", "clip:norm=0.2"), ("fedre", "label-smoothing"), ("fedsgd", "clip:norm=0.01"),
+    ("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing"), ("fedsgd", "clip:norm=0.01"),
     ("fedavg", "prune:keep=0.3"), ("fedral", "clip:norm=0.01"),
 }  # fmt: skip
 """Runs on which the attacks are asked in every test run; the others are slow."""
@@ -110,13 +119,13 @@ def defended(tiny, tmp_path_factory):
     return run
 
 
-def asked(run, name, attacker="adaptive", **settings):
+def asked(run, name, *, attacker="adaptive", threat="strong", target=None, **settings):
     """An attack ready to be played on a run."""
-    attack = attacks.get(name)
-    target = attack.answers if attack.answers in ("labels", "membership") else "uploaded"
+    asks = attacks.get(name).answers
+    target = target or (asks if asks in ("labels", "membership") else "uploaded")
     values = {
         "attack": {"name": name, **QUICK.get(name, {}), **settings},
-        "threat": "strong",
+        "threat": threat,
         "target": target,
         "eval": {
             "targets": 3, "ceiling": 0, "per_update": 2, "candidates": 10, "attacker": attacker,
@@ -157,3 +166,155 @@ def test_every_attack_and_every_defence_is_asked():
     )
     for protocol, sent in SENT.items():
         assert sent in protocols.get(protocol).uploads
+
+
+CHOICES = [
+    ("fedsgd", "clip:norm=0.01", "inverting-gradients", {"objective": "l2rel"}, True),
+    ("fedsgd", "clip:norm=0.01", "inverting-gradients", {"objective": "cosine"}, False),
+    ("fedsgd", "clip:norm=0.01", "head", {"method": "combined"}, True),
+    ("fedsgd", "clip:norm=0.01", "head", {"method": "ratio"}, False),
+    ("fedre", "label-smoothing", "labels", {"ignore_encoding": True}, False),
+    ("fedre", "label-smoothing", "linear", {"match_targets": True}, True),
+    ("fedre", "label-smoothing", "linear", {"match_targets": False}, False),
+    pytest.param(
+        "fedre", "label-smoothing", "dip", {"start": "linear"}, True, marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize(("protocol", "given", "name", "settings", "adapts"), CHOICES)
+def test_settings_decide_too(protocol, given, name, settings, adapts, defended):
+    (found,) = told_truly(defended(protocol, given), name, **settings)
+    assert bool(found.used) == adapts
+
+
+KNOWN = [
+    ("fedre-paper", "average", "fedgh", "clip:norm=0.02"),  # no class means
+    ("fedre-paper", "disentangle", "fedre", "scheme quantised"),  # one round
+    ("eavesdropper", "disentangle", "fedre", "mask:keep=0.5"),  # no class means
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threat", "name", "protocol", "given"), KNOWN)
+def test_what_is_known_decides_too(threat, name, protocol, given, defended):
+    for held, adapts in ((threat, False), ("strong", True)):
+        (found,) = told_truly(defended(protocol, given), name, threat=held)
+        assert bool(found.used) == adapts
+
+
+def test_a_target_that_was_not_sent_was_not_defended(defended):
+    run = defended("fedgh", "clip:norm=0.02")
+    (found,) = told_truly(run, "dip", target="representations")
+    assert found.described and not found.used and not found.unused
+    assert sentence([found]) == "clip does not act on its targets"
+
+
+def test_a_mask_that_noise_covers_is_not_used(tiny, tmp_path):
+    given = ["mask:keep=0.5", "quantise:bits=4"]
+    run = train(tiny(protocol={"name": "fedgh"}, defense=given), runs=tmp_path)
+    assert sentence(told_truly(run, "dip")) == "knows mask, quantise, does not use them"
+
+
+def test_what_an_attack_on_linear_layers_knows_it_does_not_use():
+    torch.manual_seed(0)
+    model = SplitModel(nn.Flatten(), nn.Linear(64, 8), dim=8, num_classes=10, normalise=Normalise())
+    image = torch.rand(1, 1, 8, 8)
+    loss = nn.functional.cross_entropy(model(image), torch.tensor([3]))
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    names = [name for name, _ in model.named_parameters()]
+    upload = Upload(0, 1, (GradientState(dict(zip(names, slopes, strict=True))),))
+    clip = KnownDefense("clip", {}, Channel(updates=(Bound(0.01),)))
+    told = Observation(
+        threat=THREAT_MODELS["strong"], targets=(upload,), uploads=(upload,), broadcasts=(),
+        extractors={}, image_shape=(1, 8, 8), num_classes=10, models={(0, 1): model},
+        images_per_target=1, defenses=(clip,),
+    )  # fmt: skip
+    attack = attacks.get("analytic")()
+    assert same(attack(told).save()[0], attack(replace(told, defenses=())).save()[0])
+    assert sentence(adaptations(attack, told)) == "knows clip, does not use it"
+
+
+def test_all_of_it_in_one_sentence():
+    found = [
+        Adaptation("dip", "clip", True, ("bound",)),
+        Adaptation("dip", "gaussian", True, ("bound",), ("noise",)),
+        Adaptation("dip", "quantise", True, (), ("random rounding",)),
+        Adaptation("dip", "label-smoothing", True),
+        Adaptation("dip", "mine", False),
+    ]
+    assert sentence(found) == (
+        "adaptive to clip, gaussian (bound; not noise); knows quantise, does not use it; "
+        "label-smoothing does not act on its targets; 'mine' describes no channel: not adapted to"
+    )
+
+
+# --- a defence of somebody else ------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_module(repo, tmp_path, monkeypatch):
+    """Write the documented defence to a file of its own, perhaps changed; return its name."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (repo / "docs" / "add_your_own.md").read_text(), re.S
+    )
+    (example,) = [block for block in blocks if "(Defense)" in block]
+    assert len(example.splitlines()) <= 40
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, change=lambda text: text):
+        (tmp_path / f"{name}.py").write_text(change(example))
+        return f"{name}:UniformNoise"
+
+    return write
+
+
+READERS = ("average", "dip", "linear", "pixel", "joint-disentangle")
+
+
+def test_attacks_adapt_to_a_defence_of_which_nothing_here_knows(own_module, tiny, tmp_path):
+    mine = own_module("my_defenses")
+    run = train(
+        tiny(
+            protocol={"name": "fedgh"}, defense=[f"{mine}:norm=0.02"],
+            record={"keep_every": 1},
+        ),
+        runs=tmp_path / "runs",
+    )  # fmt: skip
+    for name in READERS:
+        (found,) = told_truly(run, name)
+        assert found.defense == mine and "bound" in found.used
+    # over the wall, by name alone, the same answer
+    game = asked(run, "average")
+    played = run_attack(run, game.settings)
+    assert same(played.outcome.save()[0], answer(game, game.observation))
+    assert f"; adaptive to {mine}" in played.record["game"]["Attacker"]
+
+
+def test_a_defence_that_describes_nothing_is_said_not_to_be_adapted_to(own_module, tiny, tmp_path):
+    mine = own_module("mute_defenses", lambda text: text[: text.index("    def channel(")])
+    settings = tiny(protocol={"name": "fedgh"}, defense=[mine, "clip:norm=0.02"])
+    run = train(settings, runs=tmp_path / "runs")
+    assert sentence(told_truly(run, "dip")) == (
+        f"adaptive to clip; '{mine}' describes no channel: not adapted to"
+    )
+    assert (
+        asked(run, "dip", attacker="naive")
+        .lines()["Attacker"]
+        .endswith(f"naive: does not know {mine}, clip")
+    )
+
+
+def test_the_documented_table_of_steps_is_what_attacks_declare(repo):
+    page = (repo / "docs" / "defenses.md").read_text()
+    table = page.split("| attack | each representation |")[1].split("\n\n")[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        names, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for name in re.findall(r"`([\w-]+)`", names):
+            found[name] = ["" if cell == "-" else cell for cell in cells]
+    places = ("each", "rows", "updates", "encoding")
+    assert found == {
+        name: [", ".join(k.word for k in attacks.get(name).adapts_to.get(p, ())) for p in places]
+        for name in attacks.names()
+    }
