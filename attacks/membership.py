@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.channels import Smoothing, StepsAt
+from fedre_privacy.core.channels import Bound, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -27,6 +27,7 @@ from fedre_privacy.core.types import (
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
+from .running.channels import bounded_each
 from .running.messages import Sent, asked_of, messages_of
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
@@ -53,7 +54,8 @@ class MembershipInference(Attack):
     class. mu and S come from `reference`: auxiliary images if granted, else the candidates asked
     about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
     game: a list that holds all members of a class is nearly solved for the subset whose mean was
-    uploaded.
+    uploaded. Where clients declare that they shorten each representation before means are taken, so
+    are those of candidates and reference images.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA, ALL_EXTRACTORS if granted   Recovers: membership
@@ -68,7 +70,7 @@ class MembershipInference(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "membership"
     answers = "membership"
-    adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
+    adapts_to: ClassVar[StepsAt] = {"each": (Bound,), "encoding": (Smoothing,)}
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 
     score: str = knob("auto", help="auto: likelihood-ratio", choices=SCORES)
@@ -204,6 +206,7 @@ class MembershipInference(Attack):
         net = copy.deepcopy(observation.extractors[client, round]).to(context.device).eval()
         images = torch.cat([candidates.images[mine], reference.images])
         reps = _represent(net.requires_grad_(False), images, context.device)
+        reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
         return _Scene(own.double(), candidates.labels[mine], statistics, samples)

@@ -44,12 +44,12 @@ class Quantise(Defense):
         return Channel(rows=rounding, updates=rounding)
 
     def _rounded(self, values: Tensor, rng: torch.Generator) -> Tensor:
-        luck = torch.rand(values.shape, generator=rng, dtype=torch.float64)
+        drawn = torch.rand(values.shape, generator=rng, dtype=torch.float64)
         scale = values.double().abs().amax() if values.numel() else torch.zeros(())
         if not float(scale):
             return values
         steps = 2**self.bits - 1
         position = (values.double() / scale + 1) / 2 * steps
-        levels = (position + luck).floor().clamp(0, steps)
+        levels = (position + drawn).floor().clamp(0, steps)
         out: Tensor = (levels / steps * 2 - 1) * scale
         return out.to(values.dtype)

@@ -41,8 +41,8 @@ class Decoy(Entanglement):
         if mix is None or not bool(absent.any()):
             return mix
         run = draw.of_run()
-        luck = torch.rand(draw.num_classes, generator=run.rng("decoy classes"), dtype=torch.float64)
-        chosen = luck.masked_fill(~absent, 2.0).argsort(stable=True)[: self.count]
+        rank = torch.rand(draw.num_classes, generator=run.rng("decoy classes"), dtype=torch.float64)
+        chosen = rank.masked_fill(~absent, 2.0).argsort(stable=True)[: self.count]
         chosen = chosen[absent[chosen]]
 
         # As if one weight had been drawn for every class, true or not: no total stays constant.

@@ -30,9 +30,9 @@ class MOfN(Entanglement):
 
     def mix(self, draw: Draw) -> Mix | None:
         # One draw for every class id, so that a class missing for a round moves no other.
-        luck = torch.rand(draw.num_classes, generator=draw.rng("m-of-n"), dtype=torch.float64)
+        rank = torch.rand(draw.num_classes, generator=draw.rng("m-of-n"), dtype=torch.float64)
         held = draw.labels.unique()
-        chosen = held[luck[held].argsort(stable=True)[: self.m]]
+        chosen = held[rank[held].argsort(stable=True)[: self.m]]
         return on_some(self.base, draw, torch.isin(draw.labels, chosen))
 
     def channel(self) -> Channel:

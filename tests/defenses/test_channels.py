@@ -20,6 +20,7 @@ from fedre_privacy.attacks.running.channels import (
 from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.channels import Noise
 from fedre_privacy.core.types import (
+    Candidates,
     EntangledRep,
     GradientState,
     KnownDefense,
@@ -365,6 +366,36 @@ def test_maps_learn_from_defended_representations(defence, margin, digits, scene
     linear = attacks.get("linear")(views=1)
     aware, naive = both(given, lambda o: (linear(o, Context()).images - private).square().mean())
     assert aware < naive / margin
+
+
+def test_members_of_a_mean_of_bounded_representations_are_told_by_bounded_ones():
+    """Images of very different lengths, means of shortened ones; an AUC of 0.5 is a guess."""
+    centres, labels = torch.rand(3, 64, generator=rng(30)), torch.arange(24) % 3
+
+    def some(seed, labels):
+        noise = 0.35 * torch.randn(len(labels), 64, generator=rng(seed))
+        loud = 0.4 + 1.6 * torch.rand(len(labels), 1, generator=rng(seed + 1))
+        return ((centres[labels] + noise) * loud).clamp(0, 1)
+
+    members, others, aux = some(31, labels), some(33, labels), some(35, torch.arange(600) % 3)
+    clip = defenses.get("clip")(norm=0.7 * float(aux.norm(dim=1).median()), where="representation")
+    sent = clip.represent()(members)
+    means = Prototypes(torch.stack([sent[labels == c].mean(0) for c in range(3)]), torch.arange(3))
+    asked = torch.cat([members, others]).reshape(-1, *SHAPE)
+    given = observed(
+        [Upload(0, 1, (means,))], extractors={(0, 1): nn.Flatten()}, num_classes=3,
+        aux=aux.reshape(-1, *SHAPE), aux_labels=torch.arange(600) % 3,
+        candidates=Candidates(asked, labels.repeat(2), torch.zeros(48, dtype=torch.int64)),
+        defenses=(known("clip", norm=clip.norm, where=clip.where),),
+    )  # fmt: skip
+    membership = attacks.get("membership")()
+
+    def auc(o):
+        scores = membership(o).scores
+        return float((scores[:24, None] > scores[None, 24:]).float().mean())
+
+    aware, naive = both(given, auc)
+    assert aware > naive + 0.05 and aware > 0.9
 
 
 def test_a_candidate_is_bounded_and_masked_like_the_target_but_only_if_that_was_sent():
