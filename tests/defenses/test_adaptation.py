@@ -31,6 +31,7 @@ from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
 from fedre_privacy.play.attack import attack as run_attack
 from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.questions.images import ImageGame
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
@@ -135,7 +136,11 @@ def asked(run, name, *, attacker="adaptive", threat="strong", target=None, **set
 
 
 def answer(game, observation):
-    return game.settings.attack(observation, Context(seed=game.attack_seed)).save()[0]
+    """What an attack returns, of images those of the targets and not of what stands beside them."""
+    found = game.settings.attack(observation, Context(seed=game.attack_seed)).save()[0]
+    if isinstance(game, ImageGame) and not game.observation.images_per_target:
+        return {"images": found["images"][: len(game.groups["target"])]}
+    return found
 
 
 def same(one, other):
@@ -145,7 +150,7 @@ def same(one, other):
 def told_truly(run, name, **settings):
     """Check what is said of an attack on a run, and return it."""
     game = asked(run, name, **settings)
-    (found,) = game.adaptations()
+    *_, found = game.adaptations()
     naive = replace(game.observation, defenses=())
     changes = not same(answer(game, game.observation), answer(game, naive))
     assert changes == any(one.used for one in found), found
@@ -204,10 +209,21 @@ def test_what_is_known_decides_too(threat, name, protocol, given, defended):
 
 
 def test_a_target_that_was_not_sent_was_not_defended(defended):
+    """Beside the targets stand real uploads, which were."""
     run = defended("fedgh", "clip:norm=0.02")
-    (found,) = told_truly(run, "dip", target="representations")
-    assert found.described and not found.used and not found.unused
-    assert sentence([found]) == "clip does not act on its targets"
+    found = told_truly(run, "dip", target="representations")
+    assert sentence(found) == "clip does not act on its targets"
+
+
+@pytest.mark.slow
+def test_of_two_stages_each_is_told(defended):
+    run = defended("fedre", "clip:norm=0.02")
+    told_truly(run, "dip", target="recovered-prototypes")
+    told_truly(run, "joint-disentangle", target="recovered-prototypes")
+    attacker = asked(run, "dip", target="recovered-prototypes").lines()["Attacker"]
+    assert attacker.endswith(
+        "; disentangle: adaptive to clip; dip: clip does not act on its targets"
+    )
 
 
 def test_a_mask_that_noise_covers_is_not_used(tiny, tmp_path):
@@ -284,7 +300,7 @@ def test_attacks_adapt_to_a_defence_of_which_nothing_here_knows(own_module, tiny
     for name in READERS:
         (found,) = told_truly(run, name)
         assert found.defense == mine and "bound" in found.used
-    # over the wall, by name alone, the same answer
+    # over the wall, in another process, the same answer
     game = asked(run, "average")
     played = run_attack(run, game.settings)
     assert same(played.outcome.save()[0], answer(game, game.observation))

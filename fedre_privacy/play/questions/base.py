@@ -82,12 +82,18 @@ class Game:
         }
 
     def adaptations(self) -> list[tuple[Adaptation, ...]]:
-        """What the attack makes of each declared defence; first the one that finds its targets."""
-        stages = [adaptations(self.settings.attack, self.observation)]
+        """What the attack makes of each declared defence; first the one that finds its targets.
+
+        What stands beside the targets for comparison is left out.
+        """
+        seen = self.observation
+        if self.kind in KINDS:
+            seen = replace(seen, targets=only_kinds(seen.targets, {KINDS[self.kind]}))
+        stages = [adaptations(self.settings.attack, seen)]
         via = self.settings.via
         if self.kind == RECOVERED and via is not None:
-            round = [upload for upload in self.observation.uploads if upload.round == self.round]
-            first = replace(self.observation, targets=only_kinds(round, set(via.consumes)))
+            sent = [upload for upload in seen.uploads if upload.round == self.round]
+            first = replace(seen, targets=only_kinds(sent, set(via.consumes)))
             stages.insert(0, adaptations(via, first))
         return stages
 
@@ -99,7 +105,7 @@ class Game:
         stages = [found for found in self.adaptations() if found]
         if len(stages) < 2:
             return "".join(f"; {sentence(found)}" for found in stages)
-        return "".join(f"; {found[0].attack} is {sentence(found)}" for found in stages)
+        return "".join(f"; {found[0].attack}: {sentence(found)}" for found in stages)
 
     def unknown(self) -> str:
         """What is sought, with its size."""
