@@ -1,5 +1,6 @@
 """What knowing a defence is worth to an attacker, on tiny data: adaptive beats naive by far."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from fedre_privacy.attacks.running.channels import (
     upload_behind,
 )
 from fedre_privacy.attacks.running.objectives import l2rel
-from fedre_privacy.core.channels import Noise
+from fedre_privacy.core.channels import NOTHING, Channel, Noise, Rounding
 from fedre_privacy.core.types import (
     Candidates,
     EntangledRep,
@@ -366,6 +367,26 @@ def test_maps_learn_from_defended_representations(defence, margin, digits, scene
     linear = attacks.get("linear")(views=1)
     aware, naive = both(given, lambda o: (linear(o, Context()).images - private).square().mean())
     assert aware < naive / margin
+
+
+NEEDED = {
+    "gaussian": {"clip": 1.0, "noise": 1.0}, "laplace": {"clip": 1.0},
+    "dp-sgd": {"clip": 1.0, "noise": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", defenses.names())
+def test_every_defence_here_describes_a_channel_that_crosses_as_json(name):
+    channel = known(name, **NEEDED.get(name, {})).channel
+    assert channel is not None and channel != NOTHING
+    assert Channel.from_plain(json.loads(json.dumps(channel.plain()))) == channel
+
+
+def test_schemes_say_what_their_encoding_does_not_tell():
+    found = {name: schemes.get(name)().channel() for name in schemes.names()}
+    assert found.pop("quantised") == Channel(encoding=(Rounding(16),))
+    assert found.pop("decoy") is None
+    assert set(found.values()) == {NOTHING}
 
 
 def test_members_of_a_mean_of_bounded_representations_are_told_by_bounded_ones():

@@ -288,6 +288,22 @@ def test_prose_about_truth_is_no_look_at_it():
     assert not any(BLIND_TO.search(word) for word in named(ast.parse(source)))
 
 
+BY_NAME = {"defenses", "KnownDefense"}
+"""What attacks would tell a defence by: its name and settings. They read its channel instead."""
+
+
+def test_attack_code_reads_channels_and_knows_no_defence(modules):
+    seen = {
+        name: found
+        for name, tree in modules.items()
+        if name.startswith(f"{ROOT}.attacks.")
+        and (found := [word for word in named(tree) if word in BY_NAME])
+    }
+    assert seen == {}
+    planted = ast.parse("known = [d.name for d in observation.defenses]")
+    assert any(word in BY_NAME for word in named(planted))
+
+
 EVALUATORS_ONLY = {types.Truth, types.Mixture, types.Emission}
 
 
