@@ -15,7 +15,6 @@ from torch import nn
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.types import (
-    THREAT_MODELS,
     EntangledRep,
     GradientState,
     HeadState,
@@ -35,6 +34,7 @@ from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
 from fedre_privacy.sealed.packing import pack, unpack
+from fedre_privacy.threats.base import threats
 
 BOUNDS = ("clip:norm=0.02", "clip:norm=0.02,where=representation")
 NOISES = ("gaussian:clip=0.02,noise=0.5", "gaussian:clip=0.02,noise=0.5,unit=record")
@@ -241,7 +241,7 @@ def test_what_an_attack_on_linear_layers_knows_it_does_not_use():
     upload = Upload(0, 1, (GradientState(dict(zip(names, slopes, strict=True))),))
     clip = KnownDefense("clip", {}, Channel(updates=(Bound(0.01),)))
     told = Observation(
-        threat=THREAT_MODELS["strong"], targets=(upload,), uploads=(upload,), broadcasts=(),
+        threat=threats.get("strong"), targets=(upload,), uploads=(upload,), broadcasts=(),
         extractors={}, image_shape=(1, 8, 8), num_classes=10, models={(0, 1): model},
         images_per_target=1, defenses=(clip,),
     )  # fmt: skip
