@@ -113,7 +113,7 @@ def test_the_examples_keep_the_contracts(site, repo):
 def test_the_examples_are_benchmarked_and_drawn(site, tmp_path):
     (tmp_path / "sweep.yaml").write_text(BENCHMARK, encoding="utf-8")
     said = run(site, "-m", "fedre_privacy.cli.benchmark", "sweep.yaml", "--json", at=tmp_path)
-    folder = Path(json.loads(said.splitlines()[-1])["folder"])
+    folder = tmp_path / json.loads(said.splitlines()[-1])["folder"]
     page = (folder / "report.html").read_text(encoding="utf-8")
     results = (folder / "results.csv").read_text(encoding="utf-8")
     for label in ("few-shot", "top-heavy"):
