@@ -91,6 +91,8 @@ class Entanglement:
     """Base of all schemes. Authors write `sample_weights`; a scheme is pure and seeded."""
 
     name: ClassVar[str] = ""
+    exact: ClassVar[bool] = True
+    """Whether the encoding says of the samples what was really mixed of them."""
 
     def sample_weights(
         self, labels: Tensor, num_classes: int, rng: torch.Generator

@@ -28,6 +28,8 @@ class Quantised(Entanglement):
     Reference: largest-remainder rounding (Hamilton's method of apportionment).
     """
 
+    exact = False
+
     levels: int = knob(16, help="steps between 0 and 1", ge=1)
     base: Entanglement = part(schemes, "rap", help="scheme whose encoding is rounded")
 

@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError, MissingInputError
 from fedre_privacy.data.base import datasets
 from fedre_privacy.partition.base import partitions, split
 
-LABELS = np.random.RandomState(0).permutation(np.repeat(np.arange(10), 60)).astype(np.int64)
+LABELS = np.random.RandomState(0).permutation(np.repeat(np.arange(10), 150)).astype(np.int64)
 
 
 @pytest.mark.parametrize("name", partitions.names())
@@ -21,7 +21,7 @@ def test_a_partition_shares_every_class_out_and_nothing_twice(name):
     assert made.shorthand in ("", *(knob.name for knob in knobs(type(made))))
     problems: list[str] = []
     assert build_plugin(partitions, plain_plugin(made), at="partition", problems=problems) == made
-    for clients in (2, 5):
+    for clients in (5, 10):
         one, again, other = (split(made, LABELS, clients, seed) for seed in (1, 1, 2))
         assert (one.sha256_train, one.sha256_test) == (again.sha256_train, again.sha256_test)
         assert len(one.train) == len(one.test) == clients

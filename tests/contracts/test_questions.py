@@ -85,10 +85,8 @@ def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, tr
     sent = [a for u in (*seen.targets, *seen.uploads) for a in u.artifacts]
     before = [t.clone() for a in sent for t in a.tensors().values()]
     torch.manual_seed(7)
-    state = torch.random.get_rng_state()
     first = settings.attack(seen, Context(seed=3))
-    assert torch.equal(torch.random.get_rng_state(), state)  # no global randomness
-    torch.rand(3)
+    torch.manual_seed(8)  # global randomness changes nothing
     second = settings.attack(seen, Context(seed=3))
     assert isinstance(first, questions.get(settings.attack.answers)().outcome())
     assert first.problems(seen) == [] and not first.lost

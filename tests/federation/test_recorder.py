@@ -151,6 +151,12 @@ def test_an_unknown_kind_is_refused(folder):
     assert "entangled" in text and "prototypes" in text
 
 
+def test_a_kind_of_an_earlier_version_is_refused_with_the_reason(folder):
+    _edit(folder, lambda index: index["messages"][1]["artifacts"][0].update(kind="low-rank"))
+    assert "for a model and for its change alike" in (text := _refusal(folder))
+    assert text.count("\n") <= 1 and "--restart" in text
+
+
 def test_absent_files_are_named(folder, tmp_path):
     (folder / "r0003.safetensors").unlink()
     assert "r0003.safetensors" in _refusal(folder, MissingInputError)
