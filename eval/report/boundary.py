@@ -200,7 +200,7 @@ def _accuracies(
             va="bottom",
             color=BLUE,
         )
-    published = by_method.loc[methods, "published"].dropna()
+    published = by_method["published"].loc[list(methods)].dropna()
     axes.errorbar(
         [methods.index(str(heading)) + 0.3 for heading in published.index],
         100 * published.to_numpy(dtype=float),

@@ -253,13 +253,14 @@ def _image(axes: Axes, image: Tensor) -> None:
 def _beside(axes: Axes, note: str) -> None:
     """Write a note at the left of an image, its first line in bold."""
     head, _, rest = note.partition("\n")
-    for words, down, style in (
-        (head, 0, {"fontsize": TEXT, "weight": "bold"}),
-        (rest, -11, {"fontsize": 6.2, "color": "#333333", "linespacing": 1.25}),
+    for words, down, size, weight, colour in (
+        (head, 0, TEXT, "bold", "black"),
+        (rest, -11, 6.2, "normal", "#333333"),
     ):
         axes.annotate(
             plain(words), (0, 1), (-6, down), xycoords="axes fraction",
-            textcoords="offset points", ha="right", va="top", **style,
+            textcoords="offset points", ha="right", va="top", linespacing=1.25, fontsize=size,
+            weight=weight, color=colour,
         )  # fmt: skip
 
 
