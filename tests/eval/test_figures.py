@@ -118,6 +118,13 @@ def test_sheet_refuses_what_does_not_fit(scored):
         reconstruction_sheet(scores, images, title="t", extra={"ceiling": images[:3]})
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sheet_without_rows_is_its_title_and_caption():
+    figure = image_sheet({"a": torch.zeros(0, 1, 8, 8)}, [], title="t", caption="all diverged")
+    figure.canvas.draw()
+    assert figure.axes == [] and texts(figure) == "t\nall diverged"
+
+
 def test_image_sheet_draws_colour_and_marks_the_diverged():
     images = torch.rand(2, 3, 8, 8)
     images[1] = float("nan")
