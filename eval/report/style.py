@@ -62,7 +62,7 @@ def framed(
         height: of what is drawn (in); title and caption add theirs.
         images: whether images of one shape are drawn, which then stand close together.
     """
-    per_line = int((width - 2 * _MARGIN) * 19)
+    per_line = int((width - 2 * _MARGIN) * 18)
     lines = [
         (line, part.startswith(("COUNTERFACTUAL:", "ORACLE:")))
         for part in caption.splitlines()
