@@ -27,6 +27,8 @@ from .style import (
     tidy,
 )
 
+WIDEST = 18
+"""Characters of a method's name above its column."""
 GRID = 120
 """Points along each side of the grid on which a prediction is drawn."""
 
@@ -93,7 +95,7 @@ def decision_boundaries(
             axes = figure.add_subplot(grid[k, number])
             _draw(axes, view, extent[k])
             if k == 0:
-                axes.set_title(plain(heading), fontsize=TEXT, weight="bold")
+                axes.set_title(plain(heading, WIDEST), fontsize=TEXT, weight="bold")
             if number == 0:
                 axes.set_ylabel(f"client {k}", fontsize=TEXT)
     below = figure.add_subplot(grid[rows, :])
@@ -200,7 +202,7 @@ def _accuracies(
             va="bottom",
             color=BLUE,
         )
-    published = by_method.loc[methods, "published"].dropna()
+    published = by_method["published"].loc[list(methods)].dropna()
     axes.errorbar(
         [methods.index(str(heading)) + 0.3 for heading in published.index],
         100 * published.to_numpy(dtype=float),
@@ -215,7 +217,7 @@ def _accuracies(
     axes.axhline(100 * best, color=GREEN, linestyle="--", linewidth=1, label="best on average")
     axes.axhline(50, color="#666666", linestyle=":", linewidth=1, label="chance")
     axes.set_xlim(-0.5, len(methods) - 0.5)
-    axes.set_xticks(range(len(methods)), [plain(method) for method in methods])
+    axes.set_xticks(range(len(methods)), [plain(method, WIDEST) for method in methods])
     axes.set_ylabel("test accuracy (%)")
     tidy(axes)
     axes.grid(False, axis="x")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.text import visible
 from fedre_privacy.core.units import plural
 
 from ..score import Scores
@@ -217,22 +218,29 @@ def image_sheet(
     if gap_before is not None:
         ratios.insert(gap_before, 0.15)
     width = blocks * (1.6 + sum(ratios) * (cell + 0.06)) + 0.2
-    tallest = max(1 + heading.count("\n") for heading in columns)
-    height = rows * (cell + 0.06) + 0.14 * tallest
+    heads = [_narrow(heading) for heading in columns]
+    height = rows * (cell + 0.06) + 0.14 * max(1 + head.count("\n") for head in heads)
     figure = framed(max(width, 5.2), height, title, caption, images=True)
     grid = figure.add_gridspec(rows, blocks * len(ratios), width_ratios=ratios * blocks)
     for row, note in enumerate(notes):
         block, line = divmod(row, rows)
-        for number, (heading, images) in enumerate(columns.items()):
+        for number, images in enumerate(columns.values()):
             at = number + (gap_before is not None and number >= gap_before)
             axes = figure.add_subplot(grid[line, block * len(ratios) + at])
             _image(axes, images[row])
             if line == 0:
-                axes.set_title(plain(heading), fontsize=SMALL, pad=4)
+                axes.set_title(heads[number], fontsize=SMALL, pad=4)
             if number == 0:
                 _beside(axes, note)
     settle(figure)
     return figure
+
+
+def _narrow(heading: str) -> str:
+    """A heading in lines that fit above an image."""
+    return "\n".join(
+        plain(part) for line in heading.splitlines() for part in textwrap.wrap(visible(line), 16)
+    )
 
 
 def _image(axes: Axes, image: Tensor) -> None:
@@ -253,13 +261,14 @@ def _image(axes: Axes, image: Tensor) -> None:
 def _beside(axes: Axes, note: str) -> None:
     """Write a note at the left of an image, its first line in bold."""
     head, _, rest = note.partition("\n")
-    for words, down, style in (
-        (head, 0, {"fontsize": TEXT, "weight": "bold"}),
-        (rest, -11, {"fontsize": 6.2, "color": "#333333", "linespacing": 1.25}),
+    for words, down, size, weight, colour in (
+        (head, 0, TEXT, "bold", "black"),
+        (rest, -11, 6.2, "normal", "#333333"),
     ):
         axes.annotate(
-            plain(words), (0, 1), (-6, down), xycoords="axes fraction",
-            textcoords="offset points", ha="right", va="top", **style,
+            "\n".join(plain(line, LONGEST) for line in words.split("\n")), (0, 1), (-6, down),
+            xycoords="axes fraction", textcoords="offset points", ha="right", va="top",
+            linespacing=1.25, fontsize=size, weight=weight, color=colour,
         )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def framed(
         height: of what is drawn (in); title and caption add theirs.
         images: whether images of one shape are drawn, which then stand close together.
     """
-    per_line = int((width - 2 * _MARGIN) * 19)
+    per_line = int((width - 2 * _MARGIN) * 18)
     lines = [
         (line, part.startswith(("COUNTERFACTUAL:", "ORACLE:")))
         for part in caption.splitlines()
@@ -77,10 +77,9 @@ def framed(
         w_pad=_MARGIN / 4 if images else _MARGIN / 2,
         h_pad=_MARGIN / 4,
     )
-    left, size = _MARGIN / width, (width - 2 * _MARGIN) * 72 / (0.72 * max(len(title), 1))
-    figure.text(
-        left, 1 - 0.1 / whole, plain(title), fontsize=min(TITLE, size), weight="bold", va="top"
-    )
+    left, head = _MARGIN / width, plain(title)
+    size = min(TITLE, (width - 2 * _MARGIN) * 72 / (0.72 * max(len(head), 1)))
+    figure.text(left, 1 - 0.1 / whole, head, fontsize=size, weight="bold", va="top")
     for row, (line, flagged) in enumerate(reversed(lines)):
         figure.text(
             left,
@@ -108,7 +107,8 @@ def settle(figure: Figure, below: float = 0.0) -> float:
     left, low, wide, high = engine.get()["rect"]
     share = below / figure.get_figheight()
     engine.set(rect=(left, low + share, wide, high - share))
-    engine.execute(figure)
+    if figure.axes:  # a sheet on which every target diverged has none
+        engine.execute(figure)
     figure.set_layout_engine("none")
     return float(low)
 

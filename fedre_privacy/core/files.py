@@ -65,7 +65,7 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     safe = frame.rename(columns=_cell)
     for at, kind in enumerate(safe.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
-            safe.isetitem(at, safe.iloc[:, at].map(_cell).astype(object))
+            safe.isetitem(at, safe.iloc[:, at].map(_cell).astype(object).array)
     write_text(path, safe.to_csv(index=False))
 
 

@@ -34,6 +34,7 @@ from fedre_privacy.core import errors
 from fedre_privacy.core.config import plain
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.text import visible
 from fedre_privacy.core.types import Artifact, Observation, Outcome
 
 from . import walls
@@ -274,7 +275,7 @@ def _played(
                 os.kill(pid, signal.SIGKILL)
         written = _written(folder)
         if written:
-            print(written, end="", file=sys.stderr)
+            print(visible(written), end="", file=sys.stderr)
 
 
 def _next(line: Line, attack: str, folder: Path) -> Frame:

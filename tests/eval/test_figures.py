@@ -1,9 +1,12 @@
 """Figures: chosen rows, what is drawn, and files that are whole or absent."""
 
+import warnings
+
 import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.eval import evaluate, mean_images
@@ -16,11 +19,17 @@ from fedre_privacy.eval.report import (
     save_figure,
     training_curves,
 )
+from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
+from fedre_privacy.eval.report.frontier import Point, frontier
+from fedre_privacy.eval.report.matrix import Cell, matrix
+from fedre_privacy.eval.report.measures import Bar, measure_chart
+from fedre_privacy.eval.report.prototype_map import prototype_map
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 
 
 def texts(figure):
-    return "\n".join(text.get_text() for text in figure.texts)
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 @pytest.fixture
@@ -109,6 +118,13 @@ def test_sheet_refuses_what_does_not_fit(scored):
         reconstruction_sheet(scores, images, title="t", extra={"ceiling": images[:3]})
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sheet_without_rows_is_its_title_and_caption():
+    figure = image_sheet({"a": torch.zeros(0, 1, 8, 8)}, [], title="t", caption="all diverged")
+    figure.canvas.draw()
+    assert figure.axes == [] and [t.get_text() for t in figure.texts] == ["t", "all diverged"]
+
+
 def test_image_sheet_draws_colour_and_marks_the_diverged():
     images = torch.rand(2, 3, 8, 8)
     images[1] = float("nan")
@@ -119,24 +135,111 @@ def test_image_sheet_draws_colour_and_marks_the_diverged():
         image_sheet({"a": torch.rand(2, 2, 8, 8)}, ["x", "y"], title="t")
 
 
-def test_nothing_drawn_lies_outside_the_page(scored, metrics_frame):
+ODD = "$x^2$ & <b> \x1b[31m\u202e_^{\\frac"
+LONG = "word " * 60
+
+
+def every_figure(scored, metrics_frame):
+    """Each kind of figure by its name, few and many rows, with long captions and odd names."""
     scores, images = scored
-    for figure in (
-        reconstruction_sheet(scores, images, title="long " * 40, caption="word " * 60, count=16),
-        reconstruction_sheet(scores, images, title="t", count=3, extra={"ceiling": images}),
-        partition_picture(torch.randint(0, 9, (12, 10)), class_names=["automobile"] * 10),
-        attack_trace(torch.arange(5), torch.rand(5, 3) + 1, caption="word " * 60),
-        training_curves(metrics_frame, caption="word " * 60),
-    ):
-        figure.canvas.draw()
+    few = {"recovered": images[:3], "a\nheading": images[:3]}
+    many = {"recovered": images.repeat(2, 1, 1, 1)[:24], ODD: images.repeat(2, 1, 1, 1)[:24]}
+    notes = [f"best\nclient {n}, class {ODD}\nPSNR 15.40 (floor 18.61)" for n in range(24)]
+    names = [ODD, "$5", "A" * 60, *"defghij"]
+    counts = torch.randint(0, 9, (12, 10), generator=torch.Generator().manual_seed(0))
+    dots = tuple(Dot(n + 0.5, 0.1, 0.2) for n in range(24))
+    columns = [Column(ODD, dots), Column("log\nscale", dots, log=True)]
+    variants = [*names, *map(str, range(14))]
+    points = [
+        Point(name, 0.4 + 0.02 * n, 0.03, 10.0 ** (n % 5), n % 4 - 1.0, 0.3, "dip", 3)
+        for n, name in enumerate(names)
+    ]
+    cells = [Cell(row, column, 0.5, "dB", "") for row in names for column in names[:4]]
+    lines = [RoundPoint(p, ODD, r, r, 0.1) for p in (ODD, "b", "c", "d", "e") for r in (1, 5)]
+    plane = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    labels, clients = [n % 11 - 1 for n in range(40)], [n // 10 for n in range(40)]
+    view = ClientView(plane, torch.arange(40) % 2, lambda p: p[:, 0])
+    accuracy = {
+        f"acc_post_broadcast{end}": 0.6 + d for end, d in (("", 0), ("_low", -0.1), ("_high", 0.1))
+    }
+    means = pd.DataFrame({"method": [ODD, "b"], "published": [0.6, None], **accuracy})
+    runs = means[["method", "acc_post_broadcast"]]
+    return {
+        "sheet": reconstruction_sheet(scores, images, title=ODD * 9, caption=LONG, count=16),
+        "ceiling": reconstruction_sheet(
+            scores, images, title=ODD, count=3, extra={"ceiling": images}
+        ),
+        "three": image_sheet(few, notes[:3], title=ODD, caption=LONG, gap_before=1),
+        "twenty-four": image_sheet(many, notes, title=ODD, caption=LONG),
+        "partition": partition_picture(counts, class_names=names, title=ODD, caption=LONG),
+        "trace": attack_trace(torch.arange(5), torch.rand(5, 3) + 1, title=ODD, caption=LONG),
+        "curves": training_curves(metrics_frame, title=ODD, caption=LONG),
+        "comparison": comparison(variants, columns, title=ODD, caption=LONG),
+        "comparison of three": comparison(names[:3], [Column("a", dots[:3])], title="t"),
+        "frontier": frontier(points, caption=LONG),
+        "matrix": matrix(cells, caption=LONG),
+        "measures": measure_chart([Bar(n, 0.5, (0, 1), 0.2, 9) for n in names], title=ODD),
+        "map": prototype_map(plane, labels, clients, class_names=names, caption=LONG),
+        "rounds": leakage_by_rounds(lines, across="attacked round", caption=LONG),
+        "boundary": decision_boundaries(
+            {ODD: [view, view], "b": [view, view]}, means, runs, best=0.6, published_error=0.03,
+            title=ODD, caption=LONG,
+        ),
+    }  # fmt: skip
+
+
+DRAWN: dict[str, Figure] = {}
+
+
+@pytest.fixture
+def drawn(scored, metrics_frame):
+    """Every kind of figure by its name, made and drawn once."""
+    if not DRAWN:
+        DRAWN.update(every_figure(scored, metrics_frame))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as a layout that found no room
+            for figure in DRAWN.values():
+                figure.canvas.draw()
+    return DRAWN
+
+
+def test_nothing_drawn_lies_outside_the_page_or_on_the_caption(drawn):
+    for kind, figure in drawn.items():
         canvas = figure.canvas.get_renderer()
         width, height = figure.canvas.get_width_height()
-        boxes = {text.get_text(): text.get_window_extent(canvas) for text in figure.texts}
-        boxes |= {str(number): axes.get_tightbbox(canvas)
-                  for number, axes in enumerate(figure.axes)}  # fmt: skip
-        for name, box in boxes.items():
-            assert box.x0 >= 0 and box.y0 >= 0, name
-            assert box.x1 <= width + 1 and box.y1 <= height + 1, name
+        words = [text.get_window_extent(canvas) for text in figure.texts]
+        parts = [part.get_tightbbox(canvas) for part in (*figure.axes, *figure.legends)]
+        for box in (*words, *parts):
+            assert box.x0 >= 0 and box.y0 >= 0, kind
+            assert box.x1 <= width + 1 and box.y1 <= height + 1, kind
+        for box in parts:
+            assert not any(box.overlaps(text) for text in words), kind
+        for axes in figure.axes:
+            assert axes.bbox.width > 8 and axes.bbox.height > 8, kind
+
+
+def test_images_and_their_notes_do_not_overlap(drawn):
+    for kind in ("sheet", "ceiling", "three", "twenty-four", "boundary", "rounds", "comparison"):
+        figure = drawn[kind]
+        canvas = figure.canvas.get_renderer()
+        parts = (*figure.axes, *figure.legends)
+        boxes = [part.get_tightbbox(canvas).padded(-1) for part in parts]
+        for n, box in enumerate(boxes):
+            assert not any(box.overlaps(other) for other in boxes[:n]), kind
+        if kind in ("sheet", "three", "twenty-four"):  # images stand close together, in full size
+            assert min(axes.bbox.width for axes in figure.axes) > 0.6 * figure.dpi, kind
+
+
+def test_names_are_drawn_letter_by_letter(drawn):
+    seen = set()
+    for figure in drawn.values():
+        for text in figure.findobj(Text):
+            if "x^2" in text.get_text() or "5" == text.get_text()[-1:]:
+                shown, math = text._preprocess_math(text.get_text())  # what a renderer is given
+                assert not math or "mathdefault" in shown
+                seen.add(shown)
+    assert not {"\x1b", "\u202e"} & set("".join(seen))
+    assert "$5" in seen and any(r"$x^2$ & <b> \x1b[31m\u202e" in text for text in seen)
 
 
 def test_trace_shows_median_and_quartiles():

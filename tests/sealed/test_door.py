@@ -166,8 +166,8 @@ def test_an_answer_is_checked_on_this_side_too(run_plugin):
 
 
 def test_what_a_plugin_prints_is_repeated(run_plugin, capsys):
-    run_plugin("print('hello from inside', flush=True)", "return self.answer(observation)")
-    assert "hello from inside" in capsys.readouterr().err
+    run_plugin(r"print('hello from inside \x1b[2J', flush=True)", "return self.answer(observation)")
+    assert r"hello from inside \x1b[2J" in capsys.readouterr().err
 
 
 def test_an_interrupted_attack_leaves_no_process(run_plugin):
