@@ -113,11 +113,6 @@ class Attack:
         """Knowledge that it cannot do without under its settings; `needs` and maybe more."""
         return self.needs
 
-    @classmethod
-    def defaults_for(cls, image_shape: tuple[int, int, int]) -> dict[str, Any]:
-        """Settings whose measured best value depends on the image size (C, H, W)."""
-        return {}
-
     def adapts(self, observation: Observation) -> StepsAt:
         """Steps of `adapts_to` that change its answer here, if a channel holds them.
 

@@ -1,48 +1,61 @@
-"""The front door for Python: train, attack and benchmark in one call each.
+"""The front door: train, attack and benchmark in one call each, for Python and for the commands.
 
-The functions take what the commands take, under the same names, and make the same settings of
-it: ``train("fedre", rounds=5)`` and ``fedre-train --protocol fedre --rounds 5`` name the same run
-folder, and whichever comes second reads back what the first has done. Every other setting is
-given by its dotted name: ``set={"attack.steps": 300}`` is ``--set attack.steps=300``.
+The functions take what the commands take, under the same names: ``train("fedre", rounds=5)`` and
+``fedre-train --protocol fedre --rounds 5`` name the same run folder, and whichever comes second
+reads back what the first has done. Wherever a part is named, its name, a name with settings or an
+object will do: ``"fedre"``, ``{"name": "fedre", "resample": False}``, ``FedRE(resample=False)``.
+Other settings have dotted names: ``set={"train.lr": 0.1}`` is ``--set train.lr=0.1``.
+
+Each call resolves settings once, all problems together; the functions whose names begin with
+`run_` take settings that are resolved.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
-from fedre_privacy.cli import attack as attack_command
-from fedre_privacy.cli import benchmark as benchmark_command
-from fedre_privacy.cli import train as train_command
-from fedre_privacy.cli.job import WORKER
-from fedre_privacy.cli.options import choose_device, gather
-from fedre_privacy.core.config import load_yaml
+from fedre_privacy.attacks.base import Attack
+from fedre_privacy.core.config import load_yaml, merge, nested
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.types import ThreatModel
+from fedre_privacy.data.base import Dataset
+from fedre_privacy.defenses.base import Defense
+from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.report import training_curves
+from fedre_privacy.job import WORKER
+from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
+from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
+from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
-from fedre_privacy.runs import training as training
+from fedre_privacy.runs import training
+from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,
+    AttackSettings,
+    TrainSettings,
     check_sections,
+    required,
     resolve_attack,
     resolve_training,
 )
+from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 
@@ -116,14 +129,15 @@ class BenchmarkResult(benchmarking.BenchmarkResult):
 
 
 def train(
-    protocol: str | None = None,
-    dataset: str | None = None,
+    protocol: str | Settings | Protocol | None = None,
+    dataset: str | Settings | Dataset | None = None,
     *,
     clients: int | None = None,
     rounds: int | None = None,
-    partition: str | None = None,
-    models: str | None = None,
-    scheme: str | None = None,
+    partition: str | Settings | Partition | None = None,
+    models: str | Settings | ModelSettings | None = None,
+    scheme: str | Settings | Entanglement | None = None,
+    defense: str | Settings | Defense | Sequence[str | Settings | Defense] | None = None,
     seed: int | None = None,
     preset: str | Sequence[str] = (),
     set: Settings | None = None,
@@ -136,9 +150,10 @@ def train(
     """Train a federation and record what it exchanges, or return the identical earlier run.
 
     Args:
-        protocol, dataset, clients, rounds, partition, models, scheme, seed: as in ``fedre-train
-            --help``; None is the command's default (fedre, digits, 10 clients, 20 rounds,
-            ``pra:0.1``, cnn4, rap, 0). `scheme` and `protocol` may be ``module:Class``.
+        protocol, dataset, clients, rounds, partition, models, scheme, defense, seed: as in
+            ``fedre-train --help``, parts also as objects; None is the command's default (fedre,
+            digits, 10 clients, 20 rounds, ``pra:0.1``, cnn4, rap, no defence, 0). Your own
+            protocol, scheme or defence may be ``module:Class``.
         preset: named settings, the later ones win; options win over all.
         set: any other setting by its dotted name, for example ``{"train.lr": 0.05}``.
         runs: folder of the run folders.
@@ -150,45 +165,62 @@ def train(
     Raises:
         FedreError: whatever the command would refuse, with what is needed.
     """
-    options = _options(
-        train_command.parser(),
-        set,
-        preset=[preset] if isinstance(preset, str) else list(preset),
-        protocol=protocol,
-        dataset=dataset,
-        clients=clients,
-        rounds=rounds,
-        partition=partition,
-        models=models,
-        scheme=scheme,
-        seed=seed,
-    )
-    values, where = gather(options)
-    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of an attack; train only trains")
+    given = training_values(
+        protocol=protocol, dataset=dataset, clients=clients, rounds=rounds, partition=partition,
+        models=models, scheme=scheme, defense=defense, seed=seed,
+    )  # fmt: skip
+    values, where = layered(given, _assigned(set), presets=_several(preset))
+    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")
     check_sections(values, where, problems)
     settings = resolve_training(values, where, problems)
-    if problems or settings is None:
-        raise ConfigError(*problems)
+    return run_training(
+        required(settings, problems, see="fedre-train --explain"), runs=Path(runs),
+        device=choose_device(device), resume=resume, restart=restart, report=report,
+    )  # fmt: skip
+
+
+def run_training(
+    settings: TrainSettings,
+    *,
+    runs: Path,
+    device: torch.device,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    attack: AttackSettings | None = None,
+) -> Run:
+    """Train a federation of resolved settings, or return the identical earlier run; see `train`.
+
+    Args:
+        attack: what the run is for. What this attack would refuse is refused before anything is
+            trained, and a run that is complete is kept in spite of `restart`.
+    """
+    prepared = None
+    if attack is not None and recorded.status_of(runs / settings.run_name) == recorded.COMPLETE:
+        restart = False
+    elif attack is not None:
+        attacking.check_ahead(settings, attack)
+        prepared = training.prepare(settings, device)
+        for metric in attack.metrics.values():
+            metric.check(prepared.data.image_shape)
     run = training.train(
-        settings,
-        runs=Path(runs),
-        device=choose_device(device),
-        resume=resume,
-        restart=restart,
-        report=report,
-    )
+        settings, runs=runs, device=device, resume=resume, restart=restart, report=report,
+        prepared=prepared,
+    )  # fmt: skip
     return Run(run.folder)
 
 
 def attack(
     run: recorded.Run | str | Path,
+    attack: str | Settings | Attack | None = None,
     target: str | None = None,
-    attack: str | None = None,
     *,
-    threat: str | None = None,
+    threat: str | ThreatModel | None = None,
+    attacker: str | None = None,
     targets: int | None = None,
     round: int | None = None,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str | Settings | Metric] | None = None,
+    via: str | Settings | Attack | None = None,
     set: Settings | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -200,12 +232,16 @@ def attack(
 
     Args:
         run: what `train` returned, or a run's folder.
+        attack: an object, a name or ``module:Class``; None: the one for the target (``dip`` for
+            images).
         target: what is attacked, as in ``fedre-attack --help``; None: what was uploaded.
-        attack: its name or ``module:Class``; None: the one for the target (``dip`` for images).
         threat: what the attacker knows; None: ``fedre-paper``.
+        attacker: ``adaptive`` (knows the run's defences) or ``naive``; None: adaptive.
         targets: targets at most; None: 24.
         round: round to attack; None: the last one.
-        metrics: names of metrics; None: PSNR, SSIM and MSE.
+        metrics: names or objects; None: PSNR, SSIM and MSE.
+        via: with target ``recovered-prototypes`` the attack that recovers them; None:
+            ``disentangle``.
         set: any other setting by its dotted name, for example ``{"attack.steps": 300}``.
         device: auto, cpu, cuda or cuda:N.
         resume: go on with an unfinished attack of these settings.
@@ -219,39 +255,180 @@ def attack(
     """
     if not isinstance(run, recorded.Run):
         run = Run(Path(run))
-    attacking.require_complete(run)
-    evaluation = {"targets": targets, "round": round, "metrics": metrics}
-    given: dict[str, Any] = {
-        "target": target,
-        "threat": threat,
-        "attack": None if attack is None else {"name": attack},
-        "eval": {key: value for key, value in evaluation.items() if value is not None} or None,
-    }
-    values, where = gather(
-        _options(attack_command.parser(), set), {k: v for k, v in given.items() if v is not None}
-    )
+    given = attack_values(
+        attack=attack, target=target, threat=threat, attacker=attacker, targets=targets,
+        round=round, metrics=metrics, via=via,
+    )  # fmt: skip
+    values, where = layered(given, _assigned(set))
     problems = _misplaced(set, TRAIN_SECTIONS, "a setting of the training, which is recorded")
     check_sections(values, where, problems)
-    settings = resolve_attack(
-        values,
-        where,
-        problems,
-        image_shape=run.image_shape,
-        uploads=run.settings.protocol.uploads,
-    )
-    if problems or settings is None:
-        raise ConfigError(*problems)
-    result = attacking.attack(
-        run,
-        settings,
-        device=choose_device(device),
-        resume=resume,
-        restart=restart,
-        report=report,
+    uploads = run.settings.protocol.uploads
+    settings = resolve_attack(values, where, problems, uploads=uploads)
+    return run_attack(
+        run, required(settings, problems, see="fedre-attack --explain"),
+        device=choose_device(device), resume=resume, restart=restart, report=report,
         isolation=isolation,
-    )
+    )  # fmt: skip
+
+
+def run_attack(
+    run: recorded.Run,
+    settings: AttackSettings,
+    *,
+    device: torch.device,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    isolation: str = AUTO,
+) -> AttackResult:
+    """Attack a recorded run by resolved settings and write its page; see `attack`."""
+    result = attacking.attack(
+        run, settings, device=device, resume=resume, restart=restart, report=report,
+        isolation=isolation,
+    )  # fmt: skip
     attack_page(result)
     return AttackResult(**_fields(result))
+
+
+def benchmark(
+    protocols: Sequence[str | Settings | Protocol] = (),
+    schemes: Sequence[str | Settings | Entanglement] = (),
+    *,
+    defenses: Sequence[str | Settings | Defense] = (),
+    vary: Mapping[str, Settings] | None = None,
+    sweep: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    attacks: Sequence[str | Settings | Attack] | None = None,
+    targets: int | None = None,
+    dataset: str | Settings | Dataset | None = None,
+    clients: int | None = None,
+    rounds: int | None = None,
+    partition: str | Settings | Partition | None = None,
+    models: str | Settings | ModelSettings | None = None,
+    set: Settings | None = None,
+    runs: str | Path = "runs",
+    out: str | Path | None = None,
+    jobs: int = 1,
+    engine: str = "local",
+    device: str = "auto",
+    retry: bool = False,
+    prune: bool = False,
+    report: Report = silent,
+) -> BenchmarkResult:
+    """Train and attack variants over seeds, and set them side by side.
+
+    Every job runs in a process of its own; what is finished is read back. A variant that fails
+    does not stop the others: see `BenchmarkResult.failures`.
+
+    Args:
+        protocols, schemes, defenses: what is compared; names, ``module:Class`` (a module that a
+            new process in this folder can import), names with settings
+            (``{"name": "m-of-n", "m": 2}``), or objects. Schemes are those of fedre; defences
+            multiply the rest.
+        vary: further variants, label to settings: ``{"one epoch": {"train": {"epochs": 1}}}``.
+        sweep: a sweep file in place of what to compare, seeds, attacks and targets.
+        seeds: of the trainings.
+        attacks: ``attack``, ``attack@target``, ``attack@target@threat``, objects, or settings such
+            as ``{"attack": DeepImagePrior(steps=300), "target": "prototypes"}``; None: those that
+            fit each variant's uploads.
+        targets: targets per attack that is given by name or object.
+        dataset, clients, rounds, partition, models, set: of all trainings, as for `train`.
+        runs: folder of the run folders.
+        out: folder of the benchmark; None: one in `runs`.
+        jobs: trainings at once.
+        engine: where jobs run, ``local`` or ``ray``.
+        device: auto, cpu, cuda or cuda:N.
+        retry: run again what failed before.
+        prune: remove models and uploads of finished runs.
+        report: called with an `Event` for every finished job.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+    given = training_values(
+        dataset=dataset, clients=clients, rounds=rounds, partition=partition, models=models
+    )
+    values, _ = layered(given, _assigned(set))
+    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of an attack; give it in 'attacks'")
+    wanted = comparison(
+        values, problems, sweep=None if sweep is None else Path(sweep),
+        protocols=_several(protocols), schemes=_several(schemes), defenses=_several(defenses),
+        vary=vary, seeds=seeds, attacks=None if attacks is None else _several(attacks),
+        targets=targets,
+    )  # fmt: skip
+    return run_benchmark(
+        wanted, runs=Path(runs), out=None if out is None else Path(out), jobs=jobs,
+        engine=engine, device=choose_device(device), retry=retry, prune=prune, report=report,
+    )  # fmt: skip
+
+
+def comparison(
+    base: Settings, problems: list[str], *, sweep: Path | None, **described: Any
+) -> benchmarking.Benchmark:
+    """Resolve what a benchmark compares.
+
+    Args:
+        base: sections of settings that all trainings share.
+        problems: found before; they are reported with those of the rest.
+        sweep: a sweep file, which then describes the benchmark.
+        described: the keys of a sweep file, see `study.benchmark.read_sweep`.
+
+    Raises:
+        ConfigError: all problems; names beside a sweep file; nothing to compare.
+    """
+    check_sections(base, {}, problems)
+    named = ("protocols", "schemes", "defenses", "vary", "attacks")
+    extra = [name for name in named if sweep is not None and described.get(name)]
+    if extra:
+        problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
+    if problems:
+        raise ConfigError(*problems)
+    if sweep is not None:
+        return benchmarking.read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+    return benchmarking.read_sweep(described, base, name="")
+
+
+def run_benchmark(
+    wanted: benchmarking.Benchmark,
+    *,
+    runs: Path,
+    out: Path | None = None,
+    jobs: int = 1,
+    engine: str = "local",
+    device: torch.device,
+    retry: bool = False,
+    prune: bool = False,
+    report: Report = silent,
+) -> BenchmarkResult:
+    """Run what a benchmark compares and write its page; see `benchmark`."""
+    result = benchmarking.benchmark(
+        wanted, folder=out or runs / "benchmarks" / wanted.name, runs=runs, device=str(device),
+        workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
+    )  # fmt: skip
+    write_benchmark_report(result)
+    return BenchmarkResult(**_fields(result))
+
+
+def _assigned(chosen: Settings | None) -> Settings:
+    """Single settings by their dotted names, nested."""
+    out: dict[str, Any] = {}
+    for key, value in (chosen or {}).items():
+        out = merge(out, nested(key, written(value)))
+    return out
+
+
+def _misplaced(chosen: Settings | None, sections: Sequence[str], why: str) -> list[str]:
+    return [f"'{key}' is {why}." for key in in_sections(chosen or {}, sections)]
+
+
+def _several(given: Any) -> list[Any]:
+    """One or several as a list; text, settings and objects are one."""
+    several = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    return list(given) if several else [given]
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
 
 
 def _with_page(
@@ -270,120 +447,3 @@ def _with_page(
 
 
 attack_module = _with_page(own_module.attack_module)
-
-
-def benchmark(
-    protocols: Sequence[str | Settings] = (),
-    schemes: Sequence[str | Settings] = (),
-    *,
-    defenses: Sequence[str | Settings] = (),
-    vary: Mapping[str, Settings] | None = None,
-    sweep: str | Path | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    attacks: Sequence[str | Settings] | None = None,
-    targets: int | None = None,
-    dataset: str | None = None,
-    clients: int | None = None,
-    rounds: int | None = None,
-    partition: str | None = None,
-    models: str | None = None,
-    set: Settings | None = None,
-    runs: str | Path = "runs",
-    out: str | Path | None = None,
-    jobs: int = 1,
-    engine: str = "local",
-    device: str = "auto",
-    retry: bool = False,
-    prune: bool = False,
-    report: Report = silent,
-) -> BenchmarkResult:
-    """Train and attack variants over seeds, and set them side by side.
-
-    Every job runs in a process of its own; what is finished is read back. A variant that fails
-    does not stop the others: see `BenchmarkResult.failures`.
-
-    Args:
-        protocols, schemes, defenses: what is compared; names, ``module:Class`` (a module that a
-            new process in this folder can import), or a name with settings:
-            ``{"name": "m-of-n", "m": 2}``. Schemes are those of fedre; defences multiply the rest.
-        vary: further variants, label to settings: ``{"one epoch": {"train": {"epochs": 1}}}``.
-        sweep: a sweep file in place of what to compare, seeds, attacks and targets.
-        seeds: of the trainings.
-        attacks: ``attack``, ``attack@target``, ``attack@target@threat``, or settings such as
-            ``{"attack": {"name": "dip", "steps": 300}, "target": "prototypes"}``; None: those
-            that fit each variant's uploads.
-        targets: targets per attack that is given by name.
-        dataset, clients, rounds, partition, models, set: of all trainings, as for `train`.
-        runs: folder of the run folders.
-        out: folder of the benchmark; None: one in `runs`.
-        jobs: trainings at once.
-        engine: where jobs run, ``local`` or ``ray``.
-        device: auto, cpu, cuda or cuda:N.
-        retry: run again what failed before.
-        prune: remove models and uploads of finished runs.
-        report: called with an `Event` for every finished job.
-
-    Raises:
-        FedreError: settings that cannot work, before anything is trained.
-    """
-    options = _options(
-        benchmark_command.parser(),
-        set,
-        dataset=dataset,
-        clients=clients,
-        rounds=rounds,
-        partition=partition,
-        models=models,
-    )
-    values, where = gather(options)
-    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of an attack; give it in 'attacks'")
-    check_sections(values, where, problems)
-    compared = {"protocols": protocols, "schemes": schemes, "defenses": defenses, "vary": vary}
-    if sweep is not None:
-        extra = [name for name, value in {**compared, "attacks": attacks}.items() if value]
-        if extra:
-            problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
-    if problems:
-        raise ConfigError(*problems)
-    if sweep is not None:
-        wanted = benchmarking.read_sweep(
-            load_yaml(Path(sweep)).values, values, name=Path(sweep).stem
-        )
-    else:
-        described = {**compared, "seeds": seeds, "attacks": attacks, "targets": targets}
-        wanted = benchmarking.read_sweep(described, values, name="")
-    runs = Path(runs)
-    result = benchmarking.benchmark(
-        wanted,
-        folder=runs / "benchmarks" / wanted.name if out is None else Path(out),
-        runs=runs,
-        device=str(choose_device(device)),
-        workers=jobs,
-        engine=engine,
-        retry=retry,
-        prune=prune,
-        worker=WORKER,
-        report=report,
-    )
-    write_benchmark_report(result)
-    return BenchmarkResult(**_fields(result))
-
-
-def _options(
-    parser: argparse.ArgumentParser, chosen: Settings | None, **given: Any
-) -> argparse.Namespace:
-    """The options of a command, as if it had been given these."""
-    options = parser.parse_args([])
-    for name, value in given.items():
-        if value is not None:
-            setattr(options, name, value)
-    options.assign = [f"{key}={json.dumps(value)}" for key, value in (chosen or {}).items()]
-    return options
-
-
-def _misplaced(chosen: Settings | None, sections: Sequence[str], why: str) -> list[str]:
-    return [f"'{key}' is {why}." for key in chosen or {} if key.split(".")[0] in sections]
-
-
-def _fields(result: Any) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}

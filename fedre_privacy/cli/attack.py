@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedre_privacy.api import run_attack, run_training
 from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError, MissingInputError, nearest
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.play.attack import attack, check_ahead, require_complete
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
-from fedre_privacy.runs.folder import COMPLETE, Run, begin, status_of
+from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.folder import COMPLETE, Run, begin, find_run, status_of
 from fedre_privacy.runs.settings import (
     ATTACKERS,
     TARGETS,
@@ -24,15 +25,16 @@ from fedre_privacy.runs.settings import (
     AttackSettings,
     TrainSettings,
     check_sections,
+    required,
     resolve_attack,
     resolve_training,
 )
-from fedre_privacy.runs.training import prepare, train
+from fedre_privacy.runs.values import attack_values
 from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
-from .explain import explain, list_all, list_for
+from .explain import explain, list_all, list_for, list_presets
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
-from .options import add_common_options, add_training_options, assigned, choose_device, gather
+from .options import add_common_options, add_training_options, assigned, gather
 from .output import Output, guarded
 from .result import print_result
 from .train import print_run
@@ -99,13 +101,20 @@ def _run(options: argparse.Namespace, output: Output) -> int:
             f"--for {options.listed} goes with list: fedre-attack list --for {options.listed}.",
             next_step=f"To attack that run: fedre-attack {options.listed}.",
         )
-    values, where = gather(options, _attack_values(options))
+    if "list" in options.preset:
+        return list_presets(output)
+    asked = attack_values(
+        attack=options.attack, target=options.target, threat=options.threat,
+        attacker=options.attacker, targets=options.targets, round=options.round,
+        metrics=options.metrics,
+    )  # fmt: skip
+    values, where = gather(options, asked)
     if options.uploads is not None:
         return run_foreign(options, values, where, TRAINING_OPTIONS, output)
     refuse_without_uploads(options)
     recorded = None
     if options.run not in (None, "list"):
-        recorded = _recorded(options.run, options.runs_dir)
+        recorded = find_run(options.run, options.runs_dir)
         _refuse_training_options(options, recorded)
         attacking = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
         values = {**attacking, **load_yaml(recorded.folder / "config.yaml").values}
@@ -114,13 +123,13 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     training = recorded.settings if recorded else resolve_training(values, where, problems)
     uploads = training.protocol.uploads if training else ()
     settings = resolve_attack(values, where, problems, uploads=uploads)
-    if problems or training is None or settings is None:
-        raise ConfigError(*problems, next_step="See fedre-attack --explain for every setting.")
+    training = required(training, problems, see="fedre-attack --explain")
+    settings = required(settings, problems, see="fedre-attack --explain")
     if options.run == "list":
         if options.listed is None:
             list_all(output)
         else:
-            list_for(_recorded(options.listed, options.runs_dir), settings.threat, output)
+            list_for(find_run(options.listed, options.runs_dir), settings.threat, output)
         return 0
     if options.explain:
         explain(training, settings, output)
@@ -128,31 +137,14 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     device = choose_device(options.device)
     if chosen(options.isolation, device) != SAME:
         warm()  # while the run is trained or read
-
-    def fit(run: Run) -> AttackSettings:
-        fitted = resolve_attack(
-            values, where, problems, image_shape=run.image_shape, uploads=uploads
-        )
-        if fitted is None:
-            raise ConfigError(*problems)
-        return fitted
-
     if options.dry_run:
-        _rehearse(recorded, training, settings, fit, options, device, output)
+        _rehearse(recorded, training, settings, options, device, output)
         return 0
-    run = recorded or _trained(training, settings, options, device, output)
+    how = {"device": device, "resume": options.resume, "restart": options.restart, "report": output}
+    run = recorded or run_training(training, runs=options.runs_dir, attack=settings, **how)
     require_complete(run)
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
-    result = attack(
-        run,
-        fit(run),
-        device=device,
-        resume=options.resume,
-        restart=options.restart,
-        report=output,
-        isolation=options.isolation,
-    )
-    attack_page(result)
+    result = run_attack(run, settings, isolation=options.isolation, **how)
     other = "representations" if result.game.kind != "representations" else "prototypes"
     print_result(
         result,
@@ -162,44 +154,6 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         then=f"fedre-attack {_quoted(run.folder)} --target {other}",
     )
     return 0
-
-
-def _attack_values(options: argparse.Namespace) -> dict[str, object]:
-    evaluation = {
-        "targets": options.targets,
-        "round": options.round,
-        "metrics": options.metrics,
-        "attacker": options.attacker,
-    }
-    values: dict[str, object] = {
-        "target": options.target,
-        "threat": options.threat,
-        "attack": None if options.attack is None else {"name": options.attack},
-        "eval": {key: value for key, value in evaluation.items() if value is not None} or None,
-    }
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _recorded(given: str, runs_dir: Path) -> Run:
-    """Find a run by its folder, or by its name among the runs.
-
-    Raises:
-        MissingInputError: neither is there; the nearest runs are named.
-    """
-    folder = Path(given)
-    for place in (folder, runs_dir / given):
-        if (place / "record.json").is_file():
-            return Run(place)
-    places = dict.fromkeys(p for p in (folder, folder.parent, runs_dir) if p.is_dir())
-    near = dict.fromkeys(found.parent for p in places for found in sorted(p.glob("*/record.json")))
-    close = nearest(folder.name, [path.name for path in near])
-    hint = next((f" Did you mean {path}?" for path in near if path.name == close), "")
-    more = f" and {len(near) - 8} more" if len(near) > 8 else ""
-    listed = f" Runs near it: {', '.join(map(str, list(near)[:8]))}{more}." if near else ""
-    raise MissingInputError(
-        f"No run at {given}: record.json is not there.{hint}{listed}",
-        next_step="Train one with fedre-train, or give --protocol instead of a folder.",
-    )
 
 
 TRAINING_OPTIONS = (
@@ -239,9 +193,7 @@ def _refuse_training_options(options: argparse.Namespace, run: Run) -> None:
 
 def _differs(sections: Mapping[str, Any], where: Mapping[str, str], run: Run) -> bool:
     problems: list[str] = []
-    settings = resolve_training(sections, where, problems)
-    if settings is None:
-        raise ConfigError(*problems)
+    settings = required(resolve_training(sections, where, problems), problems)
     return settings.plain() != run.settings.plain()
 
 
@@ -249,7 +201,6 @@ def _rehearse(
     recorded: Run | None,
     training: TrainSettings,
     settings: AttackSettings,
-    fit: Callable[[Run], AttackSettings],
     options: argparse.Namespace,
     device: torch.device,
     output: Output,
@@ -260,7 +211,6 @@ def _rehearse(
     done = recorded or (Run(folder) if status_of(folder) == COMPLETE else None)
     if done is not None:
         require_complete(done)
-        settings = fit(done)
         place = done.folder / "attacks" / settings.folder_name
         if not options.restart:
             begin(place, resume=options.resume, restart=False, what="Attack")
@@ -268,32 +218,6 @@ def _rehearse(
     for heading, text in plan.lines.items():
         output.line(heading, text)
     output.final(None, {"plan": vars(plan)})
-
-
-def _trained(
-    training: TrainSettings,
-    settings: AttackSettings,
-    options: argparse.Namespace,
-    device: torch.device,
-    output: Output,
-) -> Run:
-    """Train, or find the identical run; what the attack will refuse is refused before."""
-    prepared = None
-    unfinished = status_of(options.runs_dir / training.run_name) != COMPLETE
-    if unfinished:
-        check_ahead(training, settings)
-        prepared = prepare(training, device)
-        for metric in settings.metrics.values():
-            metric.check(prepared.data.image_shape)
-    return train(
-        training,
-        runs=options.runs_dir,
-        device=device,
-        resume=options.resume,
-        restart=options.restart and unfinished,
-        report=output,
-        prepared=prepared,
-    )
 
 
 def _again(run: Run, folder: Path, options: argparse.Namespace) -> str:

@@ -8,35 +8,55 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedre_privacy.core.config import load_yaml
+from fedre_privacy.api import comparison, run_benchmark
 from fedre_privacy.core.errors import ConfigError, PartialError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.units import human_seconds, plural
-from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.play.rehearse import rehearse_suite
-from fedre_privacy.study.benchmark import Benchmark, benchmark, planned, read_sweep
+from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.settings import ATTACK_SECTIONS
+from fedre_privacy.study.benchmark import Benchmark
 from fedre_privacy.study.sweep import ENGINES, Job
 
 from . import communication, toy
-from .job import WORKER
-from .options import add_settings_options, add_training_options, choose_device, gather
+from .explain import list_presets
+from .options import add_settings_options, add_training_options, assigned, gather
 from .output import Output, guarded
 
-OTHERS: dict[str, Callable[[Sequence[str]], int]] = {
-    "--communication": communication.main,
-    "--toy": toy.main,
+USAGE = (
+    "fedre-benchmark [SWEEP.yaml] [options]\n"
+    "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
+    "       fedre-benchmark --communication [options]\n"
+    "       fedre-benchmark --toy [options]"
+)
+Main = Callable[[Sequence[str] | None], int]
+TABLES: dict[str, tuple[Main, str]] = {
+    "--communication": (
+        communication.main,
+        "published communication tables beside ours (--communication --help)",
+    ),
+    "--toy": (toy.main, "the plane of FedRE's Figure 2, over many seeds (--toy --help)"),
 }
-"""Options that ask for a published table instead."""
+"""Options that ask for a published table instead: the command that recomputes it, and its help."""
+
+
+def _tables() -> argparse.ArgumentParser:
+    """The options that ask for a published table instead of a comparison."""
+    made = argparse.ArgumentParser(
+        prog="fedre-benchmark", usage=USAGE, add_help=False, allow_abbrev=False
+    )
+    group = made.add_argument_group("published tables").add_mutually_exclusive_group()
+    for option, (main, help) in TABLES.items():
+        group.add_argument(option, dest="table", action="store_const", const=main, help=help)
+    return made
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
-        usage="fedre-benchmark [SWEEP.yaml] [options]\n"
-        "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
-        "       fedre-benchmark --communication [options]\n"
-        "       fedre-benchmark --toy [options]",
+        usage=USAGE,
+        parents=[_tables()],
         allow_abbrev=False,
         description="Train protocols, schemes and defences over seeds, attack each, and print and "
         "draw leakage beside accuracy and communication. What is finished is not repeated.",
@@ -74,44 +94,35 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    for option, other in OTHERS.items():
-        if option in given:
-            return other(given)
-    options = parser().parse_args(given)
+    table: Main | None = _tables().parse_known_args(argv)[0].table
+    if table is not None:
+        return table(argv)
+    options = parser().parse_args(argv)
     output = Output(as_json=options.json, quiet=options.quiet)
     return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    if "list" in options.preset:
+        return list_presets(output)
     wanted = _wanted(options)
     device = choose_device(options.device)
-    jobs = planned(wanted)
-    folder = options.out or options.runs_dir / "benchmarks" / wanted.name
+    jobs = wanted.jobs
     labels = dict.fromkeys(job.label for job in jobs)
     output.line("Compare", ", ".join(labels))
     output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
     if options.dry_run:
         return _rehearse(jobs, device, output)
-    result = benchmark(
-        wanted,
-        folder=folder,
-        runs=options.runs_dir,
-        device=str(device),
-        workers=options.jobs,
-        engine=options.engine,
-        retry=options.retry,
-        prune=options.prune,
-        worker=WORKER,
-        report=_Progress(output),
-    )
-    write_benchmark_report(result)
+    result = run_benchmark(
+        wanted, runs=options.runs_dir, out=options.out, jobs=options.jobs, engine=options.engine,
+        device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
+    )  # fmt: skip
     output.text()
     output.table(result.table())
     for text in result.failures():
         output.line("FAILED", text)
-    output.line("Files", f"{folder}/{{report.html,frontier.png,results.csv}}", wrap=False)
-    output.final(folder, {"rows": result.table(), "failed": result.failures()})
+    output.line("Files", f"{result.folder}/{{report.html,frontier.png,results.csv}}", wrap=False)
+    output.final(result.folder, {"rows": result.table(), "failed": result.failures()})
     if result.failures():
         raise PartialError(
             f"{plural(len(result.failures()), 'job')} of {len(jobs)} failed; the others are in "
@@ -134,24 +145,25 @@ def _wanted(options: argparse.Namespace) -> Benchmark:
     schemes = [scheme] if scheme else []
     schemes += [name for text in (options.against, options.schemes) if text for name in _list(text)]
     protocols = _list(options.protocols) if options.protocols else []
-    if options.sweep is not None:
-        return read_sweep(load_yaml(options.sweep).values, values, name=options.sweep.stem)
-    if not schemes and not protocols:
+    if options.sweep is None and not schemes and not protocols:
         raise ConfigError(
             "Nothing to compare: give a SWEEP.yaml, --protocols, --scheme with --against, "
             "--schemes, or --communication.",
             next_step="For example: fedre-benchmark --protocols fedre,fedgh,fedavg --seeds 0.",
         )
-    return read_sweep(
-        {
-            "protocols": protocols,
-            "schemes": schemes,
-            "seeds": [_whole(seed) for seed in _list(options.seeds)],
-            "attacks": None if options.attacks == "default" else _list(options.attacks),
-            "targets": options.targets,
-        },
+    problems = [
+        f"--set {item} is a setting of an attack; a benchmark takes it from a sweep's attacks."
+        for item in assigned(options, ATTACK_SECTIONS)
+    ]
+    return comparison(
         values,
-        name="",
+        problems,
+        sweep=options.sweep,
+        protocols=protocols,
+        schemes=schemes,
+        seeds=[_whole(seed) for seed in _list(options.seeds)],
+        attacks=None if options.attacks == "default" else _list(options.attacks),
+        targets=options.targets,
     )
 
 

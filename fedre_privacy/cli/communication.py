@@ -35,7 +35,7 @@ from fedre_privacy.reproduction.communication import (
     table_11,
 )
 from fedre_privacy.reproduction.published_tables import DATA_SETS
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.folder import find_run
 
 from .output import Output, guarded
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, output: Output) -> int:
     keys = _checked(options)
-    runs = [measured(_find(path, options.runs_dir)) for path in options.measured]
+    runs = [measured(find_run(path, options.runs_dir)) for path in options.measured]
     shares = {key: _shares(key, options) for key in keys}
     cells = [_with_runs(cell, runs) for cell in table_11(shares)]
     for key, own in shares.items():
@@ -153,11 +153,6 @@ def _checked(options: argparse.Namespace) -> list[str]:
     if problems:
         raise ConfigError(*problems, next_step="See fedre-benchmark --help.")
     return keys
-
-
-def _find(path: Path, runs_dir: Path) -> Run:
-    named = runs_dir / path
-    return Run(named if not path.exists() and named.exists() else path)
 
 
 def _shares(key: str, options: argparse.Namespace) -> Shares:

@@ -112,8 +112,8 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def list_presets(output: Output) -> None:
-    """Print every preset with what it sets, those of one table under their source."""
+def list_presets(output: Output) -> int:
+    """Print every preset with what it sets, those of one table under their source; return 0."""
     for source, group in groupby(presets().values(), key=lambda preset: preset.source):
         output.text(source)
         output.table([{"preset": one.name, "sets": _flat(one.values)} for one in group])
@@ -127,6 +127,7 @@ def list_presets(output: Output) -> None:
             }
         },
     )
+    return 0
 
 
 def _flat(values: Mapping[str, Any]) -> str:

@@ -13,9 +13,10 @@ from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.play.attack import attack_into
 from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
 from fedre_privacy.play.given import prepare_given
+from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import TRAIN_SECTIONS, resolve_attack
 
-from .options import assigned, choose_device
+from .options import assigned
 from .output import Output
 from .result import print_result
 
@@ -82,7 +83,7 @@ def run_foreign(
     if options.config is not None:
         loaded = load_yaml(options.config).values
         values = {k: v for k, v in values.items() if k not in loaded or k not in OPTIONS}
-    settings = resolve_attack(values, where, problems, image_shape=shape)
+    settings = resolve_attack(values, where, problems)
     if problems or settings is None:
         raise ConfigError(*problems, next_step="See fedre-attack --help.")
     recorded = Recorded(

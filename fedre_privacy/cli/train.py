@@ -7,16 +7,21 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.api import run_training
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import Run, begin
-from fedre_privacy.runs.settings import ATTACK_SECTIONS, check_sections, resolve_training
-from fedre_privacy.runs.training import train
+from fedre_privacy.runs.settings import (
+    ATTACK_SECTIONS,
+    check_sections,
+    required,
+    resolve_training,
+)
 
-from .explain import explain
-from .options import add_common_options, add_training_options, assigned, choose_device, gather
+from .explain import explain, list_presets
+from .options import add_common_options, add_training_options, assigned, gather
 from .output import Output, guarded
 
 MOMENTS = {
@@ -46,15 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    if "list" in options.preset:
+        return list_presets(output)
     values, where = gather(options)
     problems = [
         f"--set {item} is a setting of fedre-attack; fedre-train only trains."
         for item in assigned(options, ATTACK_SECTIONS)
     ]
     check_sections(values, where, problems)
-    settings = resolve_training(values, where, problems)
-    if problems or settings is None:
-        raise ConfigError(*problems, next_step="See fedre-train --explain for every setting.")
+    resolved = resolve_training(values, where, problems)
+    settings = required(resolved, problems, see="fedre-train --explain")
     if options.explain:
         explain(settings, None, output)
         return 0
@@ -72,7 +78,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
             output.line(heading, text)
         output.final(None, {"plan": vars(plan)})
         return 0
-    run = train(
+    run = run_training(
         settings,
         runs=options.runs_dir,
         device=device,

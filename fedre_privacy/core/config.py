@@ -11,7 +11,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,7 +228,7 @@ def build_plugin(
             f"'{at}': {name} is no dataclass; the fields of any {registry.what} are its settings."
         )
         return None
-    if not getattr(cls, "name", ""):
+    if not vars(cls).get("name"):  # its own: what it inherits is another part's
         cls.name = name  # type: ignore[attr-defined]
     return build(cls, settings, at=at, problems=problems, where=where)
 
@@ -308,8 +308,12 @@ def _convert(value: Any, hint: Any) -> Any:
     raise TypeError(f"settings of type {hint} are not supported")
 
 
-def plain(instance: Any) -> dict[str, Any]:
-    """Return the settings of a dataclass instance as YAML-ready values."""
+def plain(instance: Any, part: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    """Return the settings of a dataclass instance as YAML-ready values.
+
+    Args:
+        part: writes settings that are plugins; None: `plain_plugin`.
+    """
     out: dict[str, Any] = {}
     for field in dataclasses.fields(instance):
         if "help" in field.metadata:
@@ -317,7 +321,7 @@ def plain(instance: Any) -> dict[str, Any]:
             if field.metadata.get("later") and value == field.default:
                 continue
             if "registry" in field.metadata:
-                value = plain_plugin(value)
+                value = (part or plain_plugin)(value)
             elif "section" in field.metadata:
                 value = plain(value)
             out[field.name] = list(value) if isinstance(value, tuple) else value
@@ -362,12 +366,17 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             problems.append(f"--set {item}: '{text}' is not a YAML value; quote it if it is text.")
             continue
-        for part in reversed(key.strip().split(".")):
-            value = {part: value}
-        out = merge(out, value)
+        out = merge(out, nested(key, value))
     if problems:
         raise ConfigError(*problems)
     return out
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Turn ``attack.steps`` and 500 into ``{"attack": {"steps": 500}}``."""
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def attack_module(
         artifact = kind(rows, torch.full((len(rows),), -1) if known is None else known)
     if named is None and what != "prototypes":
         named = known
-    settings = _settings(attack, what, shape, metrics, seed, number or len(rows))
+    settings = _settings(attack, what, metrics, seed, number or len(rows))
     upload = Upload(*OWN, (artifact,))
     by_class = named is not None and public_labels is not None
     given = Given(
@@ -363,20 +363,16 @@ def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> i
 def _settings(
     attack: str | Mapping[str, Any] | Attack | None,
     what: str,
-    shape: Shape,
     names: Sequence[str],
     seed: int,
     targets: int,
 ) -> AttackSettings:
-    """The attack and the metrics, with the attack's defaults for images of this size."""
+    """The attack and the metrics."""
     problems: list[str] = []
     if not isinstance(attack, Attack):
         usual = "inverting-gradients" if what == "gradient" else "dip"
         asked = {"name": attack} if isinstance(attack, str) else {"name": usual, **(attack or {})}
-        plain = build_plugin(attacks, asked, at="attack", problems=problems)
-        if plain is not None:
-            asked = {**type(plain).defaults_for(shape), **asked}
-        attack = build_plugin(attacks, asked, at="attack", problems=[]) if plain else None
+        attack = build_plugin(attacks, asked, at="attack", problems=problems)
     made: dict[str, Metric] = {}
     for name in names:
         metric = build_plugin(metric_registry, name, at=f"metrics.{name}", problems=problems)

@@ -52,11 +52,13 @@ def preset(name: str) -> Preset:
     """Return one preset.
 
     Raises:
-        ConfigError: no such preset; the nearest names are given.
+        ConfigError: no such preset; the nearest names are given, for ``list`` all of them.
     """
     known = presets()
     if name in known:
         return known[name]
-    near = get_close_matches(name, known, n=4, cutoff=0.3)
-    hint = f" Nearest: {', '.join(near)}." if near else ""
-    raise ConfigError(f"Unknown preset '{name}'.{hint}", next_step="--preset list shows them all.")
+    near = list(known) if name == "list" else get_close_matches(name, known, n=4, cutoff=0.3)
+    hint = f" {'Presets' if name == 'list' else 'Nearest'}: {', '.join(near)}." if near else ""
+    raise ConfigError(
+        f"Unknown preset '{name}'.{hint}", next_step="fedre-train --preset list shows them all."
+    )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedre_privacy import __version__
 from fedre_privacy.core import files
 from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
@@ -27,7 +27,7 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
-from .settings import TrainSettings, resolve_training
+from .settings import TrainSettings, required, resolve_training
 
 log = logging.getLogger("fedre_privacy")
 log.propagate = False
@@ -129,14 +129,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if not (self.folder / "record.json").is_file():
-            near = []
-            if self.folder.parent.is_dir():
-                near = [p.parent.name for p in sorted(self.folder.parent.glob("*/record.json"))]
-            listed = f" Runs beside it: {', '.join(near)}." if near else ""
-            raise MissingInputError(
-                f"No run at {self.folder}: record.json is not there.{listed}",
-                next_step="Train one with fedre-train, or give --protocol instead of a folder.",
-            )
+            raise _no_run(self.folder, self.folder, self.folder.parent)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -151,10 +144,7 @@ class Run:
         """The settings it was trained with."""
         loaded = load_yaml(self.folder / "config.yaml")
         problems: list[str] = []
-        settings = resolve_training(loaded.values, loaded.where, problems)
-        if settings is None:
-            raise ConfigError(*problems)
-        return settings
+        return required(resolve_training(loaded.values, loaded.where, problems), problems)
 
     @property
     def name(self) -> str:
@@ -326,3 +316,30 @@ class Run:
     def __repr__(self) -> str:
         record = self.record
         return f"Run({self.name}: {record['summary']}, {record['status']})"
+
+
+def find_run(given: str | Path, runs: Path) -> Run:
+    """Find a run by its folder, or by its name among the runs.
+
+    Raises:
+        MissingInputError: neither is there; the nearest runs are named.
+    """
+    folder = Path(given)
+    for place in (folder, runs / given):
+        if (place / "record.json").is_file():
+            return Run(place)
+    raise _no_run(given, folder, folder.parent, runs)
+
+
+def _no_run(given: str | Path, *places: Path) -> MissingInputError:
+    """The refusal of a folder that is no run, with the nearest runs in some places."""
+    found = (path for place in places for path in sorted(place.glob("*/record.json")))
+    near = list(dict.fromkeys(path.parent for path in found))
+    close = nearest(Path(given).name, [path.name for path in near])
+    hint = next((f" Did you mean {path}?" for path in near if path.name == close), "")
+    more = f" and {len(near) - 8} more" if len(near) > 8 else ""
+    listed = f" Runs near it: {', '.join(map(str, near[:8]))}{more}." if near else ""
+    return MissingInputError(
+        f"No run at {given}: record.json is not there.{hint}{listed}",
+        next_step="Train one with fedre-train, or give --protocol instead of a folder.",
+    )

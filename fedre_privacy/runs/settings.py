@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -42,6 +42,7 @@ ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
 }
 """Attacks for a target, where they are not the default one; the first that can read is taken."""
 
+T = TypeVar("T")
 Values = Mapping[str, Any]
 
 
@@ -185,6 +186,20 @@ def check_sections(values: Values, where: Values, problems: list[str]) -> None:
             problems.append(f"Unknown section '{key}'{place}.{hint} Sections: {', '.join(known)}.")
 
 
+def required(settings: T | None, problems: Sequence[str], *, see: str = "") -> T:
+    """Return settings that were resolved without a problem.
+
+    Args:
+        see: command that lists all settings.
+
+    Raises:
+        ConfigError: the problems.
+    """
+    if problems or settings is None:
+        raise ConfigError(*problems, next_step=f"See {see} for every setting." if see else None)
+    return settings
+
+
 def resolve_training(
     values: Values, where: Mapping[str, str], problems: list[str]
 ) -> TrainSettings | None:
@@ -284,13 +299,11 @@ def resolve_attack(
     where: Mapping[str, str],
     problems: list[str],
     *,
-    image_shape: tuple[int, int, int] | None = None,
     uploads: Collection[type[Artifact]] = (),
 ) -> AttackSettings | None:
     """Build the attack settings; problems are appended.
 
     Args:
-        image_shape: when known, an attack's defaults for images of this size apply.
         uploads: what the protocol uploads, when known; the attack that is taken where none is
             named reads some of it.
     """
@@ -301,9 +314,8 @@ def resolve_attack(
     value = values.get("attack") or {}
     value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
     attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
-    if attack is not None and image_shape is not None:
-        fitting = {**type(attack).defaults_for(image_shape), **value}
-        attack = build_plugin(attacks, fitting, at="attack", problems=problems, where=where)
+    if attack is None and value["name"] in TARGETS:
+        problems.append(f"'{value['name']}' is a target, not an attack (--target, target=).")
     threat = None
     try:
         threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.values import brief, written
 
 from .suite import default_suite, named_suite, recovered_from
 from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
@@ -68,12 +70,18 @@ class Benchmark:
             return default_suite(training, targets=self.targets)
         return self.attacks
 
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """All its jobs, see `planned`."""
+        return planned(self)
+
 
 def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
     """Read the description of a benchmark.
 
     Args:
-        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names or settings;
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names, settings or
+            objects;
             ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
             ``targets``, ``name``. Protocols and schemes are compared with each other; defences
             multiply them.
@@ -95,17 +103,18 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
         names = [n for n in protocol_registry.names() if n != "fedsgd"]
     variants = [Variant(_label(p), {"protocol": _section(p)}) for p in names]
     variants += [
-        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": s}})
+        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": written(s)}})
         for s in sweep.get("schemes") or ()
     ]
-    variants += [Variant(str(k), v) for k, v in (sweep.get("vary") or {}).items()]
+    variants += [Variant(str(k), written(v)) for k, v in (sweep.get("vary") or {}).items()]
     defenses = sweep.get("defenses") or ()
     if defenses:
         variants = [
             variant
             if not chosen or chosen == "none"
             else Variant(
-                f"{variant.label} + {chosen}", merge(dict(variant.values), {"defense": chosen})
+                f"{variant.label} + {_shown(chosen)}",
+                merge(dict(variant.values), {"defense": written(chosen)}),
             )
             for variant in variants
             for chosen in defenses
@@ -124,25 +133,33 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
     made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
     if title:
         return made
-    digest = files.settings_hash([shared, [v.values for v in variants], seeds, attacks, targets])
+    digest = files.settings_hash(
+        [shared, [v.values for v in variants], seeds, written(attacks), targets]
+    )
     return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
 
 
 def _label(chosen: Any) -> str:
     if isinstance(chosen, Mapping):
-        more = ", ".join(f"{k}={v}" for k, v in chosen.items() if k != "name")
+        more = ", ".join(f"{k}={_shown(v)}" for k, v in chosen.items() if k != "name")
         return f"{chosen.get('name', '?')} ({more})" if more else str(chosen.get("name", "?"))
-    return str(chosen).rpartition(":")[2]
+    return _shown(chosen).rpartition(":")[2]
+
+
+def _shown(chosen: Any) -> str:
+    return brief(chosen) if is_dataclass(chosen) else str(chosen)
 
 
 def _section(chosen: Any) -> Values:
-    return dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+    section = written(chosen)
+    return dict(section) if isinstance(section, Mapping) else {"name": section}
 
 
 def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
     out: list[Values] = []
     for entry in given:
-        out += [entry] if isinstance(entry, Mapping) else named_suite([entry], targets=targets)
+        own = isinstance(entry, Mapping)
+        out += [written(entry)] if own else named_suite([entry], targets=targets)
     return out
 
 
@@ -468,11 +485,10 @@ def benchmark(
     Raises:
         FedreError: settings that cannot work, before anything is trained.
     """
-    jobs = planned(wanted)
     place = Place(folder, runs)
     results = run_jobs(
-        jobs, place, device=device, workers=workers, engine=engine, retry=retry, report=report,
-        prune=prune, worker=worker,
+        wanted.jobs, place, device=device, workers=workers, engine=engine, retry=retry,
+        report=report, prune=prune, worker=worker,
     )  # fmt: skip
     rows = frame(results)
     result = BenchmarkResult(folder, rows, over_seeds(rows), wanted, results, runs)

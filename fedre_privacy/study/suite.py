@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedre_privacy.attacks.base import RECOVERED, SuiteEntry, attacks
+from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.types import Artifact
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
+from fedre_privacy.runs.values import written
 
 Values = Mapping[str, Any]
 
@@ -60,14 +61,18 @@ def _values(name: str, entry: SuiteEntry) -> Values:
     return values
 
 
-def named_suite(names: Sequence[str], *, targets: int | None = None) -> list[Values]:
-    """Attacks given as ``attack``, ``attack@target`` or ``attack@target@threat``.
+def named_suite(names: Sequence[str | Attack], *, targets: int | None = None) -> list[Values]:
+    """Attacks given as ``attack``, ``attack@target``, ``attack@target@threat`` or as objects.
 
     Raises:
         ConfigError: an unknown target.
     """
     out = []
     for name in names:
+        if not isinstance(name, str):
+            own = {"attack": written(name), "target": "uploaded", "threat": PAPER}
+            out.append(_with_targets(own, targets))
+            continue
         attack, _, rest = name.partition("@")
         target, _, threat = rest.partition("@")
         if target and target not in TARGETS:

@@ -19,6 +19,7 @@ from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs import training
 from fedre_privacy.runs.folder import Run
 
 ROOT = Path(__file__).parents[2]
@@ -146,31 +147,30 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     """Give a command up to where its work would start; return what it would work on."""
     monkeypatch.chdir(reader)
     monkeypatch.syspath_prepend(reader)
-    monkeypatch.setattr(train, "train", stop)
+    monkeypatch.setattr(train, "run_training", stop)
     monkeypatch.setattr(train, "rehearse", stop)
     monkeypatch.setattr(attack, "rehearse", stop)
-    monkeypatch.setattr(attack, "prepare", stop)  # comes after the checks of attack and training
-    monkeypatch.setattr(attack, "attack", stop_after_preparing)
+    monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
+    monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "attack_into", stop)
-    monkeypatch.setattr(benchmark, "benchmark", stop)
+    monkeypatch.setattr(benchmark, "run_benchmark", stop)
     monkeypatch.setattr(benchmark, "rehearse_suite", stop)
     monkeypatch.setattr(toy, "run_toy", stop)
     monkeypatch.setattr(communication, "measured", lambda run: run)
-    monkeypatch.setattr(communication, "_find", lambda path, runs_dir: path)
+    monkeypatch.setattr(communication, "find_run", lambda path, runs_dir: path)
     monkeypatch.setattr(communication, "table_11", stop)
     monkeypatch.setattr(communication, "read_labels", lambda path: torch.arange(60_000) % 10)
 
     def give(program: str, words: list[str]) -> Any:
         module = MODULES[program]
-        for option, other in benchmark.OTHERS.items():
+        for option, other in (("--communication", communication), ("--toy", toy)):
             if module is benchmark and option in words:
-                module = {"--communication": communication, "--toy": toy}[option]
-                assert other is module.main
+                module = other
         try:
             code = module._run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
         except Accepted as reached:
             return reached.args
-        except SystemExit as answered:  # --preset list; argparse refuses with 2
+        except SystemExit as answered:  # argparse refuses with 2
             code = answered.code
         assert code == 0
         return ()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+import fedre_privacy as fp
 from fedre_privacy import presets as package
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
@@ -202,6 +203,11 @@ def test_an_unknown_name_gets_the_nearest(cli: Any, nowhere: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         preset("42")
     assert "Nearest" not in str(caught.value)
+    with pytest.raises(ConfigError, match="Unknown preset 'list'. Presets: ") as caught:
+        fp.train(preset="list")
+    assert all(name in str(caught.value) for name in ALL)
+    with pytest.raises(ConfigError, match="Nearest: .*cnn5"):
+        fp.train(preset=["quick", "cnn55"])
     assert list(nowhere.iterdir()) == []
 
 

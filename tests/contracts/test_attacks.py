@@ -330,8 +330,6 @@ def test_declarations(name):
     attack = attacks.get(name)
     assert attack.name == name and attack.consumes and attack.recovers
     assert Knowledge.UPLOADS in attack.needs
-    assert isinstance(attack.defaults_for((3, 64, 64)), dict)
-    assert set(attack.defaults_for((3, 64, 64))) <= {knob.name for knob in knobs(attack)}
 
 
 # --- divergence ----------------------------------------------------------------------------------

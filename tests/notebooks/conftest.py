@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedre_privacy.cli import job as sweep_job
+from fedre_privacy import job as sweep_job
 from fedre_privacy.study import sweep
 from fedre_privacy.study.sweep import Job
 
@@ -72,6 +72,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs: Sequence[Job], commands: Mapping[str, Sequence[str]], workers: int, threads: int
     ) -> Iterator[tuple[Job, int]]:
         for job in jobs:
-            yield job, sweep_job.main(*commands[job.name])
+            _, *arguments = commands[job.name]
+            yield job, sweep_job.main(*arguments)
 
     monkeypatch.setitem(sweep.ENGINES, "local", here)

@@ -9,7 +9,9 @@ def test_every_block_runs(blocks, execute, in_process, tmp_path, capsys):
     found = execute(pieces)
     said = capsys.readouterr().out
     assert "attack.stepps" in said and "eval.gallery" in said  # both problems at once
+    assert found["by_object"].folder == found["by_name"].folder
     assert found["compared"].failures() == []
+    assert "fedproto (weight=0.5)" in {row["variant"] for row in found["compared"].table()}
     assert found["images"].shape[1:] == (1, 16, 16)
     assert (tmp_path / "attack.png").stat().st_size > 1000
     assert (found["result"].folder / "report.html").is_file()

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedre_privacy.cli.job import WORKER
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.job import WORKER
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
@@ -183,7 +183,7 @@ import os
 import signal
 from pathlib import Path
 from test_sweep_settings import asked
-from fedre_privacy.cli.job import WORKER
+from fedre_privacy.job import WORKER
 from fedre_privacy.study.benchmark import benchmark
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
 place = {"folder": Path("out"), "runs": Path("runs")}

@@ -123,7 +123,7 @@ def run(runs: Path) -> Run:
 def attacked(run: Run) -> AttackResult:
     """A counterfactual attack on its prototypes."""
     return fp.attack(
-        run, "prototypes", "pixel", targets=6, set={"attack.steps": 2, "eval.ceiling": 2},
+        run, "pixel", "prototypes", targets=6, set={"attack.steps": 2, "eval.ceiling": 2},
         device="cpu",
     )  # fmt: skip
 

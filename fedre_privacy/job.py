@@ -1,4 +1,4 @@
-"""The process of one job of a sweep: ``python -m fedre_privacy.cli.job FILE ...``."""
+"""The process of one job of a benchmark: ``python -m fedre_privacy.job FILE ...``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 
 from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.runs.folder import COMPLETE
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
 from fedre_privacy.study.sweep import PARENT, Job, Place, run_job
 
-WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.cli.job"
+WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.job"
 """This module, for those that start its process."""
 
 
@@ -26,11 +25,13 @@ def main(file: str, folder: str, runs: str, device: str) -> int:
     values = load_yaml(Path(file)).values
     problems: list[str] = []
     training = resolve_training(values["training"], {}, problems)
-    found = [resolve_attack(chosen, {}, problems) for chosen in values["attacks"]]
-    if training is None or problems:
-        raise ConfigError(*problems)
-    attacks = tuple(settings for settings in found if settings is not None)
-    job = Job(values["label"], values["seed"], training, attacks)
+    attacks = [resolve_attack(chosen, {}, problems) for chosen in values["attacks"]]
+    job = Job(
+        values["label"],
+        values["seed"],
+        required(training, problems),
+        tuple(required(settings, problems) for settings in attacks),
+    )
     result = run_job(job, Place(Path(folder), Path(runs)), torch.device(device), attack_page)
     return 0 if result["status"] == COMPLETE else 1
 

@@ -1,0 +1,257 @@
+"""Settings as plain values: what presets, a file, arguments and options say, in this order.
+
+Parts are given by name, by name and settings, or as objects. `written` writes an object out, so
+that an object and its name take the same way: the same checks, and the same names of folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.attacks.base import Attack, attacks
+from fedre_privacy.core.config import Loaded, load_yaml, merge, plain
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.registry import Registry, import_plugin
+from fedre_privacy.core.types import ThreatModel
+from fedre_privacy.data.base import Dataset, datasets
+from fedre_privacy.defenses.base import Defense, defenses
+from fedre_privacy.entanglement.base import Entanglement, schemes
+from fedre_privacy.eval.metrics.base import Metric, metrics
+from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.partition.base import Partition, partitions
+from fedre_privacy.presets import preset
+from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.threats.base import threats
+
+from .settings import Values, set_defenses
+
+REGISTRIES: Mapping[type, Registry[Any]] = {
+    Attack: attacks,
+    Dataset: datasets,
+    Defense: defenses,
+    Entanglement: schemes,
+    Metric: metrics,
+    Partition: partitions,
+    Protocol: protocols,
+}
+SWITCHED = ("data", "partition", "protocol", "attack", "defense")
+"""Sections whose settings belong to the part that they name."""
+
+
+def written(value: Any) -> Any:
+    """Return a value in which every part that is an object is its name and settings.
+
+    Raises:
+        ConfigError: an object that could not be made again from its name and settings.
+    """
+    if isinstance(value, Mapping):
+        return {key: written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(item) for item in value]
+    if isinstance(value, type):
+        raise ConfigError(f"{value.__name__} is a class; give an object: {value.__name__}().")
+    if isinstance(value, ThreatModel):
+        if threats.get(value.name) != value:
+            raise ConfigError(f"Threat model '{value.name}' is not the registered one.")
+        return value.name
+    if isinstance(value, ModelSettings):
+        return plain(value)
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {"name": _name(value), **plain(value, part=written)}
+
+
+def _name(part: Any) -> str:
+    """The name that leads back to the class of an object: as registered, or ``module:Class``."""
+    kind = type(part)
+    registry = next((own for base, own in REGISTRIES.items() if isinstance(part, base)), None)
+    if registry is None:
+        raise ConfigError(
+            f"{kind.__name__} is no {', '.join(own.what for own in REGISTRIES.values())}."
+        )
+    unknown = [f.name for f in dataclasses.fields(part) if "help" not in f.metadata]
+    if unknown:
+        raise ConfigError(
+            f"{registry.what} {kind.__name__} has fields that are no settings: "
+            f"{', '.join(unknown)}.",
+            next_step="Declare them with fedre_privacy.core.config.knob.",
+        )
+    name = vars(kind).get("name") or f"{kind.__module__}:{kind.__qualname__}"
+    if "<locals>" in name:
+        raise ConfigError(
+            f"{registry.what} {kind.__name__} is defined inside a function, where it is not found "
+            "again by its name.",
+            next_step="Define it at the top of a module, or register it under a name.",
+        )
+    if (import_plugin(name, registry.what) if ":" in name else registry.get(name)) is not kind:
+        raise ConfigError(
+            f"{registry.what} {kind.__name__} is named '{name}', which is another class.",
+            next_step="Register it under a name of its own, or leave the name out.",
+        )
+    return str(name)
+
+
+def brief(part: Any) -> str:
+    """An object in a few words: its name, and the settings that differ from their defaults."""
+    name, changed = written(part)["name"], []
+    for field in dataclasses.fields(part):
+        value, usual = getattr(part, field.name), field.default
+        if field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        if value != usual:
+            shown = brief(value) if "registry" in field.metadata else value
+            changed.append(f"{field.name}={shown}")
+    return f"{name} ({', '.join(changed)})" if changed else str(name)
+
+
+def training_values(
+    *,
+    protocol: Any = None,
+    scheme: Any = None,
+    dataset: Any = None,
+    data_dir: str | None = None,
+    partition: Any = None,
+    models: Any = None,
+    defense: Any = None,
+    clients: int | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    truth: bool | None = None,
+) -> dict[str, Any]:
+    """Sections of settings from what `api.train` and ``fedre-train`` take; None says nothing."""
+    sections = {
+        "protocol": {**_named(protocol), **_said(entanglement=written(scheme))},
+        "data": {**_named(dataset, lambda name: "path"), **_said(path=data_dir)},
+        "partition": _named(partition, _shorthand),
+        "model": _named(models),
+        "train": _said(clients=clients, rounds=rounds, seed=seed),
+        "record": _said(truth=truth),
+        "defense": written(defense),
+    }
+    return {key: section for key, section in sections.items() if section}
+
+
+def attack_values(
+    *,
+    attack: Any = None,
+    target: str | None = None,
+    threat: Any = None,
+    attacker: str | None = None,
+    targets: int | None = None,
+    round: int | None = None,
+    metrics: Any = None,
+    via: Any = None,
+) -> dict[str, Any]:
+    """Sections of settings from what `api.attack` and ``fedre-attack`` take; None says nothing."""
+    own: dict[str, Any] = {}
+    if metrics is not None and not isinstance(metrics, str):
+        several = metrics if isinstance(metrics, list | tuple) else [metrics]
+        own = {section.pop("name", None): section for section in map(_named, several)}
+        metrics = list(own)
+    sections = {
+        "target": target,
+        "attack": _named(attack),
+        "threat": written(threat),
+        "eval": _said(targets=targets, round=round, metrics=metrics, attacker=attacker),
+        "metrics": {name: section for name, section in own.items() if section},
+        "via": _named(via),
+    }
+    return {key: section for key, section in sections.items() if section}
+
+
+def _said(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _shorthand(partition: str) -> str:
+    known = partition in partitions.names()
+    return (partitions.get(partition).shorthand if known else "") or "value"
+
+
+def _named(given: Any, key: Callable[[str], str] | None = None) -> dict[str, Any]:
+    """The section of a part that is given by name, by name and settings, or as an object.
+
+    Args:
+        key: from a name to the setting that may follow it: ``pra:0.1``.
+    """
+    if given is None:
+        return {}
+    section = written(given)
+    if isinstance(section, Mapping):
+        return dict(section)
+    if key is None or not isinstance(section, str):
+        return {"name": section}
+    name, _, value = section.partition(":")
+    return {"name": name, **({key(name): value} if value else {})}
+
+
+def layered(
+    given: Values,
+    assigned: Values,
+    *,
+    presets: Sequence[str] = (),
+    config: Path | None = None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Lay settings over each other; return values and where the keys of the file are.
+
+    Args:
+        given: sections of settings; they win over the file, which wins over the presets.
+        assigned: single settings, nested by their dotted names; they win over all.
+        presets: names of presets, the later ones win.
+        config: a settings file.
+
+    Raises:
+        ConfigError: an unknown preset, a file that is no settings file, a path where the data set
+            has none, or a setting of one of several defences that does not say whose it is.
+    """
+    loaded = load_yaml(config) if config else Loaded({}, {})
+    values: dict[str, Any] = {}
+    for layer in (
+        *(preset(name).values for name in presets), _text_keys(loaded.values), given, assigned
+    ):  # fmt: skip
+        for key, section in layer.items():
+            nested = isinstance(section, Mapping)
+            if key == "defense" and nested and "name" not in section and values.get(key):
+                values[key] = set_defenses(values[key], section)
+            else:
+                values[key] = _over(key, values.get(key), section) if nested else section
+    return _absolute(values), loaded.where
+
+
+def in_sections(keys: Iterable[str], sections: Sequence[str]) -> list[str]:
+    """Return those of some dotted keys (or ``KEY=VALUE``) that belong to some sections."""
+    return [key for key in keys if key.strip().partition("=")[0].split(".")[0] in sections]
+
+
+def _text_keys(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Read every key as text: YAML takes a bare 5 for a number."""
+    return {
+        str(key): _text_keys(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+    }
+
+
+def _over(key: str, old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay a section over another; another part does not inherit the settings."""
+    before = dict(old) if isinstance(old, Mapping) else ({"name": old} if old else {})
+    if key in SWITCHED and "name" in new and before.get("name") not in (None, new["name"]):
+        before = {}
+    return merge(before, new)
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Make a data path absolute, so that the run can be attacked from any folder."""
+    data = values.get("data")
+    if not isinstance(data, Mapping) or not data.get("path"):
+        return values
+    name = data.get("name", "digits")
+    if name in datasets.names() and "path" not in datasets.get(name).__dataclass_fields__:
+        raise ConfigError(
+            f"Data set '{name}' is built in and takes no path; got '{data['path']}'.",
+            next_step="Leave --data-dir out, or choose --dataset npz:FILE or imagefolder:DIR.",
+        )
+    path = str(Path(str(data["path"])).expanduser().resolve())
+    return {**values, "data": {**data, "path": path}}
