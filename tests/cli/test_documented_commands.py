@@ -152,7 +152,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(attack, "rehearse", stop)
     monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
-    monkeypatch.setattr(foreign, "attack_into", stop)
+    monkeypatch.setattr(foreign, "read_foreign", stop)
     monkeypatch.setattr(benchmark, "run_benchmark", stop)
     monkeypatch.setattr(benchmark, "rehearse_suite", stop)
     monkeypatch.setattr(toy, "run_toy", stop)
