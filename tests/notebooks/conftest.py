@@ -72,6 +72,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs: Sequence[Job], commands: Mapping[str, Sequence[str]], workers: int, threads: int
     ) -> Iterator[tuple[Job, int]]:
         for job in jobs:
-            yield job, sweep_job.main(*commands[job.name])
+            _, *arguments = commands[job.name]
+            yield job, sweep_job.main(*arguments)
 
     monkeypatch.setitem(sweep.ENGINES, "local", here)
