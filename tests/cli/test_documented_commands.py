@@ -150,7 +150,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(attack, "rehearse", stop)
     monkeypatch.setattr(attack, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "attack", stop_after_preparing)
-    monkeypatch.setattr(foreign, "attack_into", stop)
+    monkeypatch.setattr(foreign, "read_foreign", stop)
     monkeypatch.setattr(benchmark, "benchmark", stop)
     monkeypatch.setattr(benchmark, "rehearse_suite", stop)
     monkeypatch.setattr(toy, "run_toy", stop)
