@@ -117,12 +117,12 @@ def frozen_copies(modules: Mapping[Key, nn.Module]) -> dict[Key, nn.Module]:
         if id(module) in made:
             continue
         try:
-            twin = copy.deepcopy(module)
+            twin = copy.deepcopy(module).to("cpu", torch.float32)
         except Exception as error:
             raise IncompatibleError(
                 f"The {type(module).__name__} cannot be copied: {' '.join(str(error).split())}",
                 next_step="Detach the tensors that it keeps beside its parameters and buffers, or "
                 "make a new module and load the state_dict() of this one.",
             ) from None
-        made[id(module)] = twin.to("cpu", torch.float32).eval().requires_grad_(False)
+        made[id(module)] = twin.eval().requires_grad_(False)
     return {key: made[id(module)] for key, module in modules.items()}

@@ -85,6 +85,18 @@ def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, rep
     assert Knowledge.AUX_DATA in found.game.observation.threat.grants
 
 
+def test_images_of_any_number_of_channels_are_scored_and_those_that_can_are_drawn(tmp_path):
+    images = torch.rand(20, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    flat = nn.Flatten()
+    found = fp.attack_module(
+        flat, representations=flat(images[:2]), truth=images[:2], public=images[2:],
+        metrics=["psnr"], folder=tmp_path / "two", **QUICK,
+    )  # fmt: skip
+    assert "2 representations are too few" in found.verdict()
+    assert not (tmp_path / "two" / "figure.png").exists()
+    assert (tmp_path / "two" / "report.html").is_file()
+
+
 def test_the_floors_are_what_an_answer_from_no_upload_scores(extractor, images):
     """Representations that say nothing: all equal, so nothing is better than the floor."""
     blind = nn.Sequential(extractor, nn.Linear(144, 4)).eval()

@@ -250,7 +250,8 @@ class ImageCard(Card):
 
     def figures(self) -> dict[str, Figure]:
         game, trace = self.game, self.recovered[TARGET].trace
-        out = {"figure": self._sheet()}
+        shown = self.recovered[TARGET].images.shape[1] in (1, 3)
+        out = {"figure": self._sheet()} if shown else {}
         if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
             title = f"{game.settings.attack.name} on {game.kind}"
             out["trace"] = attack_trace(self.recovered[TARGET].trace_steps, trace, title=title)
