@@ -193,7 +193,8 @@ def list_all(output: Output) -> None:
         for model in (threats.get(name),)
     ]
     for rows in found.values():
-        output.table(rows)
+        # what attacks adapt to is long: --explain and the JSON output have it
+        output.table([{k: v for k, v in row.items() if k != "adapts to"} for row in rows])
         output.text()
     others: dict[str, list[str]] = {}
     for title, registry in REGISTRIES:
