@@ -78,7 +78,8 @@ def comparison(
         else:
             axes.locator_params(axis="x", nbins=3)
             axes.xaxis.get_offset_text().set_fontsize(SMALL - 1)
-        axes.set_title(plain(column.title), fontsize=SMALL)
+        lines = [plain(line, LONGEST) for line in column.title.split("\n")]
+        axes.set_title("\n".join(lines), fontsize=SMALL)
         axes.tick_params(axis="y", labelsize=TEXT if number == 0 else SMALL)
     return figure
 
