@@ -200,9 +200,8 @@ def mismatch(
 
     A class stands for the attack with its default settings.
     """
-    needed = needed_for(attack, kinds)
-    problems = []
     unread = [kind for kind in kinds if not can_read(attack, kind)]
+    problems = []
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
@@ -210,7 +209,15 @@ def mismatch(
             f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
             f"Attacks for them: {_fitting(kinds) or 'none'}."
         )
-    for missing in sorted(needed - threat.grants):
+    return problems + lacking(attack, threat, kinds)
+
+
+def lacking(
+    attack: Attack | type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
+) -> list[str]:
+    """What an attack needs to know to read these kinds and a threat model does not grant."""
+    problems = []
+    for missing in sorted(needed_for(attack, kinds) - threat.grants):
         read = [k.__name__ for k, known in attack.needs_for.items() if k in kinds]
         why = f" to read {', '.join(read)}" if missing not in needed_for(attack, ()) else ""
         problems.append(

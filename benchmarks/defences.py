@@ -248,12 +248,13 @@ def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
                 "accuracy": point.accuracy,
                 "accuracy_sd": point.accuracy_sd,
                 "scalars_up": point.scalars,
-                "image_leakage_db": point.leakage,
-                "image_leakage_sd": point.leakage_sd,
+                "image_leakage_db": point.over,
+                "image_leakage_sd": point.over_sd,
                 "image_attack": point.attack,
             }
-            for key, measure in (("prototype_cosine", "centred cosine"), ("membership_auc", "AUC")):
-                found = part[(part["measure"] == measure) & part["value"].notna()]
+            for key, measure in (("prototype_cosine", "centred_cosine"), ("membership_auc", "auc")):
+                whole = (part["measure"] == measure) & (part["group"] == "")
+                found = part[whole & part["value"].notna()]
                 best = found.loc[found["value"].idxmax()] if len(found) else None
                 row[key] = None if best is None else best["value"]
                 row[f"{key}_floor"] = None if best is None else best["floor"]

@@ -49,7 +49,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Prototypes
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import drift, score_vectors
+from fedre_privacy.eval.vectors import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeGame
 from fedre_privacy.runs.folder import Run
@@ -250,25 +250,17 @@ def scores_of(run: Run) -> pd.DataFrame:
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
     for solver, rounds, client, classes, vectors in answers(game):
         found.setdefault((solver, rounds), []).append((client, classes, vectors))
-    tables = []
+    tables, truth = [], game.truth
 
     def score(solver: str, rounds: str, vectors: Tensor, clients: Tensor, labels: Tensor) -> None:
-        scored = score_vectors(
-            vectors.double(),
-            clients,
-            labels,
-            true_vectors=game.vectors,
-            true_clients=game.clients,
-            true_labels=game.labels,
-            counts=game.counts,
-        )
+        scored = truth.compare(vectors.double(), clients, labels)
         columns = ("clients", "labels", "counts", *SCORES)
         table = pd.DataFrame({name: getattr(scored, name).numpy() for name in columns})
         tables.append(table.assign(solver=solver, rounds=rounds))
 
     for name, title in FLOORS.items():
         for rounds in (*(f"{k} n" for k in MULTIPLES), WHOLE):
-            score(title, rounds, game.floors[name], game.clients, game.labels)
+            score(title, rounds, truth.floors[name], truth.clients, truth.labels)
     for (solver, rounds), parts in found.items():
         clients = torch.cat([torch.full((len(c),), client) for client, c, _ in parts])
         labels = torch.cat([classes for _, classes, _ in parts])
@@ -298,7 +290,7 @@ def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
     """Drift of the true prototypes between rounds, in units of their spread, by client."""
     train, _ = run.split_indices()
     data, out = run.settings.data.load(), {}
-    for client in game.clients.unique().tolist():
+    for client in game.truth.clients.unique().tolist():
         own = Samples(data.images[train[client]], data.labels[train[client]])
         rounds = []
         for round in run.kept_rounds():

@@ -36,7 +36,7 @@ from fedre_privacy.attacks.head import METHODS, HeadUpdate
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import VectorScores, score_vectors
+from fedre_privacy.eval.vectors import VectorScores
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeGame
 from fedre_privacy.runs.settings import resolve_attack
@@ -117,19 +117,6 @@ def game_of(run: api.Run) -> PrototypeGame:
     return game
 
 
-def scored(game: PrototypeGame, vectors: Tensor, clients: Tensor, labels: Tensor) -> VectorScores:
-    """Answers beside the truth of a game."""
-    return score_vectors(
-        vectors,
-        clients,
-        labels,
-        true_vectors=game.vectors,
-        true_clients=game.clients,
-        true_labels=game.labels,
-        counts=game.counts,
-    )
-
-
 def line(name: str, scores: VectorScores, inside: Tensor, common: Tensor, said: str) -> str:
     """One printed row; `inside` and `common` (M,) say which prototypes count."""
     own = inside & scores.answered
@@ -152,17 +139,17 @@ def compare(game: PrototypeGame, seed: int, methods: Sequence[str]) -> dict[str,
 
     A method is named as in `attack.method`, with ``+public`` for `attack.centre=public`.
     """
-    found, said = {}, {}
+    found, said, truth = {}, {}, game.truth
     for method in methods:
         started = time.process_time()
         name, _, centre = method.partition("+")
         attack = HeadUpdate(method=name, centre=centre or "found")
         answer = attack(game.observation, Context(seed))
         seconds = time.process_time() - started
-        found[method] = scored(game, answer.vectors, answer.clients, answer.labels)
+        found[method] = truth.compare(answer.vectors, answer.clients, answer.labels)
         false = len(answer.labels) - int(found[method].answered.sum())
         said[method] = f"; {false} false classes, {seconds:.1f} s"
-    found["public"] = scored(game, game.floors["public"], game.clients, game.labels)
+    found["public"] = truth.compare(truth.floors["public"], truth.clients, truth.labels)
     inside = found["public"].chance < 1
     common = inside.clone()
     for scores in found.values():

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.loss_membership import DIFFERENCE, LOSS, REFERENCE, LossMembership
+from fedre_privacy.eval.measures import Interval
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.membership import MembershipGame
@@ -67,37 +68,36 @@ def together(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, Any]:
+def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, object]:
     """One row: a score over the candidates of all seeds, clients of different seeds apart."""
     attack = LossMembership(score=score)
     found = [attack(game.observation, Context()).scores for game in played]
     owners = [game.candidates.clients + 1000 * place for place, game in enumerate(played)]
-    report = evaluate_membership(
+    card = evaluate_membership(
         together(found),
         together(game.members for game in played),
         together(owners),
         together(game.candidates.labels for game in played),
         baseline=together(game.baseline for game in played),
         floor=together(game.floor for game in played),
-    ).summary
+    )
+    image, before, rate = (card.get(k) for k in ("auc", "auc_over_model", "tpr_at_fpr_0.01"))
 
-    def around(key: str) -> str:
-        low, high = report[key]
-        return f"[{low:.3f}, {high:.3f}]"
+    def around(interval: Interval | None) -> str:
+        return "-" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
 
-    rate = report["tpr_at_fpr_0.01"]
     return {
         "setting": name,
         "score": score,
         "seeds": " ".join(str(game.settings.evaluation.seed) for game in played),
-        "n": report["compared"],
-        "auc": f"{report['auc']:.3f}",
-        "auc_ci": around("auc_ci"),
-        "before": f"{report['auc_baseline']:.3f}",
-        "above_before_ci": around("above_baseline_ci"),
-        "image alone": f"{report['auc_floor']:.3f}",
-        "above_image_ci": around("above_floor_ci"),
-        "tpr_at_fpr_0.01": "-" if rate is None else f"{rate:.3f}",
+        "n": card.n,
+        "auc": image.number(image.value),
+        "auc_ci": around(image.interval),
+        "before": before.number(before.floor),
+        "above_before_ci": around(before.over_interval),
+        "image alone": image.number(image.floor),
+        "above_image_ci": around(image.over_interval),
+        "tpr_at_fpr_0.01": rate.number(rate.value),
     }
 
 

@@ -187,7 +187,7 @@ def scored(case: Case, one: Reconstruction, other: Reconstruction, seed: int) ->
         scores = evaluate(
             replace(one, images=images), case.truth, case.public, metrics=chosen, seed=seed
         )
-        chance = scores.summary["identification"]["guess1"]
+        chance = scores.get("hit1").floor
         tables.append(scores.rows.assign(answer=name, chance=chance))
     return pd.concat(tables, ignore_index=True).assign(
         **{name: values.double().numpy().tolist() * len(tables) for name, values in marks.items()}

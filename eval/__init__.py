@@ -9,26 +9,27 @@ if __name__ != "fedre_privacy.eval":
 from .floors import FLOORS, floor_answers
 from .identification import Identification, draw_galleries, identify
 from .matching import RULES, Match, matcher, mean_images, support_sizes
+from .measures import Card, Measure, Verdict
 from .metrics.base import DEFAULT_METRICS, Metric
 from .public import PublicImages
-from .score import Scores, evaluate, leakage_over
-from .summary import leakage
+from .score import Scores, evaluate
 
 __all__ = [
     "DEFAULT_METRICS",
     "FLOORS",
     "RULES",
+    "Card",
     "Identification",
     "Match",
+    "Measure",
     "Metric",
     "PublicImages",
     "Scores",
+    "Verdict",
     "draw_galleries",
     "evaluate",
     "floor_answers",
     "identify",
-    "leakage",
-    "leakage_over",
     "matcher",
     "mean_images",
     "support_sizes",

@@ -224,10 +224,10 @@ def shares(values: Tensor, clusters: Tensor) -> Share:
     return Share(mean, torch.where(silent, known.units, trials))
 
 
-def ends(of: Estimate, bounds: tuple[float, float] | None = None) -> list[float] | None:
+def ends(of: Estimate, bounds: tuple[float, float] | None = None) -> tuple[float, float] | None:
     """The interval of an estimate's one column, or None where it has fewer than two values."""
     low, high = (float(end) for end in of.interval(bounds=bounds))
-    return None if math.isnan(low + high) else [low, high]
+    return None if math.isnan(low + high) else (low, high)
 
 
 def finite(value: float) -> float | None:

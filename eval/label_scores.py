@@ -5,8 +5,8 @@ Every number stands beside the best guess that needs no upload. Pure functions o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
 
 import pandas as pd
 import torch
@@ -14,35 +14,59 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LabelEstimate
+from fedre_privacy.core.units import plural
 
 from .floors import worst_of
-from .intervals import clustered, ends, finite
+from .measures import COMPARISON, Card, Measure, Verdict, over_floor, tested
+from .verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, holm
 
-Summary = dict[str, Any]
-MEASURES = ("precision", "recall", "jaccard", "l1", "size_error")
-LOWER_IS_BETTER = frozenset({"l1", "size_error"})
-MOST = {"precision": 1.0, "recall": 1.0, "jaccard": 1.0, "l1": 2.0}
-"""Greatest values of measures that have one; the least is 0."""
+MEASURES = {
+    measure.key: measure
+    for measure in (
+        Measure(
+            key="jaccard",
+            title="support Jaccard",
+            definition="classes said and held, over classes said or held",
+            bounds=(0.0, 1.0),
+            shown=COMPARISON,
+        ),
+        Measure(
+            key="precision",
+            title="support precision",
+            definition="share of the classes said that are held",
+            bounds=(0.0, 1.0),
+        ),
+        Measure(
+            key="recall",
+            title="support recall",
+            definition="share of the classes held that are said",
+            bounds=(0.0, 1.0),
+        ),
+        Measure(
+            key="l1",
+            title="L1 error of shares",
+            definition="sum over classes of the absolute error of their share",
+            bounds=(0.0, 2.0),
+            higher_is_more_leakage=False,
+        ),
+        Measure(
+            key="size_error",
+            title="relative error of size",
+            definition="error of the number of samples, over that number",
+            higher_is_more_leakage=False,
+        ),
+    )
+}
+"""The leading one first."""
+
+RULE = (
+    "leaks: the Jaccard index lies above the best guess, or the error of the shares under it (two "
+    f"one-sided tests over clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: "
+    f"fewer than {MIN_CLIENTS} clients"
+)
 
 
-@dataclass(frozen=True, eq=False)
-class LabelReport:
-    """The outcome of `evaluate_labels`.
-
-    Attributes:
-        rows: one row per client: client, classes (held), samples, a column per measure, and
-            ``<measure>_floor``, the same of the guess that is best on average. NaN where the
-            attack said nothing about any client.
-        summary: for each measure the mean over clients, its 95 % interval, the floor and its
-            name, the gain over it (positive is better than the guess) with its interval and
-            one-sided p-value, and n; None where there is no number.
-    """
-
-    rows: pd.DataFrame
-    summary: Summary
-
-
-def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> LabelReport:
+def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> Card:
     """Compare what an attack says about clients' labels with their class counts.
 
     Guesses without uploads know what all clients hold together, and nothing of one client: for
@@ -53,6 +77,11 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> LabelReport:
     Args:
         estimate: K clients and C classes.
         counts: samples of each class at every client (clients, C), row k of client k.
+
+    Returns:
+        A card whose `rows` has one row per client: client, classes (held), samples, a column per
+        measure, and ``<measure>_floor``, the same of the guess that is best on average. NaN where
+        the attack said nothing about any client.
 
     Raises:
         IncompatibleError: a client or class without a row or column in `counts`.
@@ -70,19 +99,45 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> LabelReport:
         "size_error": size_error(estimate.sizes, true.sum(1)),
     }
     guesses = _guesses(counts.double(), true)
-    rows: dict[str, Any] = {
+    rows = {
         "client": clients.tolist(),
         "classes": (true > 0).sum(1).tolist(),
         "samples": true.sum(1).tolist(),
     }
-    summary: Summary = {}
-    for measure in MEASURES:
-        named = _best(guesses, measure)
-        floor = guesses[named][measure]
-        scored = _with_silent(measure, found[measure], guesses)
-        rows |= {measure: scored.tolist(), f"{measure}_floor": floor.tolist()}
-        summary[measure] = _entry(measure, scored, floor, named, clients)
-    return LabelReport(pd.DataFrame(rows), summary)
+    measures: dict[str, Measure] = {}
+    for key, own in found.items():
+        named = _best(guesses, key)
+        floor = guesses[named][key]
+        scored = _with_silent(key, own, guesses)
+        rows |= {key: scored.tolist(), f"{key}_floor": floor.tolist()}
+        measures[key] = over_floor(MEASURES[key], scored, floor, clients, floor_name=named)
+    ordered = tuple(
+        dataclasses.replace(measures[key], clients=len(clients), targets=len(clients))
+        for key in MEASURES
+    )
+    return Card(
+        measures=ordered,
+        verdict=_verdict(ordered, len(clients)),
+        rows=pd.DataFrame(rows),
+        n=len(clients),
+        targets=len(clients),
+        diverged=0,
+        compared_with="each client's class counts",
+        notes=estimate.notes,
+    )
+
+
+def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
+    word = LEAKS if holm(tested(measures, ("jaccard", "l1"))) else "not better than the guess"
+    told = [
+        f"{m.title} {m.number(m.value)} (guess: {m.number(m.floor)}, n = {m.n})"
+        for m in measures
+        if m.value is not None and m.key not in ("precision", "recall")
+    ]
+    if clients < MIN_CLIENTS:
+        word = INCONCLUSIVE
+        told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
+    return Verdict(word, "; ".join(told) or "the uploads say nothing about labels", RULE)
 
 
 def support_scores(support: Tensor, held: Tensor) -> dict[str, Tensor]:
@@ -135,56 +190,26 @@ def _guesses(counts: Tensor, true: Tensor) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def _with_silent(measure: str, found: Tensor, guesses: dict[str, dict[str, Tensor]]) -> Tensor:
+def _with_silent(
+    measure: str, found: Tensor, guesses: Mapping[str, Mapping[str, Tensor]]
+) -> Tensor:
     """Fill in the clients (K,) about whom nothing was said, so that silence does not pay."""
     silent = found.isnan()
     if bool(silent.all()) or not bool(silent.any()):
         return found
     tried = [values[measure] for values in guesses.values() if measure in values]
-    worst = worst_of(tried, higher_leaks=measure not in LOWER_IS_BETTER)
+    worst = worst_of(tried, higher_leaks=MEASURES[measure].higher_is_more_leakage)
     return torch.where(silent, worst, found)
 
 
-def _best(guesses: dict[str, dict[str, Tensor]], measure: str) -> str:
+def _best(guesses: Mapping[str, Mapping[str, Tensor]], measure: str) -> str:
     """Name of the best guess; the classes guessed are those with the best Jaccard index.
 
     Precision and recall alone are each won by a guess that is useless.
     """
     by = "jaccard" if measure in ("precision", "recall") else measure
-    sign = -1 if measure in LOWER_IS_BETTER else 1
+    sign = 1 if MEASURES[measure].higher_is_more_leakage else -1
     means = {
         name: sign * float(values[by].nanmean()) for name, values in guesses.items() if by in values
     }
     return max(means, key=lambda name: means[name])
-
-
-def _entry(
-    measure: str,
-    found: Tensor,
-    floor: Tensor,
-    named: str,
-    clients: Tensor,
-) -> Summary:
-    said = found.isfinite()
-    if not bool(said.any()):
-        return {
-            "mean": None, "ci": None, "floor": named, "floor_mean": _mean(floor), "gain": None,
-            "gain_ci": None, "gain_p": None, "n": 0,
-        }  # fmt: skip
-    sign = -1 if measure in LOWER_IS_BETTER else 1
-    gain, most = sign * (found - floor), MOST.get(measure)
-    own, more = clustered(found[:, None], clients), clustered(gain[:, None], clients)
-    return {
-        "mean": float(found[said].mean()),
-        "ci": ends(own, None if most is None else (0.0, most)),
-        "floor": named,
-        "floor_mean": _mean(floor[said]),
-        "gain": float(gain[said].nanmean()),
-        "gain_ci": ends(more, None if most is None else (-most, most)),
-        "gain_p": finite(float(more.p_above())),
-        "n": int(said.sum()),
-    }
-
-
-def _mean(values: Tensor) -> float | None:
-    return finite(float(values.nanmean()))

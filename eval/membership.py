@@ -6,8 +6,9 @@ holds at all) is another question. Pure functions of tensors.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import torch
@@ -16,26 +17,85 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 
-from .intervals import DRAWS, resampled
+from .intervals import DRAWS, finite, resampled
+from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
+from .verdict import LEAKS
 
-Summary = dict[str, Any]
 FALSE_POSITIVE_RATES = (0.01, 0.001)
-GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
-"""Candidates by number of samples of their class at the client: name, fewest, most."""
+
+BASELINE, FLOOR = "baseline", "floor"
+"""What an AUC stands beside: a model without the upload, and the image alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class MembershipReport:
-    """The outcome of `evaluate_membership`.
+@dataclass(frozen=True)
+class Beside:
+    """What a model tells without the upload, and what the verdict makes of it.
 
-    Attributes:
-        rows: one row per client: client, members, others, auc, auc_baseline, auc_floor (NaN
-            without one).
-        summary: everything in words and numbers, ready for JSON; None where there is no number.
+    Args:
+        name: in tables.
+        what: in a sentence.
+        above: what the attack must be above to be called a leak, `BASELINE` or `FLOOR`.
+        rule: of the verdict.
     """
 
-    rows: pd.DataFrame
-    summary: Summary
+    name: str
+    what: str
+    above: str
+    rule: str
+
+
+GRANTED = Beside(
+    "the model alone",
+    "the log-probability of the label under the client's model, which is granted",
+    BASELINE,
+    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the model alone, "
+    "which is granted and trained on the members, above 0",
+)
+"""Beside representations and prototypes, which are attacked with the client's model."""
+
+RECEIVED = Beside(
+    "the model before the upload",
+    "minus the loss under the model that the server held before the upload",
+    FLOOR,
+    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
+    "sees the image alone above 0. What the upload adds to the model before it is its own line",
+)
+"""Beside models and gradients: what is uploaded is the model itself."""
+
+HALF_GRANTED = Beside(
+    "the granted extractor and the head before the upload",
+    "minus the loss under the client's extractor, which is granted, and the head as broadcast",
+    BASELINE,
+    GRANTED.rule.replace("the model alone", "the extractor and the head as broadcast"),
+)
+"""Beside heads, which compute a loss only with the client's extractor."""
+
+ALONE = "image alone"
+"""The rule that sees no model."""
+
+AUC = Measure(
+    key="auc",
+    title="AUC",
+    definition="share of pairs (training image, other image) of one client and class that the "
+    "attack puts in the right order",
+    bounds=(0.0, 1.0),
+    shown=COMPARISON,
+)
+TPR = Measure(
+    key="tpr",
+    title="TPR",
+    definition="share of training images recognised at that rate of false alarms",
+    bounds=(0.0, 1.0),
+    floor_name="chance",
+    against="chance",
+)
+
+
+SECOND = {
+    BASELINE: ("auc_over_model", "AUC over {}"),
+    FLOOR: ("auc_over_image", "AUC over the {}"),
+}
+"""Key and title of the AUC beside what the verdict does not hold against it."""
 
 
 def evaluate_membership(
@@ -46,10 +106,12 @@ def evaluate_membership(
     *,
     baseline: Tensor | None = None,
     floor: Tensor | None = None,
+    beside: Beside = RECEIVED,
     class_sizes: Tensor | None = None,
+    notes: tuple[str, ...] = (),
     draws: int = DRAWS,
     seed: int = 0,
-) -> MembershipReport:
+) -> Card:
     """Score an attack, with its uncertainty, beside what tells membership without the upload.
 
     The AUC is the share of pairs (member, other) of the same client and class that are in the
@@ -65,23 +127,33 @@ def evaluate_membership(
         baseline: (M,) scores of an attack that sees a model but not the upload, such as the
             log-probability of the label.
         floor: (M,) scores of a rule that sees the image and its label alone.
+        beside: what the baseline is, and which of the two the verdict holds against the attack:
+            that is the floor of measure ``auc``; the other is that of ``auc_over_model`` or
+            ``auc_over_image``.
         class_sizes: (M,) samples of the candidate's class at its client, for results by group.
+        notes: of the attack.
         draws, seed: of the bootstrap.
+
+    Returns:
+        A card whose `rows` has one row per candidate.
 
     Raises:
         IncompatibleError: lengths differ, or no client and class has both members and others.
     """
-    given = {"scores": scores, "members": members, "clients": clients, "labels": labels}
-    beside = {"baseline": baseline, "floor": floor}
-    columns = {name: value for name, value in beside.items() if value is not None}
-    given |= columns
-    given |= {"class_sizes": class_sizes} if class_sizes is not None else {}
+    given = {"client": clients, "label": labels}
+    given |= {"class_size": class_sizes} if class_sizes is not None else {}
+    given |= {"member": members, "score": scores}
+    columns = {BASELINE: baseline, FLOOR: floor}
+    references = {name: values for name, values in columns.items() if values is not None}
+    given |= references
     lengths = {name: len(value) for name, value in given.items()}
     if len(set(lengths.values())) > 1:
         raise IncompatibleError(f"Membership needs one entry per candidate each; got {lengths}.")
+    rows = pd.DataFrame({name: values.numpy() for name, values in given.items()})
     members = members.bool()
-    names = tuple(columns)
-    table = torch.stack([_filled(column) for column in (scores, *columns.values())], dim=1)
+    table = torch.stack([_filled(column) for column in (scores, *references.values())], dim=1)
+    called = {BASELINE: beside.name, FLOOR: ALONE}
+    named = [(name, called[name]) for name in references]
     pairs = _count_pairs(table, members, clients, labels)
     if not len(pairs.owner):
         raise IncompatibleError(
@@ -89,23 +161,61 @@ def evaluate_membership(
             f"got {int(members.sum())} members and {int((~members).sum())} others.",
             next_step="Add held-out images of the classes that the clients hold.",
         )
-    summary: Summary = {
-        "candidates": len(scores),
-        "members": int(members.sum()),
-        "compared": pairs.compared,
-        "without_score": int(scores.isnan().sum()),
-        "clients": len(pairs.owner.unique()),
-        **_areas(table, names, members, clients, labels, pairs, draws, seed),
-        **_rates(_standardised(table[:, 0], clients, labels), members, pairs.usable),
-    }
-    if class_sizes is not None:
-        summary["by_class_size"] = {
-            name: _group(
-                table, names, members, clients, labels, class_sizes, low, high, draws, seed
+    whole = _areas(table, named, pairs, draws, seed)
+    above, other = (BASELINE, FLOOR) if beside.above == BASELINE else (FLOOR, BASELINE)
+    measures = [whole.get(above, whole[""])]
+    for group, here in {} if class_sizes is None else by_size(class_sizes).items():
+        own = _count_pairs(table[here], members[here], clients[here], labels[here])
+        if group and len(own.owner):
+            inside = _areas(table[here], named, own, draws, seed)
+            measure = inside.get(above, inside[""])
+            measures.append(dataclasses.replace(measure, group=group, shown=TABLE))
+    if other in whole:
+        key, title = SECOND[other]
+        title = title.format(called[other])
+        measures.append(dataclasses.replace(whole[other], key=key, title=title, shown=TABLE))
+    standard = _standardised(table[:, 0], clients, labels)
+    measures += [*_rates(standard, members, pairs.usable), _across(table, members, clients)]
+    return Card(
+        measures=tuple(measures),
+        verdict=_verdict(whole, beside),
+        rows=rows,
+        n=pairs.compared,
+        targets=len(scores),
+        diverged=int(scores.isnan().sum()),
+        compared_with="members against other images of the same client's classes",
+        floors={
+            beside.name: beside.what,
+            ALONE: "minus the distance to the mean public image of the class",
+        },
+        notes=notes,
+    )
+
+
+def _verdict(whole: Mapping[str, Measure], beside: Beside) -> Verdict:
+    auc = whole[""]
+    against = whole.get(beside.above)
+    leaks = (
+        auc.interval is not None
+        and against is not None
+        and against.over_interval is not None
+        and auc.interval[0] > 0.5
+        and against.over_interval[0] > 0
+    )
+    below = beside.name if beside.above == BASELINE else f"chance or the {ALONE}"
+    told = [f"AUC {auc.value_text()}"]
+    for name in (FLOOR, BASELINE):
+        if name in whole:
+            one = whole[name]
+            told.append(
+                f"{one.floor_name} "
+                + dataclasses.replace(
+                    one, value=one.floor, interval=one.floor_interval
+                ).value_text()
             )
-            for name, low, high in GROUPS
-        }
-    return MembershipReport(_per_client(pairs, names, members, clients), summary)
+    told.append(f"n = {auc.n} candidates of {auc.clients} clients")
+    word = LEAKS if leaks else f"not better than {below}"
+    return Verdict(word, ", ".join(told), beside.rule)
 
 
 def auc(scores: Tensor, members: Tensor) -> float:
@@ -180,49 +290,61 @@ def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor
     )
 
 
-BESIDE = ("baseline", "floor")
-"""What an AUC stands beside."""
-
-
 def _areas(
-    table: Tensor,
-    names: tuple[str, ...],
-    members: Tensor,
-    clients: Tensor,
-    labels: Tensor,
-    pairs: _Pairs,
-    draws: int,
-    seed: int,
-) -> Summary:
+    table: Tensor, named: Sequence[tuple[str, str]], pairs: _Pairs, draws: int, seed: int
+) -> dict[str, Measure]:
+    """The AUC of the first column alone (key "") and beside each other column.
+
+    Args:
+        named: key and name of each further column.
+    """
     values = pairs.won.sum(0) / pairs.total.sum()
     drawn = _bootstrap(table, pairs, draws, seed)
-    weights = torch.zeros(len(pairs.owner.unique())).double()
-    weights.index_add_(0, pairs.owner.unique(return_inverse=True)[1], pairs.total)
-    low, high = resampled(drawn, values, weights).interval(bounds=(0, 1))
-    out: Summary = {
-        "auc": float(values[0]),
-        "auc_ci": [float(low[0]), float(high[0])],
-        "auc_across_classes": _finite(_across(table[:, 0], members, clients)),
-    }
+    owners, position = pairs.owner.unique(return_inverse=True)
+    weights = torch.zeros(len(owners)).double()
+    weights.index_add_(0, position, pairs.total)
+    ends = _intervals(resampled(drawn, values, weights).interval(bounds=(0, 1)))
     gap = resampled(drawn[:, :1] - drawn, values[:1] - values, weights)
-    below, above = gap.interval()
-    for name in BESIDE:
-        place = names.index(name) + 1 if name in names else None
-        out |= {
-            f"auc_{name}": None if place is None else float(values[place]),
-            f"auc_{name}_ci": None if place is None else [float(low[place]), float(high[place])],
-            f"above_{name}": None if place is None else float(values[0] - values[place]),
-            f"above_{name}_ci": None
-            if place is None
-            else [float(below[place]), float(above[place])],
-        }
-    return out
+    gaps = _intervals(gap.interval())
+    own = dataclasses.replace(
+        AUC,
+        value=float(values[0]),
+        interval=ends[0],
+        n=pairs.compared,
+        targets=len(table),
+        clients=len(owners),
+    )
+    beside = {
+        key: dataclasses.replace(
+            own,
+            floor=float(values[place]),
+            floor_interval=ends[place],
+            floor_name=name,
+            over=float(values[0] - values[place]),
+            over_interval=gaps[place],
+        )
+        for place, (key, name) in enumerate(named, start=1)
+    }
+    return {"": own, **beside}
 
 
-def _across(scores: Tensor, members: Tensor, clients: Tensor) -> float:
+def _intervals(ends: tuple[Tensor, Tensor]) -> list[Interval]:
+    low, high = (end.tolist() for end in ends)
+    return list(zip(low, high, strict=True))
+
+
+def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     """AUC within clients over all classes: support leakage is part of it."""
-    pairs = _count_pairs(scores[:, None], members, clients, torch.zeros_like(clients))
-    return float(pairs.won.sum() / pairs.total.sum()) if len(pairs.owner) else float("nan")
+    pairs = _count_pairs(table[:, :1], members, clients, torch.zeros_like(clients))
+    value = float(pairs.won.sum() / pairs.total.sum()) if len(pairs.owner) else float("nan")
+    return Measure(
+        key="auc_across_classes",
+        title="AUC within clients, over all classes",
+        definition="with what the classes held tell",
+        shown=RECORD,
+        value=finite(value),
+        n=pairs.compared,
+    )
 
 
 def _bootstrap(table: Tensor, pairs: _Pairs, draws: int, seed: int) -> Tensor:
@@ -284,82 +406,45 @@ def _standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
     return out
 
 
-def _rates(scores: Tensor, members: Tensor, usable: Tensor) -> Summary:
-    """TPR at low FPR and balanced accuracy of pooled scores.
-
-    `balanced_accuracy` answers member above the median of a client and class, the best guess
-    where half of the candidates are members; `balanced_accuracy_best` takes the best threshold in
-    hindsight and bounds it from above.
-    """
+def _rates(scores: Tensor, members: Tensor, usable: Tensor) -> list[Measure]:
+    """TPR at low FPR and balanced accuracy of pooled scores."""
     inside, outside = scores[usable & members], scores[usable & ~members]
-    out: Summary = {}
+    count = len(inside) + len(outside)
+    out = []
     for rate in FALSE_POSITIVE_RATES:
-        key, allowed = f"tpr_at_fpr_{rate:g}", int(len(outside) * rate + 1e-9)
-        out[key], out[f"{key}_reason"] = None, None
+        allowed = int(len(outside) * rate + 1e-9)
+        of = dataclasses.replace(
+            TPR, key=f"tpr_at_fpr_{rate:g}", title=f"TPR at FPR {rate:.1%}", floor=rate, n=count
+        )
         if allowed < 1:
-            out[f"{key}_reason"] = (
+            why = (
                 f"{len(outside)} candidates that are no members; a rate of {rate:g} needs at "
                 f"least {round(1 / rate)}"
             )
+            out.append(dataclasses.replace(of, note=why))
             continue
         threshold = outside.sort(descending=True).values[allowed - 1 : allowed + 1][-1]
-        out[key] = float((inside > threshold).double().mean())
-    out["balanced_accuracy"] = float(
-        ((inside > 0).double().mean() + (outside <= 0).double().mean()) / 2
-    )
+        value = float((inside > threshold).double().mean())
+        out.append(dataclasses.replace(of, value=value, over=value - rate))
+    hits = ((inside > 0).double().mean() + (outside <= 0).double().mean()) / 2
     levels = scores[usable].unique()
     hit = 1 - torch.searchsorted(inside.sort().values, levels, right=True) / len(inside)
     false = 1 - torch.searchsorted(outside.sort().values, levels, right=True) / len(outside)
-    out["balanced_accuracy_best"] = max(0.5, float(((hit + 1 - false) / 2).max()))
-    return out
+    best = max(0.5, float(((hit + 1 - false) / 2).max()))
+    answered = dataclasses.replace(ACCURACY, value=float(hits), n=count)
+    return [*out, answered, dataclasses.replace(BEST_ACCURACY, value=best, n=count)]
 
 
-# --- groups ------------------------------------------------------------------------------------
-
-
-def _group(
-    table: Tensor,
-    names: tuple[str, ...],
-    members: Tensor,
-    clients: Tensor,
-    labels: Tensor,
-    sizes: Tensor,
-    low: int,
-    high: int | None,
-    draws: int,
-    seed: int,
-) -> Summary | None:
-    keep = sizes >= low
-    if high is not None:
-        keep &= sizes <= high
-    pairs = _count_pairs(table[keep], members[keep], clients[keep], labels[keep])
-    if not len(pairs.owner):
-        return None
-    kept = (members[keep], clients[keep], labels[keep])
-    found = _areas(table[keep], names, *kept, pairs, draws, seed)
-    return {"members": int((members & keep).sum()), "compared": pairs.compared, **found}
-
-
-def _per_client(
-    pairs: _Pairs, names: tuple[str, ...], members: Tensor, clients: Tensor
-) -> pd.DataFrame:
-    rows = []
-    for client in pairs.owner.unique().tolist():
-        mine = pairs.owner == client
-        areas = (pairs.won[mine].sum(0) / pairs.total[mine].sum()).tolist()
-        here = (clients == client) & pairs.usable
-        rows.append(
-            {
-                "client": client,
-                "members": int((here & members).sum()),
-                "others": int((here & ~members).sum()),
-                "auc": areas[0],
-                **{f"auc_{name}": float("nan") for name in BESIDE},
-                **{f"auc_{name}": area for name, area in zip(names, areas[1:], strict=True)},
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value else None
+ACCURACY = Measure(
+    key="balanced_accuracy",
+    title="balanced accuracy",
+    definition="of answering member above the median of a client and class, the best guess where "
+    "half of the candidates are members",
+    shown=RECORD,
+)
+BEST_ACCURACY = Measure(
+    key="balanced_accuracy_best",
+    title="balanced accuracy, best threshold",
+    definition="of the best threshold in hindsight, which bounds it from above",
+    shown=RECORD,
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -15,14 +16,13 @@ from fedre_privacy.core.types import Reconstruction, Truth
 
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
-from .intervals import LEVEL
 from .matching import RULES, matcher, support_sizes
+from .measures import PLACES, RECORD, TABLE, Card, Measure
 from .metrics.base import Metric
 from .metrics.mse import squared_error
 from .metrics.psnr import Psnr, psnr_from_mse
 from .public import PublicImages
-from .summary import Summary, columns, judge, percent
-from .verdict import VERDICT_RULE
+from .summary import columns, judge
 
 INTERVALS = (
     "t intervals on client means, CR2 variance with Satterthwaite's degrees of freedom; shares: "
@@ -43,81 +43,61 @@ FLOOR_RULE = (
 """How the floor beside a score is chosen, in words."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The outcome of `evaluate`.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scores(Card):
+    """The outcome of `evaluate`: the card of an attack on images.
 
-    Attributes:
-        rows: one row per target: target, client, label (-1 where it mixes classes), support_size,
-            a column per metric, ``<metric>_floor`` (the floor of that metric that the other
-            clients' targets chose), floor (its name by PSNR), psnr_mismatched, original (index of
-            the matched image; -1 for a mean image or where the attack diverged), fit, hit1, hit5,
-            rr, diverged. Where the attack diverged, scores follow `LOST_RULE`, and fit is the
-            worst of the others (NaN without any).
-        floors: one row per floor: floor, a column per metric, psnr_of_mean_mse (means over all
-            targets), n.
-        summary: everything in words and numbers, ready for JSON; None where there is no number.
-        originals: (N, C, H, W) what each answer was scored against.
-        floor_images: (N, C, H, W) answers of each target's floor by PSNR (its first draw).
-    """
-
-    rows: pd.DataFrame
-    floors: pd.DataFrame
-    summary: Summary
-    originals: Tensor
-    floor_images: Tensor
-
-    def table(self, others: Mapping[str, Scores] | None = None) -> list[dict[str, str]]:
-        """Return the rows of the result table as printed.
-
-        Args:
-            others: heading to scores that stand beside these, such as a ceiling.
-
-        Returns:
-            A list of {"metric", "attack", "floor", <one key per heading of `others`>, "reads as"}.
-        """
-        others = others or {}
-        found = self.summary["identification"]
-        out = []
-        for name, entry in self.summary["metrics"].items():
-            row = {"metric": f"{entry['title']} {entry['unit']}".strip(), "attack": _spread(entry)}
-            row["floor"] = _floor_text(entry)
-            for heading, scores in others.items():
-                other = scores.summary["metrics"].get(name)
-                row[heading] = _spread(other) if other else "-"
-            row["reads as"] = leakage_over(entry)
-            out.append(row)
-        row = {
-            "metric": f"found among {found['gallery']}",
-            "attack": percent(found["hit1"]),
-            "floor": f"{percent(found['guess1'])} by a guess that knows the class",
-        }
-        for heading, scores in others.items():
-            row[heading] = percent(scores.summary["identification"]["hit1"])
-        row["reads as"] = _found_over(found)
-        return [*out, row]
-
-
-def leakage_over(entry: Mapping[str, Any]) -> str:
-    """Say where a metric's mean stands against its floor, in the metric's own unit and sign.
+    `rows` has one row per target: target, client, label (-1 where it mixes classes), support_size,
+    a column per metric, ``<metric>_floor`` (the floor of that metric that the other clients'
+    targets chose), floor (its name by PSNR), psnr_mismatched, original (index of the matched
+    image; -1 for a mean image or where the attack diverged), fit, hit1, hit5, rr, diverged. Where
+    the attack diverged, scores follow `LOST_RULE`, and fit is the worst of the others (NaN without
+    any). Where `others` were scored too, their targets follow.
 
     Args:
-        entry: one value of ``Scores.summary["metrics"]``, or of a group's metrics.
-
-    Returns:
-        For example ``"+3.41 dB over floor [+2.90, +3.92]"``; ``"-"`` without a usable target.
+        floor_means: one row per floor: floor, a column per metric, psnr_of_mean_mse (means over
+            all targets), n.
+        originals: (N, C, H, W) what each answer was scored against.
+        floor_images: (N, C, H, W) answers of each target's floor by PSNR (its first draw).
+        matching: the rule by which originals were chosen, a name of `matching.RULES`.
+        others: scores of the same attack on what stands beside the targets.
+        by_rule: PSNR of the same answers under every matching rule.
     """
-    gap, digits = entry["difference"], entry["digits"]
-    if gap is None:
-        return "-"
-    unit = f" {entry['unit']}" if entry["unit"] else ""
-    text = f"{gap:+.{digits}f}{unit} {'over' if gap >= 0 else 'under'} floor"
-    if entry["leakage_ci"] is None:
-        return text
-    low, high = entry["leakage_ci"]
-    if not entry["higher_leaks"]:
-        low, high = -high, -low
-    return f"{text} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+    floor_means: pd.DataFrame
+    originals: Tensor
+    floor_images: Tensor
+    matching: str
+    others: Mapping[str, Scores] = field(default_factory=dict)
+    by_rule: Mapping[str, Measure] = field(default_factory=dict)
+
+    @property
+    def own_rows(self) -> pd.DataFrame:
+        """The `rows` of the targets, which come first, without those of `others`."""
+        return self.rows.head(len(self.originals))
+
+    def with_others(self, others: Mapping[str, Scores], headings: Mapping[str, str]) -> Scores:
+        """These scores with those of what stands beside the targets.
+
+        Args:
+            others: scores by a name, which becomes the group of their measures.
+            headings: columns of the table by that name.
+        """
+        more = [
+            dataclasses.replace(
+                measure, group=name, shown=min(measure.shown, TABLE, key=PLACES.index)
+            )
+            for name, scores in others.items()
+            for measure in scores.measures
+            if not measure.group
+        ]
+        measures = (*self.measures, *more)
+        return dataclasses.replace(self, measures=measures, others=others, beside=headings)
+
+    def record(self) -> dict[str, Any]:
+        """As any card, with the matching rules."""
+        rules = {name: asdict(measure) for name, measure in self.by_rule.items()}
+        return {**super().record(), "matching": self.matching, "rules": rules}
 
 
 def evaluate(
@@ -205,44 +185,54 @@ def evaluate(
     found = identify(images, galleries, truth, public)
     values = columns(attack, chosen, floors.get("mismatched", {}), metrics, found)
     sizes = support_sizes(truth)
-    judged = judge(values, sizes, clients, metrics, chosen, noun=noun, gallery=gallery, unit=unit)
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    for name, metric in metrics.items():
-        judged["metrics"][name]["definition"] = metric.definition(shape)
-    judged["identification"] |= {
-        "gallery": gallery,
-        "smallest_gallery": int(galleries.sizes.min()),
-        "same_class_share": float(
-            (galleries.same_class / (galleries.sizes - 1).clamp_min(1)).mean()
-        ),
-    }
-    summary = {
-        **judged,
-        "diverged": int(bad.sum()),
-        "diverged_rule": LOST_RULE,
-        "psnr_mean": _mean(attack["psnr"]),
-        "psnr_of_mean_mse": _mean_mse_db(attack),
-        "rule": rule,
-        "rule_text": RULES[rule],
-        "support": {
-            "min": int(sizes.min()),
-            "median": float(sizes.double().median()),
-            "max": int(sizes.max()),
-        },
-        "public_images": len(public.images),
-        "floors": {name: FLOORS[name] for name in floors},
-        "floor_rule": FLOOR_RULE,
-        "verdict_rule": VERDICT_RULE,
-        "intervals": {"level": LEVEL, "method": INTERVALS},
-    }
+    measures, verdict = judge(
+        values,
+        sizes,
+        clients,
+        metrics,
+        chosen,
+        image_shape=(images.shape[1], images.shape[2], images.shape[3]),
+        noun=noun,
+        gallery=gallery,
+        unit=unit,
+    )
+    alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
+    count = int(attack["psnr"].isfinite().sum())
     return Scores(
+        measures=(*measures, dataclasses.replace(OF_MEAN, value=_mean_mse_db(attack), n=count)),
+        verdict=verdict,
         rows=_rows(rec, truth, metrics, chosen["psnr"], values, bad, matched.index),
-        floors=pd.DataFrame([_floor_row(n, scored, metrics) for n, scored in floors.items()]),
-        summary=summary,
+        n=count,
+        targets=len(bad),
+        diverged=int(bad.sum()),
+        compared_with=RULES[rule],
+        floors={name: FLOORS[name] for name in floors},
+        words={
+            "which floor": FLOOR_RULE,
+            "diverged": LOST_RULE,
+            "intervals": INTERVALS,
+            "targets": f"of {int(sizes.min())} to {int(sizes.max())} images "
+            f"(median {float(sizes.double().median()):g})",
+            "line-ups": f"of {gallery} images, the smallest of {int(galleries.sizes.min())}; "
+            f"{100 * float(alike.mean()):.0f} % of the others are of the original's class",
+            "public images": f"{len(public.images)} behind the floors",
+        },
+        lost_rule=LOST_RULE,
+        floor_means=pd.DataFrame([_floor_row(n, scored, metrics) for n, scored in floors.items()]),
         originals=matched.originals,
         floor_images=_floor_images(chosen["psnr"], first, images),
+        matching=rule,
     )
 
+
+OF_MEAN = Measure(
+    key="psnr_of_mean_mse",
+    title="PSNR of the mean MSE",
+    definition="PSNR is the mean of PSNRs, which is never lower (Jensen)",
+    unit="dB",
+    digits=2,
+    shown=RECORD,
+)
 
 _MSE = "squared error"
 
@@ -309,35 +299,6 @@ def _mean(values: Tensor) -> float | None:
 def _mean_mse_db(values: Mapping[str, Tensor]) -> float | None:
     mse = _mean(values[_MSE])
     return None if mse is None else psnr_from_mse(torch.tensor(mse, dtype=torch.float64)).item()
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _floor_text(entry: Mapping[str, Any]) -> str:
-    """Mean of the floor with the name of the one chosen for most targets."""
-    if entry["floor"] is None:
-        return "-"
-    mostly = "mostly " if len(entry["floors_chosen"]) > 1 else ""
-    return f"{_number(entry['floor_mean'], entry['digits'])} ({mostly}{entry['floor']})"
-
-
-def _found_over(found: Mapping[str, Any]) -> str:
-    """Where identification stands against the guess that knows the class."""
-    gap = found["hit1_over_guess"]
-    if gap is None:
-        return "-"
-    text = f"{100 * gap:+.1f} points {'over' if gap >= 0 else 'under'} guess"
-    if found["hit1_over_guess_ci"] is None:
-        return text
-    low, high = found["hit1_over_guess_ci"]
-    return f"{text} [{100 * low:+.1f}, {100 * high:+.1f}]"
-
-
-def _spread(entry: Mapping[str, Any]) -> str:
-    mean, sd = _number(entry["mean"], entry["digits"]), _number(entry["sd"], entry["digits"])
-    return mean if entry["sd"] is None else f"{mean} +- {sd}"
 
 
 def _check(rec: Reconstruction, truth: Truth, public: PublicImages) -> None:

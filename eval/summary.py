@@ -1,11 +1,10 @@
-"""Means and intervals of scores, over all targets and over each group of them, ready for JSON."""
+"""Measures and the verdict of an attack on images, over all targets and over each group of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +12,25 @@ from torch import Tensor
 from . import intervals
 from .floors import Chosen
 from .identification import Identification
+from .measures import COMPARISON, GROUPS, RECORD, SINGLE, TABLE, Interval, Measure, Verdict, by_size
 from .metrics.base import Metric
-from .verdict import GROUPS, LEAST_DB, TOO_FEW, Part, of_units, told, verdicts
-
-Summary = dict[str, Any]
+from .verdict import LEAST_DB, TOO_FEW, VERDICT_RULE, Part, of_units, told, verdicts
 
 FOUND = ("hit1", "hit5", "rr")
 """Columns whose values are shares, from 0 to 1."""
 
-
-def leakage(attack: Tensor, floor: Tensor, *, higher_leaks: bool) -> Tensor:
-    """Paired difference to the floor, turned so that positive means that more leaked."""
-    return attack - floor if higher_leaks else floor - attack
+HIT = Measure(
+    key="hit1",
+    title="found",
+    definition="share of targets whose true image is the nearest, by MSE, in a line-up: one image "
+    "that entered the target, the others not, of the same class first; a guess that knows the "
+    "class takes any image of that class",
+    percent=True,
+    bounds=(0.0, 1.0),
+    floor_name="a guess that knows the class",
+    against="guess",
+    shown=COMPARISON,
+)
 
 
 def columns(
@@ -36,6 +42,9 @@ def columns(
 ) -> dict[str, Tensor]:
     """Everything that is averaged over targets, each (N,) float64 with NaN where absent.
 
+    Differences, ``<metric>_over`` to the floor and ``<metric>_own`` to answers to other uploads,
+    are paired and turned so that positive means that more leaked.
+
     Args:
         attack: the attack's score of each target by metric.
         floors: the floor of each target by metric.
@@ -44,14 +53,15 @@ def columns(
     """
     out: dict[str, Tensor] = {}
     for name, metric in metrics.items():
-        floor, turn = floors[name].values, metric.higher_leaks
-        other = mismatched.get(name, torch.full_like(attack[name], torch.nan))
+        own, floor = attack[name], floors[name].values
+        other = mismatched.get(name, torch.full_like(own, torch.nan))
+        turned = metric.higher_leaks
         out |= {
-            name: attack[name],
+            name: own,
             f"{name}_floor": floor,
             f"{name}_mismatched": other,
-            f"{name}_leakage": leakage(attack[name], floor, higher_leaks=turn),
-            f"{name}_own": leakage(attack[name], other, higher_leaks=turn),
+            f"{name}_over": own - floor if turned else floor - own,
+            f"{name}_own": own - other if turned else other - own,
         }
     return out | {
         "hit1": found.hit1,
@@ -70,43 +80,42 @@ def judge(
     metrics: Mapping[str, Metric],
     chosen: Mapping[str, Chosen],
     *,
+    image_shape: tuple[int, int, int],
     noun: str,
     gallery: int,
     unit: str = "client",
-) -> Summary:
-    """Summarise all targets and each group of them, with the verdicts.
+) -> tuple[tuple[Measure, ...], Verdict]:
+    """Measures of all targets and of each group of them, and the verdict.
 
     Args:
         values: from `columns`.
         sizes: (N,) images behind each target.
         clients: (N,) whose target each is.
         metrics, chosen: metrics and their floors, by name.
+        image_shape: (C, H, W).
         noun: what a target is, in the singular.
         gallery: images in a line-up.
         unit: what `clients` numbers, in the singular.
     """
-    parts = _Estimates(values, sizes, clients, metrics, chosen)
-    whole = parts.summary("")
-    names = [name for name in parts.inside if name and bool(parts.inside[name].any())]
-    tested = [parts.part(name) for name in ("", *names)]
+    estimates = _Estimates(values, sizes, clients, metrics, chosen, image_shape, gallery)
+    names = [name for name in estimates.inside if name]
+    parts = [estimates.part(name) for name in ("", *names)]
     if len(names) > 1:
-        found = verdicts(tested)
+        found = verdicts(parts)
     else:  # the one group is the whole: to test it twice would only cost power
-        found = verdicts(tested[:1]) * len(tested)
-    said = dict(zip(names, found[1:], strict=True))
-    verdict, because = told(tested[0], tested[1:], found, noun=noun, gallery=gallery, unit=unit)
-    guess = whole["identification"]["guess1"]
-    if guess is not None:
-        because += f". A guess that knows the class finds {percent(guess)}"
-    return {
-        **whole,
-        "verdict": verdict,
-        "verdict_because": f"{because}; n = {whole['n']}{of_units(whole['clients'], noun, unit)}",
-        "groups": [
-            {"support_size": name, **parts.summary(name), "verdict": said.get(name, TOO_FEW)}
-            for name, *_ in GROUPS
-        ],
-    }
+        found = verdicts(parts[:1]) * len(parts)
+    word, because = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
+    hit = estimates.found("")
+    if hit.floor is not None:
+        because += f". A guess that knows the class finds {100 * hit.floor:.1f} %"
+    n = int(values["psnr"].isfinite().sum())
+    verdict = Verdict(
+        word,
+        f"{because}; n = {n}{of_units(parts[0].clients, noun, unit)}",
+        VERDICT_RULE,
+        {key: TOO_FEW for key, *_ in GROUPS} | dict(zip(names, found[1:], strict=True)),
+    )
+    return tuple(m for group in estimates.inside for m in estimates.measures(group)), verdict
 
 
 class _Estimates:
@@ -119,11 +128,14 @@ class _Estimates:
         clients: Tensor,
         metrics: Mapping[str, Metric],
         chosen: Mapping[str, Chosen],
+        image_shape: tuple[int, int, int],
+        gallery: int,
     ) -> None:
-        self.inside = {"": torch.ones_like(sizes, dtype=torch.bool)}
-        for name, low, high in GROUPS:
-            self.inside[name] = (sizes >= low) & (sizes <= (high or math.inf))
-        self.metrics, self.chosen, self.clients = metrics, chosen, clients
+        self.inside = by_size(sizes)
+        self.targets = {group: int(here.sum()) for group, here in self.inside.items()}
+        self.owners = {group: len(clients[here].unique()) for group, here in self.inside.items()}
+        self.metrics, self.chosen = metrics, chosen
+        self.image_shape, self.gallery = image_shape, gallery
         self.values = {
             (group, key): value.double().masked_fill(~here, torch.nan)
             for group, here in self.inside.items()
@@ -133,7 +145,7 @@ class _Estimates:
         means = intervals.clustered(self._table(keys), clients)
         error = means.error.clone()
         for place, (group, key) in enumerate(keys):
-            name = key.removesuffix("_leakage")
+            name = key.removesuffix("_over")
             if name != key:
                 more = chosen[name].jackknife(values[name], self.inside[group])
                 error[place] = error[place].clamp(min=more**0.5)
@@ -142,6 +154,7 @@ class _Estimates:
         self.place = {key: i for i, key in enumerate(keys)}
         self.share_place = {key: i for i, key in enumerate(shared)}
         self.bounds = _pairs(keys, self.means.interval()) | _pairs(shared, self.shares.interval())
+        self.least = self.means.p_above(LEAST_DB)
 
     def _table(self, keys: Sequence[tuple[str, str]]) -> Tensor:
         return torch.stack([self.values[key] for key in keys], dim=1)
@@ -152,107 +165,115 @@ class _Estimates:
 
     def part(self, group: str) -> Part:
         """What the verdict about a group rests on."""
-        leakage = self.place[group, "psnr_leakage"]
-        hits, guess = self.values[group, "hit1"], self.mean(group, "guess1")
-        interval = self.bounds[group, "psnr_leakage"]
-        tests = [self.means.p_above(LEAST_DB)[leakage].item()]
-        if guess is not None:
-            known = self.shares.p_above(torch.full_like(self.shares.mean, guess))
-            tests.append(known[self.share_place[group, "hit1"]].item())
+        psnr, hit = self.metric(group, "psnr"), self.found(group)
         return Part(
             name=group,
-            targets=int(self.inside[group].sum()),
-            clients=len(torch.unique(self.clients[self.inside[group]])),
-            gap=self.mean(group, "psnr_leakage"),
-            highest=None if interval is None else interval[1],
-            tests=tuple(p for p in tests if math.isfinite(p)),
-            found=float(hits.nansum()),
-            lineups=int(hits.isfinite().sum()),
+            targets=psnr.targets,
+            clients=psnr.clients,
+            gap=psnr.over,
+            highest=None if psnr.over_interval is None else psnr.over_interval[1],
+            tests=tuple(m.p for m in (psnr, hit) if m.p is not None),
+            found=float(self.values[group, "hit1"].nansum()),
+            lineups=hit.n,
         )
 
-    def summary(self, group: str) -> Summary:
+    def measures(self, group: str) -> list[Measure]:
         """Metrics and identification over one group ("" for all targets)."""
-        here = self.inside[group]
-        return {
-            "targets": int(here.sum()),
-            "clients": len(torch.unique(self.clients[here])),
-            "n": int(self.values[group, "psnr"].isfinite().sum()),
-            "metrics": {name: self._metric(group, name) for name in self.metrics},
-            "identification": self._identification(group),
-        }
+        whole = bool(self.inside[group].all())
+        out = [self.metric(group, name) for name in self.metrics]
+        out += [self.found(group), self.found(group, "hit5", "guess5", "found among the first 5")]
+        out.append(self.found(group, "rr", "guess_rr", "mean reciprocal rank"))
+        out += [self.against_others(group, name) for name in self.metrics]
+        if group and whole:  # nothing that the whole does not say
+            return [dataclasses.replace(measure, shown=RECORD) for measure in out]
+        return out
 
-    def _metric(self, group: str, name: str) -> Summary:
+    def metric(self, group: str, name: str) -> Measure:
+        """A metric beside the floor that other clients' targets chose."""
         metric, chosen = self.metrics[name], self.chosen[name]
-        attack, own = self.values[group, name], self.values[group, f"{name}_own"]
-        leakage = self.mean(group, f"{name}_leakage")
-        turn = 1 if metric.higher_leaks else -1
-        return {
-            "title": metric.title,
-            "unit": metric.unit,
-            "digits": metric.digits,
-            "higher_leaks": metric.higher_leaks,
-            **distribution(attack),
-            "mean_ci": self.bounds[group, name],
-            "floor": chosen.name,
-            "floors_chosen": chosen.counts(),
-            "floor_mean": self.mean(group, f"{name}_floor"),
-            "difference": None if leakage is None else turn * leakage,
-            "leakage": leakage,
-            "leakage_ci": self.bounds[group, f"{name}_leakage"],
-            "mismatched_mean": self.mean(group, f"{name}_mismatched"),
-            "matched_minus_mismatched": self.mean(group, f"{name}_own"),
-            "matched_minus_mismatched_ci": self.bounds[group, f"{name}_own"],
-            "matched_minus_mismatched_n": int(own.isfinite().sum()),
-        }
+        attack, over = self.values[group, name], (group, f"{name}_over")
+        kept = attack[attack.isfinite()]
+        spread = kept.quantile(kept.new_tensor([0.05, 0.5, 0.95])).tolist() if len(kept) else None
+        tested = name == "psnr"  # the metric that a verdict rests on
+        return Measure(
+            key=name,
+            title=metric.title,
+            definition=metric.definition(self.image_shape),
+            unit=metric.unit,
+            digits=metric.digits,
+            higher_is_more_leakage=metric.higher_leaks,
+            shown=metric.shown if group in ("", SINGLE) else TABLE,
+            group=group,
+            value=kept.mean().item() if len(kept) else None,
+            sd=kept.std().item() if len(kept) > 1 else None,
+            quantiles=None if spread is None else (spread[0], spread[1], spread[2]),
+            interval=self.bounds[group, name],
+            floor=self.mean(group, f"{name}_floor"),
+            floor_name=chosen.name,
+            floors_chosen=chosen.counts(),
+            over=self.mean(*over),
+            over_interval=self.bounds[over],
+            p=intervals.finite(self.least[self.place[over]].item()) if tested else None,
+            n=len(kept),
+            targets=self.targets[group],
+            clients=self.owners[group],
+        )
 
-    def _identification(self, group: str) -> Summary:
-        hit, guess = self.mean(group, "hit1"), self.mean(group, "guess1")
-        ends, over, over_ci = self.bounds[group, "hit1"], None, None
-        if hit is not None and guess is not None:  # of the same targets, so both or none
-            over = hit - guess
-            over_ci = None if ends is None else [end - guess for end in ends]
-        return {
-            "hit1": hit,
-            "hit1_ci": ends,
-            "hit5": self.mean(group, "hit5"),
-            "hit5_ci": self.bounds[group, "hit5"],
-            "mrr": self.mean(group, "rr"),
-            "mrr_ci": self.bounds[group, "rr"],
-            "guess1": guess,
-            "guess5": self.mean(group, "guess5"),
-            "guess_mrr": self.mean(group, "guess_rr"),
-            "hit1_over_guess": over,
-            "hit1_over_guess_ci": over_ci,
-            "n": int(self.values[group, "hit1"].isfinite().sum()),
-        }
+    def against_others(self, group: str, name: str) -> Measure:
+        """A metric beside that of the attack's answers to other uploads."""
+        own = (group, f"{name}_own")
+        return dataclasses.replace(
+            self.metric(group, name),
+            key=f"{name}_over_mismatched",
+            definition="beside the attack's answers to other uploads",
+            shown=RECORD,
+            floor=self.mean(group, f"{name}_mismatched"),
+            floor_name="mismatched",
+            floors_chosen={},
+            over=self.mean(*own),
+            over_interval=self.bounds[own],
+            p=None,
+            n=int(self.values[own].isfinite().sum()),
+        )
+
+    def found(
+        self, group: str, key: str = "hit1", guess: str = "guess1", title: str = ""
+    ) -> Measure:
+        """Identification in the line-up, beside a guess that knows the class."""
+        value, floor, interval = self.mean(group, key), self.mean(group, guess), None
+        over, p = None, None
+        if value is not None and floor is not None:  # of the same targets, so both or none
+            over = value - floor
+            ends = self.bounds[group, key]
+            interval = None if ends is None else (ends[0] - floor, ends[1] - floor)
+            known = self.shares.p_above(torch.full_like(self.shares.mean, floor))
+            p = intervals.finite(known[self.share_place[group, key]].item())
+        first = key == HIT.key
+        shown = RECORD if not first else HIT.shown if group in ("", SINGLE) else TABLE
+        return dataclasses.replace(
+            HIT,
+            key=key,
+            title=title or f"found among {self.gallery}",
+            percent=key != "rr",
+            shown=shown,
+            group=group,
+            value=value,
+            interval=self.bounds[group, key],
+            floor=floor,
+            over=over,
+            over_interval=interval,
+            p=p if first else None,
+            n=int(self.values[group, key].isfinite().sum()),
+            targets=self.targets[group],
+            clients=self.owners[group],
+        )
 
 
 def _pairs(
     keys: Sequence[tuple[str, str]], ends: tuple[Tensor, Tensor]
-) -> dict[tuple[str, str], list[float] | None]:
+) -> dict[tuple[str, str], Interval | None]:
     low, high = (end.tolist() for end in ends)
     return {
-        key: [a, b] if math.isfinite(a + b) else None
+        key: (a, b) if math.isfinite(a + b) else None
         for key, a, b in zip(keys, low, high, strict=True)
     }
-
-
-def distribution(values: Tensor) -> dict[str, float | int | None]:
-    """Mean, sd and quantiles of the finite values."""
-    kept = values[values.isfinite()]
-    if not len(kept):
-        return dict.fromkeys(("mean", "sd", "median", "p5", "p95")) | {"n": 0}
-    p5, median, p95 = kept.quantile(kept.new_tensor([0.05, 0.5, 0.95])).tolist()
-    return {
-        "mean": kept.mean().item(),
-        "sd": kept.std().item() if len(kept) > 1 else None,
-        "median": median,
-        "p5": p5,
-        "p95": p95,
-        "n": len(kept),
-    }
-
-
-def percent(value: float | None) -> str:
-    """0.021 as ``2.1 %``; a dash for nothing."""
-    return "-" if value is None else f"{100 * value:.1f} %"

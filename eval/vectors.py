@@ -14,9 +14,6 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
-BUCKETS = ((1, 1, "1"), (2, 30, "2-30"), (31, None, "> 30"))
-"""Training samples behind a prototype: lowest, highest, name."""
-
 
 @dataclass(frozen=True, eq=False)
 class VectorScores:
@@ -46,22 +43,6 @@ class VectorScores:
     def answered(self) -> Tensor:
         """Which prototypes have a finite answer, (M,) bool."""
         return self.relative_error.isfinite()
-
-    def buckets(self) -> list[str]:
-        """Name of the bucket of each prototype's number of samples, see `BUCKETS`."""
-        return [bucket(int(count)) for count in self.counts]
-
-
-def bucket(count: int) -> str:
-    """Name of the bucket of a number of samples.
-
-    Raises:
-        ValueError: a number below 1.
-    """
-    for low, high, name in BUCKETS:
-        if low <= count and (high is None or count <= high):
-            return name
-    raise ValueError(f"a prototype of {count} samples; at least 1 is needed")
 
 
 def score_vectors(

@@ -22,11 +22,8 @@ MIN_CLIENTS = 5
 ERROR = 0.025
 """Probability, at most, that any test of a verdict finds a leak where there is none."""
 
-GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
-"""Targets by number of images that entered them: name, fewest, most."""
-
 OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 images"}
-"""Names of `GROUPS` in words."""
+"""Keys of `measures.GROUPS` in words."""
 
 LEAKS, NOT_BETTER, INCONCLUSIVE = "leaks", "not better than the floor", "inconclusive"
 TOO_FEW = "too few to say"
@@ -47,7 +44,7 @@ class Part:
     """All targets, or a group of them.
 
     Args:
-        name: "" for all targets, or a name of `GROUPS`.
+        name: "" for all targets, or a key of `measures.GROUPS`.
         targets, clients: how many there are, and of how many clients.
         gap: mean PSNR over the floor (dB), or None.
         highest: upper end of its 95 % interval, or None.

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import Registry
 
+from ..measures import COMPARISON
+
 metrics: Registry[Metric] = Registry("metric", "fedre_privacy.eval.metrics")
 
 DEFAULT_METRICS = ("psnr", "ssim", "mse255")
@@ -29,6 +31,7 @@ class Metric:
         unit: of the value, empty where it has none.
         higher_leaks: True where a higher value means that more of the original was recovered.
         digits: decimals to print.
+        shown: how far it is shown beyond tables, one of `measures.PLACES`.
     """
 
     name: ClassVar[str] = ""
@@ -36,6 +39,7 @@ class Metric:
     unit: ClassVar[str] = ""
     higher_leaks: ClassVar[bool] = True
     digits: ClassVar[int] = 3
+    shown: ClassVar[str] = COMPARISON
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
         """Score finite pairs (n, C, H, W), values in [0, 1], n >= 1: (n,)."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..measures import TABLE
 from .base import Metric, metrics
 
 
@@ -18,6 +19,7 @@ class Mse(Metric):
     title: ClassVar[str] = "MSE"
     higher_leaks: ClassVar[bool] = False
     digits: ClassVar[int] = 4
+    shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
         """Score finite pairs (n, C, H, W): (n,) float64, from 0 to 1."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..measures import TABLE
 from .base import Metric, metrics
 from .mse import squared_error
 
@@ -19,6 +20,7 @@ class Mse255(Metric):
     title: ClassVar[str] = "MSE, 0-255"
     higher_leaks: ClassVar[bool] = False
     digits: ClassVar[int] = 0
+    shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
         """Score finite pairs (n, C, H, W): (n,) float64, from 0 to 65025."""

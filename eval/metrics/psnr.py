@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..measures import FRONTIER
 from .base import Metric, metrics
 from .mse import squared_error
 
@@ -27,6 +28,7 @@ class Psnr(Metric):
     unit: ClassVar[str] = "dB"
     higher_leaks: ClassVar[bool] = True
     digits: ClassVar[int] = 2
+    shown: ClassVar[str] = FRONTIER
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
         """Score finite pairs (n, C, H, W): (n,) float64 in dB, from 0 to 100."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.rng import stream
 
+from ..measures import TABLE
 from .base import Metric, metrics
 from .mse import squared_error
 from .psnr import psnr_from_mse
@@ -36,6 +37,7 @@ class PsnrPfllib(Metric):
     unit: ClassVar[str] = "dB"
     higher_leaks: ClassVar[bool] = True
     digits: ClassVar[int] = 2
+    shown: ClassVar[str] = TABLE
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
         """Score finite pairs (n, C, H, W): (n,) float64 in dB."""

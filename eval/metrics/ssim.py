@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
+from ..measures import TABLE
 from .base import Metric, metrics
 
 WINDOW = 11
@@ -29,6 +30,7 @@ class Ssim(Metric):
     """
 
     title: ClassVar[str] = "SSIM"
+    shown: ClassVar[str] = TABLE
 
     def check(self, image_shape: tuple[int, int, int]) -> None:
         """Refuse images smaller than the window.

@@ -121,8 +121,8 @@ def reconstruction_sheet(
         ConfigError: `metric` was not scored, or `count` is below 3.
         IncompatibleError: images that do not fit the scores.
     """
-    if metric not in scores.summary["metrics"]:
-        known = ", ".join(scores.summary["metrics"])
+    if metric not in _metrics(scores):
+        known = ", ".join(_metrics(scores))
         raise ConfigError(f"The rows cannot be ordered by '{metric}'; scored were {known}.")
     extra = dict(extra or {})
     for what, images in {"recovered": recovered, **extra}.items():
@@ -131,14 +131,15 @@ def reconstruction_sheet(
                 f"'{what}' has shape {tuple(images.shape)}; the scores are for "
                 f"{tuple(scores.originals.shape)}."
             )
-    entry = scores.summary["metrics"][metric]
-    ordering = torch.tensor(scores.rows[metric].to_list(), dtype=torch.float64)
-    picks = pick_rows(ordering, count, higher_is_better=entry["higher_leaks"])
-    chosen = list(scores.summary["metrics"]["psnr"]["floors_chosen"])
-    floor = f"floor: {'mostly ' if len(chosen) > 1 else ''}{chosen[0]}" if chosen else ""
-    floor_columns = {textwrap.fill(floor, 14): scores.floor_images} if chosen else {}
+    ordering = torch.tensor(scores.own_rows[metric].to_list(), dtype=torch.float64)
+    higher = scores.get(metric).higher_is_more_leakage
+    picks = pick_rows(ordering, count, higher_is_better=higher)
+    psnr = scores.get("psnr")
+    mostly = "mostly " if len(psnr.floors_chosen) > 1 else ""
+    floor = textwrap.fill(f"floor: {mostly}{psnr.floor_name}", 14)
+    floor_columns = {floor: scores.floor_images} if psnr.floor_name else {}
     columns = {
-        _MATCHED[scores.summary["rule"]]: scores.originals,
+        _MATCHED[scores.matching]: scores.originals,
         "recovered": recovered,
         "difference x4": (recovered - scores.originals).abs().mul(4),
         **floor_columns,
@@ -157,28 +158,32 @@ def reconstruction_sheet(
 
 
 def _row_text(scores: Scores, pick: Pick) -> str:
-    row = scores.rows.iloc[pick.target]
+    row = scores.own_rows.iloc[pick.target]
     label = int(row["label"])
     lines = [
         pick.label,
         f"client {int(row['client'])}, " + (f"class {label}" if label >= 0 else "classes mixed"),
         f"made of {int(row['support_size'])} image{'' if row['support_size'] == 1 else 's'}",
     ]
-    for name, entry in list(scores.summary["metrics"].items())[:3]:
-        digits, floor = entry["digits"], row[f"{name}_floor"]
-        lines.append(f"{entry['title']} {row[name]:.{digits}f} (floor {floor:.{digits}f})")
+    for name in _metrics(scores)[:3]:
+        of = scores.get(name)
+        value, floor = of.number(row[name]), of.number(row[f"{name}_floor"])
+        lines.append(f"{of.title} {value} (floor {floor})")
     return "\n".join(lines)
 
 
+def _metrics(scores: Scores) -> list[str]:
+    """Keys of the measures that each target has a score and a floor of."""
+    return [m.key for m in scores.measures if not m.group and f"{m.key}_floor" in scores.rows]
+
+
 def _selection(scores: Scores, metric: str) -> str:
-    summary = scores.summary
-    entry = summary["metrics"][metric]
-    lost = f"{summary['diverged']} diverged and count as the worst floor. "
+    lost = f"{scores.diverged} diverged and count as the worst floor. "
     return (
-        f"{plural(summary['targets'], 'target')}. {lost if summary['diverged'] else ''}"
-        f"Verdict: {summary['verdict']}: {summary['verdict_because']}. "
-        f"Rows: evenly spaced ranks by {entry['title']}, not chosen by eye. "
-        f"Truth: {summary['rule_text']}; floors are scored against their own match."
+        f"{plural(scores.targets, 'target')}. {lost if scores.diverged else ''}"
+        f"Verdict: {scores.verdict}. "
+        f"Rows: evenly spaced ranks by {scores.get(metric).title}, not chosen by eye. "
+        f"Truth: {scores.compared_with}; floors are scored against their own match."
     )
 
 

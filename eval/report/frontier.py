@@ -30,8 +30,8 @@ class Point:
         label: its name.
         accuracy: test accuracy in [0, 1], with its sd over seeds (None for one seed).
         scalars: uploaded per round, over all clients.
-        leakage: of images over the floor (dB), or None where no attack could read the upload.
-        leakage_sd: over seeds.
+        over: leakage over the floor, or None where no attack could read the upload.
+        over_sd: over seeds.
         attack: the attack that reached it.
         seeds: number of trainings.
     """
@@ -40,8 +40,8 @@ class Point:
     accuracy: float
     accuracy_sd: float | None
     scalars: float
-    leakage: float | None
-    leakage_sd: float | None
+    over: float | None
+    over_sd: float | None
     attack: str
     seeds: int
 
@@ -52,10 +52,10 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     Points without a leakage are left out: nothing is known about theirs. Below the floor counts as
     at the floor: a worse guess protects nobody.
     """
-    known = [p for p in points if p.leakage is not None]
+    known = [p for p in points if p.over is not None]
 
     def key(p: Point) -> tuple[float, float, float]:
-        return (p.accuracy, -p.scalars, -max(p.leakage or 0.0, 0.0))
+        return (p.accuracy, -p.scalars, -max(p.over or 0.0, 0.0))
 
     def beaten(p: Point) -> bool:
         return any(
@@ -66,18 +66,28 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     return [p for p in known if not beaten(p)]
 
 
-def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> Figure:
+def frontier(
+    points: Sequence[Point],
+    *,
+    measure: str = "images: PSNR",
+    unit: str = "dB",
+    caption: str = "",
+    title: str = "",
+) -> Figure:
     """Draw figure B: two panels that share accuracy, against scalars and against leakage.
 
     Colour is leakage over the floor; a ring marks the Pareto set of all three; grey points are
     protocols that no attack on images could read.
+
+    Args:
+        measure, unit: of the points' `over`.
 
     Raises:
         ConfigError: no point.
     """
     if not points:
         raise ConfigError("There is nothing to draw: no variant has a finished training.")
-    known = [p.leakage for p in points if p.leakage is not None]
+    known = [p.over for p in points if p.over is not None]
     low, high = 0.0, max([1.0, *known])
     shade = Normalize(low, high, clip=True)
     colours = colormaps["viridis_r"]
@@ -85,16 +95,16 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
     figure = framed(11.0, 4.9, title or "Accuracy, communication and leakage", caption)
     axes_a, axes_b = figure.subplots(1, 2, sharey=True)
     named: list[tuple[Axes, list[tuple[Point, float]]]] = []
-    for axes, across in ((axes_a, "scalars"), (axes_b, "leakage")):
+    for axes, across in ((axes_a, "scalars"), (axes_b, "over")):
         placed: list[tuple[Point, float]] = []
         for p in sorted(points, key=lambda p: -p.accuracy):
-            x = p.scalars if across == "scalars" else p.leakage
+            x = p.scalars if across == "scalars" else p.over
             if across == "scalars" and x is not None and x <= 0:
                 x = 1.0
             if x is None:
                 continue
-            colour = GREY if p.leakage is None else colours(shade(p.leakage))
-            across_sd = p.leakage_sd if across == "leakage" else None
+            colour = GREY if p.over is None else colours(shade(p.over))
+            across_sd = p.over_sd if across == "over" else None
             axes.errorbar(
                 x, p.accuracy, yerr=p.accuracy_sd, xerr=across_sd, fmt="none", ecolor="#888888",
                 lw=0.8, zorder=1,
@@ -116,12 +126,12 @@ def frontier(points: Sequence[Point], *, caption: str = "", title: str = "") -> 
         axes.margins(x=0.18, y=0.12)
         named.append((axes, placed))
     axes_a.set_xlabel("scalars uploaded per round (log)", fontsize=TEXT)
-    axes_b.set_xlabel("images: PSNR over the floor (dB)", fontsize=TEXT)
+    axes_b.set_xlabel(f"{measure} over the floor" + (f" ({unit})" if unit else ""), fontsize=TEXT)
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
     axes_a.set_ylabel("test accuracy", fontsize=TEXT)
     bar = figure.colorbar(ScalarMappable(shade, colours), ax=(axes_a, axes_b), aspect=40, pad=0.02)
     bar.ax.tick_params(labelsize=SMALL)
-    bar.ax.set_title("leakage\ndB", fontsize=SMALL)
+    bar.ax.set_title(f"leakage\n{unit}".strip(), fontsize=SMALL)
     settle(figure)
     for axes, placed in named:
         _name(axes, placed)
@@ -144,7 +154,7 @@ def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
         axes.text(
             x, p.accuracy, plain(p.label, LONGEST) + ("" if p.scalars else " (sends nothing)"),
             fontsize=SMALL, zorder=3,
-            color="#777777" if p.leakage is None else "black",
+            color="#777777" if p.over is None else "black",
         )
         for p, x in points
     ]  # fmt: skip

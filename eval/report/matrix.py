@@ -20,13 +20,13 @@ class Cell:
     """One attack on one protocol.
 
     Args:
-        leakage: over the floor in `unit`, or None.
-        why: what stands there where there is no leakage.
+        over: leakage over the floor in `unit`, or None.
+        why: what stands there where there is none.
     """
 
     row: str
     column: str
-    leakage: float | None
+    over: float | None
     unit: str = ""
     why: str = ""
 
@@ -54,16 +54,14 @@ def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figu
     axes.set_ylim(len(rows), 0)
     for cell in cells:
         x, y = columns.index(cell.column), rows.index(cell.row)
-        known = cell.leakage is not None
+        known = cell.over is not None
         colour = GREY
-        if cell.leakage is not None:
+        if cell.over is not None:
             much = 1.0 if cell.unit == "dB" else 0.1
-            colour = "white" if cell.leakage <= 0 else STRONG if cell.leakage > much else PALE
+            colour = "white" if cell.over <= 0 else STRONG if cell.over > much else PALE
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="#c8c8c8", lw=0.6))
-        shown = (
-            plain(cell.why.replace("\n", " ")) if cell.leakage is None else f"{cell.leakage:+.2f}"
-        )
-        if cell.leakage is not None and cell.unit:
+        shown = plain(cell.why.replace("\n", " ")) if cell.over is None else f"{cell.over:+.2f}"
+        if cell.over is not None and cell.unit:
             shown += f" {cell.unit}"
         axes.text(
             x + 0.5, y + 0.5, shown, ha="center", va="center",

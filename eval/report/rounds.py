@@ -24,14 +24,14 @@ class RoundPoint:
         panel: the measure, with its unit; one panel each.
         line: what is compared; one line each.
         rounds: the attacked round, or how many rounds the attack reads.
-        leakage: over the floor, in the measure's unit; 0 is the floor.
+        over: leakage over the floor, in the measure's unit; 0 is the floor.
         spread: sd over seeds, or None for one seed.
     """
 
     panel: str
     line: str
     rounds: int
-    leakage: float
+    over: float
     spread: float | None = None
 
 
@@ -66,7 +66,7 @@ def leakage_by_rounds(
             )
             colour = CYCLE[place % len(CYCLE)]
             axes.errorbar(
-                [p.rounds for p in own], [p.leakage for p in own],
+                [p.rounds for p in own], [p.over for p in own],
                 yerr=[p.spread or 0.0 for p in own] if any(p.spread for p in own) else None,
                 color=colour, marker=MARKERS[place % len(MARKERS)], ms=4, lw=1.2, capsize=2,
                 ls="-" if place < len(CYCLE) else "--", label=plain(line),

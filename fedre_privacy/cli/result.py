@@ -20,23 +20,14 @@ def print_result(
         again: the command that repeats the attack.
         then: a command worth giving next, or empty.
     """
-    game, summary = result.game, result.card.summary
+    game, card = result.game, result.card
     if "attack.reused" in output.reused:
         output.line("Note", "this attack was finished before and is read back (--restart repeats)")
-    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
-    lost += " and count as the worst floor" if lost and "diverged_rule" in summary else ""
+    lost = f", {card.diverged} diverged" if card.diverged else ""
+    lost += " and count as the worst floor" if lost and card.lost_rule else ""
     output.text()
-    output.line(
-        "RESULT", f"{summary['n']} of {summary['targets']} targets{lost}; {summary['rule_text']}"
-    )
-    output.table(
-        [
-            {"metric": row["metric"], "this attack": row.pop("attack"), **row}
-            if "metric" in row
-            else row
-            for row in result.table()
-        ]
-    )
+    output.line("RESULT", f"{card.n} of {card.targets} targets{lost}; {card.compared_with}")
+    output.table(result.table())
     output.line("Verdict", result.verdict())
     output.line(
         "Files",
@@ -54,9 +45,9 @@ def print_result(
             "target": game.kind,
             "counterfactual": game.counterfactual,
             "oracles": result.record["oracles"],
-            "verdict": summary["verdict"],
-            "because": summary["verdict_because"],
-            "n": summary["n"],
+            "verdict": card.verdict.word,
+            "because": card.verdict.because,
+            "n": card.n,
             "table": result.table(),
         },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import yaml
 from fedre_privacy.core import files
 from fedre_privacy.core.types import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
-from fedre_privacy.eval.score import LOST_RULE
+from fedre_privacy.eval import Measure, Scores
 from fedre_privacy.play.attack import AttackResult
-from fedre_privacy.play.questions.images import TARGET, ImageCard
 from fedre_privacy.play.questions.unscored import WORDS, Unscored
 
 from . import html
@@ -23,6 +22,8 @@ from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, versions
 
 SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
+
+BY_NUMBER = "Results by number of images behind a target"
 
 ORACLE = "the attacker was given what no real server has"
 
@@ -41,14 +42,14 @@ def write_attack_report(result: AttackResult) -> Path:
     Returns:
         The file.
     """
-    game, record, summary = result.game, result.record, result.card.summary
+    game, record, card = result.game, result.record, result.card
     run, settings = game.run, game.settings
     command, meaning = run.repeat(settings.attack.name, result.folder)
     sections = [
         Section("Result", _headline(result)),
         Section("Figures", figures(result.folder)),
         Section("Targets", _targets(result)),
-        Section("By number of images", _groups(summary)),
+        Section("By number of images", html.table(card.groups(), label=BY_NUMBER)),
         Section("Single targets", _single(result.frame())),
         Section("Floors", _floors(result)),
         Section("Notes", html.bullets(_notes(result))),
@@ -71,7 +72,6 @@ def write_attack_report(result: AttackResult) -> Path:
             else Html(""),
         ),
     ]
-    because = result.verdict().removeprefix(summary["verdict"]).lstrip(": ")
     lead = html.join(
         html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
         if game.counterfactual
@@ -82,7 +82,7 @@ def write_attack_report(result: AttackResult) -> Path:
         html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
         if record["oracles"]
         else Html(""),
-        html.verdict(summary["verdict"], because),
+        html.verdict(card.verdict.word, card.verdict.because),
         html.facts(
             dict(run.headline())
             | {name: " ".join(words.split()) for name, words in record["game"].items()}
@@ -95,39 +95,30 @@ def write_attack_report(result: AttackResult) -> Path:
 
 
 def _headline(result: AttackResult) -> Html:
-    summary = result.card.summary
-    lost = f", {summary['diverged']} diverged" if summary["diverged"] else ""
-    if lost and "diverged_rule" in summary:
-        lost += f" ({summary['diverged_rule']})"
-    rows = [
-        {
-            **({"classes of": row["classes of"]} if "classes of" in row else {}),
-            **({"metric": row["metric"], "this attack": row["attack"]} if "metric" in row else {}),
-            **{k: v for k, v in row.items() if k not in ("classes of", "metric", "attack")},
-        }
-        for row in result.table()
-    ]
+    card = result.card
+    lost = f", {card.diverged} diverged" if card.diverged else ""
+    lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
     return html.join(
         html.paragraph(
-            f"{summary['n']} of {plural(summary['targets'], 'target')}{lost}; "
-            f"{summary['rule_text']}."
+            f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}."
         ),
-        html.table(rows, label="Result"),
+        html.table(result.table(), label="Result"),
     )
 
 
 def _targets(result: AttackResult) -> Html:
-    card = result.card
-    if isinstance(card, Unscored):
-        return _unscored(card)
-    if not isinstance(card, ImageCard):
+    scores, outcome = result.card, result.outcome
+    if isinstance(scores, Unscored):
+        return _unscored(result)
+    if not isinstance(scores, Scores) or not isinstance(outcome, Reconstruction):
         return Html("")
-    scores, recovered = card.scores[TARGET], card.recovered[TARGET].images
+    recovered = outcome.images
     if recovered.shape[1] not in (1, 3):
         return html.paragraph("Images of this many channels cannot be shown.")
-    entries, classes = scores.summary["metrics"], result.game.run.class_names
+    classes = result.game.run.class_names
+    measures = [m for m in scores.whole() if f"{m.key}_floor" in scores.rows]
     shown = []
-    for row in scores.rows.head(SHOWN_TARGETS).to_dict("records"):
+    for row in scores.own_rows.head(SHOWN_TARGETS).to_dict("records"):
         at, label = int(row["target"]), int(row["label"])
         made_of = plural(int(row["support_size"]), "image")
         kind = f"class {classes[label]}" if label >= 0 else "several classes"
@@ -140,15 +131,14 @@ def _targets(result: AttackResult) -> Html:
                     f"floor: {row['floor'] or 'none'}": html.png(scores.floor_images[at]),
                 },
                 {
-                    str(entry["title"]): f"{_score(row[name], entry)} "
-                    f"(floor {_score(row[f'{name}_floor'], entry)})"
-                    for name, entry in entries.items()
+                    m.title: f"{_score(m, row[m.key])} (floor {_score(m, row[f'{m.key}_floor'])})"
+                    for m in measures
                 }
                 | {"found in the line-up": "yes" if row["hit1"] == 1 else "no"},
-                f"diverged: {LOST_RULE}" if row["diverged"] else "",
+                f"diverged: {scores.lost_rule}" if row["diverged"] else "",
             )
         )
-    count = len(scores.rows)
+    count = scores.targets
     more = f" The first {SHOWN_TARGETS} of {count} are shown." if count > SHOWN_TARGETS else ""
     return html.join(
         html.paragraph(
@@ -160,13 +150,13 @@ def _targets(result: AttackResult) -> Html:
     )
 
 
-def _unscored(card: Unscored) -> Html:
+def _unscored(result: AttackResult) -> Html:
     """What was recovered of targets without truth."""
-    outcome = card.outcome
+    outcome = result.outcome
     if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
         return Html("")
     shown = []
-    for row in card.frame().head(SHOWN_TARGETS).to_dict("records"):
+    for row in result.frame().head(SHOWN_TARGETS).to_dict("records"):
         at = int(row["target"])
         said = {"fit": f"{row['fit']:.3g}"}
         if "residual" in row:
@@ -179,42 +169,8 @@ def _unscored(card: Unscored) -> Html:
     return html.gallery(shown)
 
 
-def _score(value: float, entry: Mapping[str, Any]) -> str:
-    if pd.isna(value):
-        return "-"
-    return f"{value:.{entry['digits']}f} {entry['unit']}".strip()
-
-
-def _groups(summary: Mapping[str, Any]) -> Html:
-    groups = summary.get("groups")
-    if not isinstance(groups, list):
-        return Html("")
-    rows = []
-    for group in groups:
-        if not group["targets"]:
-            continue
-        psnr, found = group["metrics"]["psnr"], group["identification"]
-        rows.append(
-            {
-                "images behind a target": group["support_size"],
-                "targets": group["targets"],
-                "clients": group["clients"],
-                "PSNR (dB)": psnr["mean"],
-                "floor (dB)": psnr["floor_mean"],
-                "over floor (dB)": _with(psnr["difference"], psnr["leakage_ci"]),
-                "found": found["hit1"],
-                "a guess that knows the class": found["guess1"],
-                "verdict": group["verdict"],
-            }
-        )
-    return html.table(rows, label="Results by number of images behind a target")
-
-
-def _with(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "-"
-    shown = f"{value:+.2f}"
-    return shown if interval is None else f"{shown} [{interval[0]:+.2f}, {interval[1]:+.2f}]"
+def _score(of: Measure, value: float) -> str:
+    return f"{of.number(value)} {of.unit}".strip()
 
 
 def _single(frame: pd.DataFrame) -> Html:
@@ -250,18 +206,16 @@ COLUMNS_OF_SINGLE = {
 
 
 def _floors(result: AttackResult) -> Html:
-    meanings = result.card.summary.get("floors")
-    if not isinstance(meanings, Mapping):
-        return Html("")
-    if not isinstance(result.card, ImageCard):
-        return html.facts(meanings)
+    card = result.card
+    if not isinstance(card, Scores):
+        return html.facts(card.floors)
     rows = [
         {
             "floor": row["floor"],
-            "answer": meanings[row["floor"]],
+            "answer": card.floors[row["floor"]],
             **{str(k): v for k, v in row.items() if k != "floor"},
         }
-        for row in result.card.scores[TARGET].floors.to_dict("records")
+        for row in card.floor_means.to_dict("records")
     ]
     return html.table(rows, label="Means of every floor")
 
@@ -269,8 +223,7 @@ def _floors(result: AttackResult) -> Html:
 def _notes(result: AttackResult) -> list[str]:
     record = result.record
     given = [
-        *result.card.summary.get("notes", ()),
-        *record.get("recovery_notes", ()),
+        *result.card.notes,
         *result.game.run.notes,
     ]
     if record.get("stopped_because"):
@@ -279,40 +232,23 @@ def _notes(result: AttackResult) -> list[str]:
 
 
 def _definitions(result: AttackResult) -> Html:
-    summary = result.card.summary
-    if isinstance(result.card, Unscored):
+    card = result.card
+    if isinstance(card, Unscored):
         return html.facts(WORDS if "residual" in result.frame() else {})
-    words: dict[str, str] = {}
-    metrics = summary.get("metrics")
-    if isinstance(metrics, Mapping):
-        words = {e["title"]: e["definition"] for e in metrics.values() if e.get("definition")}
-        words["PSNR of the mean MSE"] = f"{_db(summary['psnr_of_mean_mse'])}; the table shows the "
-        words["PSNR of the mean MSE"] += "mean of PSNRs, which is never lower (Jensen)"
-        rows = [("found among N", DEFINITIONS["found among N"])]
-    else:
-        names = [measure.name for measure in result.card.measures()]
-        names += [row["metric"] for row in result.table()]
-        rows = [(k, v) for k, v in DEFINITIONS.items() if any(k in name for name in names)]
-    shared = [(key, DEFINITIONS[key]) for key in ("floor", "over floor")]
-    if isinstance(result.card, ImageCard):
-        shared.append(("ceiling", DEFINITIONS["ceiling"]))
-        shared.append(("which floor", summary["floor_rule"]))
-        shared.append(("diverged", summary["diverged_rule"]))
-        shared.append(("intervals", summary["intervals"]["method"]))
-    words |= dict(rows + shared)
-    if summary.get("verdict_rule"):
-        words["verdict"] = summary["verdict_rule"]
-    rules = result.record.get("rules") or {}
+    words = {m.title: m.definition for m in card.measures if m.definition and not m.group}
+    words |= {key: DEFINITIONS[key] for key in ("floor", "over floor")}
+    words |= {"ceiling": DEFINITIONS["ceiling"]} if isinstance(card, Scores) else {}
+    words |= {**card.words, "verdict": card.verdict.rule}
+    rules = card.by_rule if isinstance(card, Scores) else {}
     table = [
         {
             "matching rule": rule,
-            "PSNR (dB)": entry["mean"],
-            "floor (dB)": entry["floor_mean"],
-            "floor": entry["floor"],
-            "over floor (dB)": entry["leakage"],
-            "n": entry["n"],
+            measure.heading: measure.value_text(),
+            "floor": measure.floor_text(),
+            "reads as": measure.over_text(),
+            "n": measure.n,
         }
-        for rule, entry in rules.items()
+        for rule, measure in rules.items()
     ]
     return html.join(
         html.facts(words),
@@ -321,10 +257,6 @@ def _definitions(result: AttackResult) -> Html:
             html.table(table, label="PSNR under every matching rule"),
         ),
     )
-
-
-def _db(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} dB"
 
 
 def _settings(values: Mapping[str, Any], label: str) -> Html:

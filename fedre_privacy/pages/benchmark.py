@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,8 +14,10 @@ import yaml
 
 from fedre_privacy.core import files
 from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult
+from fedre_privacy.study.results import JobResult
 
 from . import html
 from .html import Html, Link, Section
@@ -44,7 +46,7 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
             for variant in wanted.variants
         ),
         Section("All trainings", html.table([_job(job) for job in jobs], label="All trainings")),
-        Section("What the words mean", html.facts({**DEFINITIONS, **COLUMNS})),
+        Section("What the words mean", html.facts({**DEFINITIONS, **COLUMNS, **_measures(jobs)})),
         Section("Settings", html.preformatted(text, label="Settings of the benchmark")),
         Section("How it was made", html.facts(_made(jobs, runs))),
         Section(
@@ -76,13 +78,24 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
 
 
 COLUMNS = {
-    "images, dB over floor": "PSNR over the floor of the strongest attack on images that the "
-    "suite holds; '-': no such attack could read the upload, which does not mean that it is safe",
-    "found, prototypes, labels, membership": "the strongest attack's value, its floor in brackets",
+    "images: ..., prototypes: ..., labels: ..., membership: ...": "the strongest attack's value, "
+    "its floor in brackets; PSNR over its floor, where the strongest attack on images of the suite "
+    "decides; '-': no such attack could read the upload, which does not mean that it is safe",
     "Pareto": "no other variant is at least as good in accuracy, scalars and leakage of images and "
     "better in one",
     "+-": "sd over seeds",
 }
+
+
+def _measures(jobs: Sequence[JobResult]) -> dict[str, str]:
+    """Definitions of the measures by their titles."""
+    return {
+        measure["title"]: measure["definition"]
+        for job in jobs
+        for entry in job["attacks"]
+        for measure in entry.get("measures", ())
+        if measure["shown"] != RECORD and measure["definition"]
+    }
 
 
 def _sweep(wanted: Benchmark) -> dict[str, Any]:
@@ -99,9 +112,7 @@ def _sweep(wanted: Benchmark) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value not in (None, {}, [])}
 
 
-def _variant(
-    label: str, result: BenchmarkResult, jobs: Sequence[Mapping[str, Any]], runs: Path
-) -> Html:
+def _variant(label: str, result: BenchmarkResult, jobs: Sequence[JobResult], runs: Path) -> Html:
     part = result.summary
     rows: list[dict[str, object]] = []
     if len(part):
@@ -113,10 +124,11 @@ def _variant(
                     "attack": row["attack"],
                     "target": row["target"],
                     "threat": row["threat"],
-                    "measure": f"{row['measure']} {row['unit'] or ''}".strip(),
+                    "measure": f"{row['title']} {row['unit'] or ''}".strip(),
+                    "group": row["group"] or "all",
                     "value": _mean_sd(row["value"], row["value_sd"]),
                     "floor": _mean_sd(row["floor"], None),
-                    "over floor": _mean_sd(row["leakage"], row["leakage_sd"]),
+                    "over floor": _mean_sd(row["over"], row["over_sd"]),
                     "n": row["n"],
                     "seeds": row["seeds"],
                     "counterfactual": "yes" if row["counterfactual"] is True else "",
@@ -126,8 +138,6 @@ def _variant(
     verdicts: list[dict[str, object]] = []
     for job in own:
         for entry in job["attacks"]:
-            if "verdict" not in entry:  # as planned: the job never got so far
-                continue
             page = runs / str(job["run"]) / "attacks" / entry.get("folder", "") / NAME
             link = Link("report", quote(_relative(page, result.folder)))
             verdicts.append(
@@ -154,7 +164,7 @@ def _mean_sd(mean: float | None, sd: float | None) -> str:
     return f"{mean:.4g}" + ("" if sd is None or pd.isna(sd) else f" +- {sd:.2g}")
 
 
-def _job(job: Mapping[str, Any]) -> dict[str, object]:
+def _job(job: JobResult) -> dict[str, object]:
     final = job.get("final") or {}
     took = job.get("wall_s")
     return {
@@ -168,7 +178,7 @@ def _job(job: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _failure(job: Mapping[str, Any]) -> Html:
+def _failure(job: JobResult) -> Html:
     return html.join(
         html.heading(f"{job['label']}, seed {job['seed']}"),
         html.paragraph(str(job.get("failure") or "no reason was recorded")),
@@ -179,7 +189,7 @@ def _failure(job: Mapping[str, Any]) -> Html:
     )
 
 
-def _made(jobs: Sequence[Mapping[str, Any]], runs: Path) -> dict[str, str]:
+def _made(jobs: Sequence[JobResult], runs: Path) -> dict[str, str]:
     out = {}
     for job in jobs:
         path = runs / str(job.get("run")) / "record.json"

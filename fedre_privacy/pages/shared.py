@@ -30,26 +30,8 @@ DEFINITIONS = {
     "over floor": "paired difference to the floor; in brackets its 95 % interval over clients, "
     "each interval by itself",
     "ceiling": "the same attack on single representations, which mix nothing",
-    "found among N": "share of targets whose true image is the nearest, by MSE, in a line-up of N: "
-    "one image that entered the target, the others not, of the same class first; a guess that "
-    "knows the class takes any image of that class",
-    "identification@1": "images: as 'found', N = 1; prototypes: share of answers that are nearest "
-    "(Euclidean) to their own true prototype among the client's",
-    "centred cosine": "cosine of recovered and true prototype, both less the mean of the client's "
-    "true prototypes",
-    "relative error": "||p - p'|| / ||p'||, p' the true prototype",
-    "median s_min(W)": "smallest singular value of the matrix of label weights; 0: the uploads do "
-    "not determine the prototypes",
-    "support Jaccard": "classes said and held, over classes said or held",
-    "support precision": "share of the classes said that are held",
-    "support recall": "share of the classes held that are said",
-    "L1 error of shares": "sum over classes of the absolute error of their share",
-    "relative error of size": "error of the number of samples, over that number",
-    "AUC": "share of pairs (training image, other image) of one client and class that the attack "
-    "puts in the right order; floor: the model alone, without any upload",
-    "TPR at FPR": "share of training images recognised at that rate of false alarms",
 }
-"""Measures in words, by how their names begin."""
+"""What stands in tables, in words; each measure brings its own definition."""
 
 
 def figures(folder: Path) -> Html:

@@ -18,6 +18,7 @@ from fedre_privacy.attacks.base import (
     Context,
     attacks,
     can_read,
+    lacking,
     mismatch,
     needed_for,
     readers_of_any,
@@ -36,6 +37,7 @@ from fedre_privacy.core.types import ORACLES, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
+from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import (
@@ -53,7 +55,7 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import Card, Game, Question, is_uploaded, questions
+from .questions.base import Game, Question, is_uploaded, questions
 
 
 def question_of(settings: AttackSettings) -> Question:
@@ -168,11 +170,7 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
     threat = effective(settings.threat, protocol.uploads)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
-        problems += [
-            text
-            for text in mismatch(settings.via, threat, set(settings.via.consumes))
-            if "needs" in text
-        ]
+        problems += lacking(settings.via, threat, set(settings.via.consumes))
         if not any(can_read(settings.via, kind) for kind in protocol.uploads):
             problems.append(
                 f"Attack '{settings.via.name}', which would recover the prototypes, reads "
@@ -254,21 +252,25 @@ class AttackResult:
 
     def verdict(self) -> str:
         """The verdict and its reason."""
-        return self.card.verdict()
+        return str(self.card.verdict)
 
     def frame(self) -> pd.DataFrame:
         """Scores of single targets."""
-        return self.card.frame()
+        return self.card.rows
+
+    def figures(self) -> dict[str, Figure]:
+        """Figures by file name, the main one first."""
+        return question_of(self.game.settings).figures(self.game, self.outcome, self.card)
 
     def figure(self) -> Figure:
         """The main figure."""
-        return next(iter(self.card.figures().values()))
+        return next(iter(self.figures().values()))
 
     def __repr__(self) -> str:
-        summary = self.card.summary
+        verdict = self.card.verdict
         return (
             f"AttackResult({self.game.settings.attack.name} on {self.game.kind} of "
-            f"{self.game.run.name}: {summary['verdict']}; {summary['verdict_because']})"
+            f"{self.game.run.name}: {verdict.word}; {verdict.because})"
         )
 
 
@@ -414,7 +416,6 @@ def _attack(
             "peak_memory": peak_memory(device, played.peak_bytes),
             **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
             **card.record(),
-            "measures": [asdict(measure) for measure in card.measures()],
         }
         _write(result)
         shelf.clear()
@@ -434,8 +435,8 @@ def _read_back(folder: Path, question: Question) -> Outcome:
 def _write(result: AttackResult) -> None:
     folder = result.folder
     files.write_frame(folder / "scores.csv", result.frame())
-    result.card.write(folder)
-    for name, figure in result.card.figures().items():
+    question_of(result.game.settings).write(folder, result.game, result.outcome)
+    for name, figure in result.figures().items():
         save_figure(figure, folder / name)
 
 

@@ -28,7 +28,7 @@ from fedre_privacy.core.types import (
     ThreatModel,
     Upload,
 )
-from fedre_privacy.eval import DEFAULT_METRICS
+from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
@@ -39,7 +39,7 @@ from .attack import AttackResult, attack_into, question_of
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
-from .questions.base import Card, Game
+from .questions.base import Game
 
 OWN = (0, 1)
 """(client, round) under which the module stands."""
@@ -86,11 +86,11 @@ class ModuleResult:
 
     def verdict(self) -> str:
         """The verdict and its reason."""
-        return self.card.verdict()
+        return str(self.card.verdict)
 
     def frame(self) -> pd.DataFrame:
         """One row per target."""
-        return self.card.frame().drop(columns=["client", "group"], errors="ignore")
+        return self.card.rows.drop(columns=["client", "group"], errors="ignore")
 
     def figure(self) -> Figure:
         """The main figure.
@@ -98,7 +98,7 @@ class ModuleResult:
         Raises:
             IncompatibleError: there is nothing to draw.
         """
-        figures = self.card.figures()
+        figures = question_of(self.game.settings).figures(self.game, self.outcome, self.card)
         if not figures:
             raise IncompatibleError("There is nothing to draw: no image of 1 or 3 channels.")
         return next(iter(figures.values()))

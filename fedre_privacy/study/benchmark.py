@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
@@ -20,23 +21,27 @@ from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.types import EntangledRep, is_read_as
 from fedre_privacy.core.units import plural
+from fedre_privacy.eval.measures import COMPARISON, FRONTIER, PLACES
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, pareto
 from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
+from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.values import brief, written
 
+from .results import JobResult, frame, over_seeds
 from .suite import default_suite, named_suite, recovered_from
-from .sweep import Job, Place, Variant, frame, over_seeds, plan, run_jobs
+from .sweep import Job, Place, Variant, plan, run_jobs
 
 Values = Mapping[str, Any]
 
-IMAGE_MEASURES = ("PSNR", "PSNR (1 image)")
-"""Measures that place a variant on the frontier: the strongest over all attacks counts."""
+PLACED_BY = "psnr"
+"""Key of the measure that places a variant on the first frontier and decides the Pareto set: over
+all targets or those of one image, the strongest over all attacks counts."""
 FEWEST = 6
 """Targets, over all seeds, below which a mean decides no place on the frontier, as in a verdict."""
 
@@ -182,16 +187,43 @@ def planned(wanted: Benchmark) -> list[Job]:
     return plan(wanted.base, [keep_all(v) for v in wanted.variants], wanted.seeds, wanted.suite)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A measure by which variants are compared.
+
+    Args:
+        key: of the measure.
+        answers: the question that it scores.
+        measure: its title.
+        unit: of value and floor.
+    """
+
+    key: str
+    answers: str
+    measure: str
+    unit: str
+
+    @property
+    def name(self) -> str:
+        """Question and measure."""
+        return f"{self.answers}: {self.measure}"
+
+    @property
+    def title(self) -> str:
+        """Question, measure and unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
 @dataclass(frozen=True, eq=False)
 class BenchmarkResult:
     """A finished benchmark.
 
     Args:
         folder: where its tables, figures and report are.
-        rows: one row per job, attack and measure (see `sweep.frame`).
-        summary: means over seeds (see `sweep.over_seeds`).
+        rows: one row per job, attack and measure (see `results.frame`).
+        summary: means over seeds (see `results.over_seeds`).
         wanted: what was compared.
-        jobs: results of all jobs, as they lie on disk (see `sweep.run_job`).
+        jobs: results of all jobs, as they lie on disk.
         runs: folder of the runs.
     """
 
@@ -199,24 +231,38 @@ class BenchmarkResult:
     rows: pd.DataFrame
     summary: pd.DataFrame
     wanted: Benchmark
-    jobs: Sequence[Mapping[str, Any]]
+    jobs: Sequence[JobResult]
     runs: Path
+
+    def panels(self, place: str = COMPARISON) -> list[Panel]:
+        """The measures that are shown in a place, question by question."""
+        if self.summary.empty:
+            return []
+        shown = self.summary[self.summary["shown"].isin(PLACES[PLACES.index(place) :])]
+        found = {
+            str(row["measure"]): Panel(
+                str(row["measure"]), str(row["answers"]), str(row["title"]), str(row["unit"] or "")
+            )
+            for row in shown.drop_duplicates("measure").to_dict("records")
+        }
+        asked = questions.names()
+        return sorted(found.values(), key=lambda panel: asked.index(panel.answers))
 
     def failures(self) -> list[str]:
         """Jobs that failed, each with the reason."""
         bad = self.rows[self.rows["status"] != COMPLETE].drop_duplicates(["label", "seed"])
         return [f"{r.label}, seed {r.seed}: {r.failure}" for r in bad.itertuples()]
 
-    def points(self) -> list[Point]:
-        """One point per variant: accuracy, communication, and the strongest image attack."""
+    def points(self, key: str = PLACED_BY) -> list[Point]:
+        """One point per variant: accuracy, communication, and the attack strongest by a measure."""
         if self.summary.empty:
             return []
         points = []
         for label, part in self.summary.groupby("label", sort=False):
             real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
-            shown = part["measure"].isin(IMAGE_MEASURES) & (part["n"] >= FEWEST)
-            images = part[real & shown & part["leakage"].notna()]
-            best = images.iloc[int(images["leakage"].argmax())] if len(images) else None
+            own = part[real & (part["n"] >= FEWEST) & part["over"].notna()]
+            own = _compared(own, key)
+            best = own.iloc[int(own["over"].argmax())] if len(own) else None
             first = part.iloc[0]
             points.append(
                 Point(
@@ -224,8 +270,8 @@ class BenchmarkResult:
                     accuracy=float(first["accuracy"]),
                     accuracy_sd=_number(first["accuracy_sd"]),
                     scalars=float(first["up_scalars"]),
-                    leakage=None if best is None else float(best["leakage"]),
-                    leakage_sd=None if best is None else _number(best["leakage_sd"]),
+                    over=None if best is None else float(best["over"]),
+                    over_sd=None if best is None else _number(best["over_sd"]),
                     attack="" if best is None else _attack_name(best),
                     seeds=int(first["seeds"]),
                 )
@@ -233,24 +279,29 @@ class BenchmarkResult:
         return points
 
     def table(self) -> list[dict[str, str]]:
-        """One row per variant: accuracy, scalars per round, and each kind of leakage."""
+        """One row per variant: accuracy, scalars per round, and each kind of leakage.
+
+        A measure with a frontier of its own is given over its floor, others with their floor in
+        brackets.
+        """
+        placed = {panel.key: self.points(panel.key) for panel in self.panels(FRONTIER)}
         best = {point.label for point in pareto(self.points())}
         out = []
-        for point in self.points():
+        for at, point in enumerate(self.points()):
             part = self.summary[self.summary["label"] == point.label]
+            row = {
+                "variant": point.label,
+                "accuracy": _pm(point.accuracy, point.accuracy_sd),
+                "scalars up": f"{point.scalars:,.0f}",
+            }
+            for panel in self.panels():
+                if panel.key in placed:
+                    own = placed[panel.key][at]
+                    row[f"{panel.title} over floor"] = _pm(own.over, own.over_sd, 2)
+                else:
+                    row[panel.title] = _measure(part, panel.key)
             out.append(
-                {
-                    "variant": point.label,
-                    "accuracy": _pm(point.accuracy, point.accuracy_sd),
-                    "scalars up": f"{point.scalars:,.0f}",
-                    "images, dB over floor": _pm(point.leakage, point.leakage_sd, 2),
-                    "found": _measure(part, ("identification@1 (1 image)", "identification@1")),
-                    "prototypes": _measure(part, ("centred cosine",)),
-                    "labels": _measure(part, ("support Jaccard",)),
-                    "membership AUC": _measure(part, ("AUC",)),
-                    "seeds": str(point.seeds),
-                    "Pareto": "yes" if point.label in best else "",
-                }
+                {**row, "seeds": str(point.seeds), "Pareto": "yes" if point.label in best else ""}
             )
         return out
 
@@ -262,8 +313,10 @@ class BenchmarkResult:
             Column("accuracy", tuple(Dot(p.accuracy, p.accuracy_sd) for p in self.points())),
             Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
             *(
-                Column(title, tuple(_dot(part, names) for part in parts))
-                for title, names in COLUMNS.items()
+                Column(
+                    textwrap.fill(panel.title, 20), tuple(_dot(part, panel.key) for part in parts)
+                )
+                for panel in self.panels()
             ),
             *(
                 Column(
@@ -285,9 +338,9 @@ class BenchmarkResult:
         )
 
     def cells(self) -> pd.DataFrame:
-        """Attacks against variants: variant, attack, reads, measure, leakage, interval_above_0.
+        """Attacks against variants: variant, attack, reads, measure, unit, over.
 
-        The measure is the attack's leading one. Where an attack did not run, leakage is empty and
+        The measure is the attack's leading one. Where an attack did not run, over is empty and
         `reads` says whether the variant uploads what it reads.
         """
         out: list[dict[str, Any]] = []
@@ -316,7 +369,7 @@ class BenchmarkResult:
                         "reads": reads,
                         "measure": None if row is None else row["measure"],
                         "unit": None if row is None else row["unit"],
-                        "leakage": None if row is None else _number(row["leakage"]),
+                        "over": None if row is None else _number(row["over"]),
                     }
                 )
         return pd.DataFrame(out)
@@ -326,7 +379,7 @@ class BenchmarkResult:
         return matrix(
             [
                 Cell(
-                    row["variant"], row["attack"], _number(row["leakage"]), row["unit"] or "",
+                    row["variant"], row["attack"], _number(row["over"]), row["unit"] or "",
                     "not in\nthe suite" if row["reads"] else "cannot\nread",
                 )
                 for row in self.cells().to_dict("records")
@@ -343,7 +396,7 @@ class BenchmarkResult:
             across: "attacked" (``eval.round`` differs) or "read" (``attack.rounds`` differs).
 
         Returns:
-            Columns: panel, line, rounds, leakage, spread, value, floor, n, seeds; no row where
+            Columns: panel, line, rounds, over, spread, value, floor, n, seeds; no row where
             no attack was run twice.
         """
         if self.summary.empty:
@@ -366,13 +419,13 @@ class BenchmarkResult:
                 line += f", round {first['round']:.0f} attacked"
             elif not pd.isna(first["rounds_limit"]):
                 line += f", the latest {first['rounds_limit']:.0f} rounds"
-            for title, names in COLUMNS.items():
-                name = next((n for n in names if n in set(part["measure"])), None)
-                own = part[(part["measure"] == name) & part["leakage"].notna()]
+            for panel in self.panels():
+                own = _compared(part, panel.key)
+                own = own[own["over"].notna() & (own["group"] == own["group"].max())]
                 out += [
                     {
-                        "panel": title.replace("\n", " "), "line": line, "rounds": int(row[x]),
-                        "leakage": row["leakage"], "spread": _number(row["leakage_sd"]),
+                        "panel": panel.title, "line": line, "rounds": int(row[x]),
+                        "over": row["over"], "spread": _number(row["over_sd"]),
                         "value": row["value"], "floor": row["floor"], "n": row["n"],
                         "seeds": row["seeds"],
                     }
@@ -391,7 +444,7 @@ class BenchmarkResult:
         """
         points = [
             RoundPoint(
-                row["panel"], row["line"], row["rounds"], float(row["leakage"]),
+                row["panel"], row["line"], row["rounds"], float(row["over"]),
                 _number(row["spread"]),
             )
             for row in self.over_rounds(across).to_dict("records")
@@ -411,18 +464,26 @@ class BenchmarkResult:
             ),
         )
 
-    def figure(self) -> Figure:
-        """The frontier."""
-        return frontier(self.points(), caption=self._caption())
+    def figure(self, key: str = PLACED_BY) -> Figure:
+        """The frontier of a measure."""
+        panel = next((p for p in self.panels(FRONTIER) if p.key == key), None)
+        if panel is None:
+            return frontier(self.points(key), caption=self._caption())
+        return frontier(
+            self.points(key),
+            measure=panel.name,
+            unit=panel.unit,
+            caption=self._caption(panel.measure),
+        )
 
-    def _caption(self) -> str:
+    def _caption(self, measure: str = "PSNR") -> str:
         most = int(self.summary["seeds"].max()) if len(self.summary) else 0
         least = int(self.summary["seeds"].min()) if len(self.summary) else 0
         runs = self.rows.drop_duplicates(["label", "seed"])
         each = plural(most, "seed") if least == most else f"{least} to {most} seeds"
         return (
             f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
-            "PSNR over the floor of the strongest attack in the suite, over all its targets "
+            f"{measure} over the floor of the strongest attack in the suite, over all its targets "
             f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no "
             "attack on images could read the upload, which does not mean that it is safe."
         )
@@ -435,29 +496,24 @@ class BenchmarkResult:
         )
 
 
-COLUMNS = {
-    "images: PSNR (dB)": ("PSNR (1 image)", "PSNR"),
-    "images: found": ("identification@1 (1 image)", "identification@1"),
-    "prototypes: centred\ncosine": ("centred cosine",),
-    "prototypes: found": ("prototypes: identification@1",),
-    "labels: support\nJaccard": ("support Jaccard",),
-    "membership AUC": ("AUC",),
-}
-"""Panels of the comparison, each with the measures it may show, the first that is there."""
+def _compared(part: pd.DataFrame, key: str) -> pd.DataFrame:
+    """Rows of a measure that are compared with other variants."""
+    return part[(part["measure"] == key) & part["shown"].isin(PLACES[PLACES.index(COMPARISON) :])]
 
 
-def _strongest(part: pd.DataFrame, names: Sequence[str]) -> Any | None:
-    """The row with the largest leakage of the first of some measures that is there."""
-    for name in names:
-        found = part[(part["measure"] == name) & part["value"].notna()]
-        if len(found):
-            leaking = found["leakage"].notna().any()
-            return found.iloc[int(found["leakage"].argmax())] if leaking else found.iloc[0]
-    return None
+def _strongest(part: pd.DataFrame, key: str) -> Any | None:
+    """The row with the largest leakage by a measure, of a single group where one is compared."""
+    found = _compared(part, key)
+    found = found[found["value"].notna()]
+    if not len(found):
+        return None
+    found = found[found["group"] == found["group"].max()]
+    leaking = found["over"].notna().any()
+    return found.iloc[int(found["over"].argmax())] if leaking else found.iloc[0]
 
 
-def _dot(part: pd.DataFrame, names: Sequence[str]) -> Dot:
-    row = _strongest(part, names)
+def _dot(part: pd.DataFrame, key: str) -> Dot:
+    row = _strongest(part, key)
     if row is None:
         return Dot(None)
     return Dot(_number(row["value"]), _number(row["value_sd"]), _number(row["floor"]))
@@ -496,6 +552,10 @@ def benchmark(
     files.write_frame(folder / "summary.csv", result.summary)
     if result.points():
         save_figure(result.figure(), folder / "frontier", data=result.summary)
+        for panel in result.panels(FRONTIER):
+            if panel.key != PLACED_BY:
+                own = f"frontier-{panel.key}".replace(":", ".")
+                save_figure(result.figure(panel.key), folder / own)
         save_figure(result.comparison(), folder / "comparison", data=pd.DataFrame(result.table()))
         save_figure(result.matrix(), folder / "matrix", data=result.cells())
     for across in ("attacked", "read"):
@@ -520,9 +580,9 @@ def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
     return f"{mean:.{digits}f}" + (f" +- {sd:.{digits}f}" if sd is not None else "")
 
 
-def _measure(part: pd.DataFrame, names: Sequence[str]) -> str:
-    """The strongest value of the first of some measures that is there, with its floor."""
-    row = _strongest(part, names)
+def _measure(part: pd.DataFrame, key: str) -> str:
+    """The strongest value of a measure with its floor."""
+    row = _strongest(part, key)
     if row is None:
         return "-"
     floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"

@@ -19,12 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
-from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingExtraError
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    FedreError,
+    IncompatibleError,
+    MissingExtraError,
+)
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.play.attack import AttackResult, attack, check_ahead
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, status_of
@@ -36,7 +41,10 @@ from fedre_privacy.runs.settings import (
 )
 from fedre_privacy.runs.training import train
 
+from .results import Attacked, JobResult
+
 Values = Mapping[str, Any]
+
 
 REFUSED = "refused"
 PARENT = "FEDRE_SWEEP_PARENT"
@@ -64,6 +72,17 @@ class Job:
             "seed": self.seed,
             "training": self.training.plain(),
             "attacks": [settings.plain() for settings in self.attacks],
+        }
+
+    def result(self) -> JobResult:
+        """A result of which nothing is known yet."""
+        return {
+            "label": self.label,
+            "seed": self.seed,
+            "training": self.training.plain(),
+            "status": FAILED,
+            "attacks": [],
+            "wall_s": None,
         }
 
     @property
@@ -133,10 +152,24 @@ class Place:
         """The file of a job's result."""
         return self.folder / "jobs" / f"{job.name}.json"
 
-    def read(self, job: Job) -> dict[str, Any] | None:
-        """A job's result, or None where it has none yet."""
+    def read(self, job: Job) -> JobResult | None:
+        """A job's result, or None where it has none yet.
+
+        Raises:
+            DamagedInputError: an earlier version wrote it, whose measures have no keys.
+        """
         path = self.result(job)
-        return files.read_json(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        found: JobResult = files.read_json(path)
+        if any(
+            "key" not in measure for one in found["attacks"] for measure in one.get("measures", ())
+        ):
+            raise DamagedInputError(
+                f"{path} was written by an earlier version of fedre-privacy.",
+                next_step=f"Remove {path.parent}; finished runs and attacks are read back.",
+            )
+        return found
 
     def done(self, job: Job) -> bool:
         """Whether a job has finished well."""
@@ -149,7 +182,7 @@ def run_job(
     place: Place,
     device: torch.device,
     page: Callable[[AttackResult], object],
-) -> dict[str, Any]:
+) -> JobResult:
     """Train and attack in this process; write and return the result.
 
     What was interrupted before goes on; a run whose uploads were pruned is trained again; an attack
@@ -159,41 +192,40 @@ def run_job(
         page: called with every finished attack, to write its page.
     """
     started = time.monotonic()
-    result: dict[str, Any] = {**job.plain(), "status": FAILED, "attacks": []}
+    result = job.result()
     try:
         folder = place.runs / job.training.run_name
         pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
         run = train(
             job.training, runs=place.runs, device=device, resume=_begun(folder), restart=pruned
         )
-        result |= {"run": run.name, "final": run.record["final"], "dim": run.record["dim"]}
+        result["run"], result["final"] = run.name, run.record["final"]
+        result["dim"] = run.record["dim"]
         result["architectures"] = run.record["architectures"]
         result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
         for settings in job.attacks:
             folder = run.folder / "attacks" / settings.folder_name
-            asked = {
+            entry: Attacked = {
                 "attack": settings.attack.name,
+                "answers": settings.attack.answers,
                 "target": settings.target,
                 "threat": settings.threat.name,
                 "rounds_limit": _rounds_limit(settings),
+                "verdict": REFUSED,
+                "because": "",
             }
+            result["attacks"].append(entry)
             try:
                 done = attack(run, settings, device=device, resume=_begun(folder))
                 page(done)
             except IncompatibleError as error:  # such as prototypes that nothing can recover
-                result["attacks"].append({**asked, "verdict": REFUSED, "because": str(error)})
+                entry["because"] = str(error)
                 continue
-            result["attacks"].append(
-                {
-                    **asked,
-                    "round": done.game.round,
-                    "counterfactual": done.game.counterfactual,
-                    "folder": done.folder.name,
-                    "verdict": done.card.summary["verdict"],
-                    "because": done.card.summary["verdict_because"],
-                    "measures": [asdict(measure) for measure in done.card.measures()],
-                }
-            )
+            verdict = done.card.verdict
+            entry["verdict"], entry["because"] = verdict.word, verdict.because
+            entry["round"], entry["folder"] = done.game.round, done.folder.name
+            entry["counterfactual"] = done.game.counterfactual
+            entry["measures"] = [asdict(measure) for measure in done.card.measures]
         result["status"] = COMPLETE
     except Exception as error:
         result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
@@ -251,7 +283,7 @@ def run_jobs(
     prune: bool = False,
     worker: str,
     report: Report = silent,
-) -> list[dict[str, Any]]:
+) -> list[JobResult]:
     """Run what is not done yet, each job in its own process; return all results, in order.
 
     Args:
@@ -291,14 +323,9 @@ def run_jobs(
         if found is None:  # the process died before it could write
             log = place.folder / "jobs" / f"{job.name}.log"
             tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
-            found = {
-                **job.plain(),
-                "attacks": [],
-                "status": FAILED,
-                "failure": f"the process ended with code {code}",
-                "traceback": tail,
-                "wall_s": None,
-            }
+            found = job.result()
+            found["failure"] = f"the process ended with code {code}"
+            found["traceback"] = tail
             files.write_json(place.result(job), found)
         if prune and found["status"] == COMPLETE:
             for name in ("models", "uploads", "private"):
@@ -387,101 +414,3 @@ def call(arguments: Sequence[str], threads: int) -> int:
             return process.wait()
         finally:
             RUNNING.discard(process)
-
-
-def frame(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per job, attack and measure; jobs without an attack have one row.
-
-    Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
-    protocol's headline moment), up_scalars, down_scalars (per round, complete and ``_paper``),
-    up_bytes, down_bytes, attack, target, threat, round (attacked), rounds_limit (latest rounds
-    read; empty: all), counterfactual, verdict, measure, value, floor, leakage, low, high, n, unit,
-    folder.
-    """
-    rows = []
-    for result in results:
-        head = _head(result)
-        lines = [
-            {
-                **{key: entry[key] for key in ATTACK_KEYS},
-                "round": entry.get("round", result["training"].get("train", {}).get("rounds")),
-                "rounds_limit": entry.get("rounds_limit"),
-                "measure": measure["name"],
-                **{key: measure[key] for key in ("value", "floor", "leakage", "n", "unit")},
-                "low": measure["interval"][0] if measure["interval"] else None,
-                "high": measure["interval"][1] if measure["interval"] else None,
-            }
-            for entry in result["attacks"]
-            if "measures" in entry
-            for measure in entry["measures"]
-        ]
-        rows += [{**head, **line} for line in lines or [{}]]
-    return pd.DataFrame(rows)
-
-
-ATTACK_KEYS = ("attack", "target", "threat", "counterfactual", "verdict", "folder")
-ROUNDS = ("round", "rounds_limit")
-PREDICTED = ("predicted_s_min", "predicted_error")
-TRAFFIC = tuple(
-    f"{way}_{what}"
-    for way in ("up", "down")
-    for what in ("scalars", "scalars_paper", "bytes")
-)  # fmt: skip
-
-
-def _head(result: Mapping[str, Any]) -> dict[str, Any]:
-    from fedre_privacy.protocols.base import protocols
-
-    final = result.get("final") or {}
-    name = result["training"]["protocol"]["name"]
-    moment = protocols.get(name).headline if name in protocols.names() else "post_broadcast"
-    return {
-        "label": result["label"],
-        "seed": result["seed"],
-        "status": result["status"],
-        "failure": result.get("failure"),
-        "protocol": name,
-        "run": result.get("run"),
-        "accuracy": final.get(f"acc_{moment}"),
-        "acc_post_local": final.get("acc_post_local"),
-        "acc_post_broadcast": final.get("acc_post_broadcast"),
-        **{key: final.get(key) for key in TRAFFIC},
-        "predicted_s_min": (result.get("predicted") or {}).get("s_min"),
-        "predicted_error": (result.get("predicted") or {}).get("recovery_error"),
-    }
-
-
-def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean, sd and number of seeds of each label, attack, round and measure; failures are counted.
-
-    Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, the traffic columns, attack,
-    target, threat, round, rounds_limit, counterfactual, measure, unit, value, value_sd, floor,
-    leakage, leakage_sd, n.
-    """
-    whole = rows[rows["status"] == COMPLETE]
-    if whole.empty:
-        return pd.DataFrame()
-    if "attack" not in whole:
-        whole = whole.assign(
-            **{k: None for k in (*ATTACK_KEYS, *ROUNDS, "measure", "unit")}, value=None, floor=None,
-            leakage=None, n=0,
-        )  # fmt: skip
-    failed = rows[rows["status"] != COMPLETE].groupby("label")["seed"].nunique()
-    keys = ["label", "attack", "target", "threat", *ROUNDS, "measure"]
-    out = []
-    for key, part in whole.groupby(keys, dropna=False, sort=False):
-        row: dict[str, Any] = {
-            **dict(zip(keys, tuple(key), strict=True)),
-            "protocol": part["protocol"].iloc[0],
-            "counterfactual": part["counterfactual"].iloc[0],
-            "unit": part["unit"].iloc[0],
-            "seeds": part["seed"].nunique(),
-            "failed": int(failed.get(key[0], 0)),
-            "n": int(part["n"].fillna(0).sum()),
-        }
-        numbers = part[["accuracy", "value", "floor", "leakage", *PREDICTED, *TRAFFIC]]
-        mean, sd = numbers.astype(float).mean(), numbers.astype(float).std()
-        row |= {str(name): value for name, value in mean.items()}
-        row |= {f"{name}_sd": sd[name] for name in ("accuracy", "value", "leakage")}
-        out.append(row)
-    return pd.DataFrame(out)

@@ -93,7 +93,7 @@ def test_without_truth_there_are_residuals_and_no_score(system, capsys):
     page = (folder / "report.html").read_text()
     assert "NOT SCORED" in page and "PSNR" not in page and "SSIM" not in page
     record = json.loads((folder / "record.json").read_text())
-    assert record["status"] == "complete" and "scores" not in record
+    assert record["status"] == "complete" and not record["measures"]
     header, *lines = (folder / "scores.csv").read_text().splitlines()
     assert header.split(",")[:5] == ["target", "client", "label", "residual", "mismatched"]
     rows = np.array([line.split(",") for line in lines], dtype=float)
@@ -159,7 +159,7 @@ def test_with_truth_and_public_images_it_is_scored_beside_floors(system, capsys)
     assert "PSNR" in said and "floor" in said
     folder = next(Path("out").glob("foreign-*"))
     assert "NOT SCORED" not in (folder / "report.html").read_text()
-    assert "scores" in json.loads((folder / "record.json").read_text())
+    assert json.loads((folder / "record.json").read_text())["measures"]
 
 
 def test_prototypes_entangled_and_labels(system, capsys):

@@ -140,17 +140,18 @@ def test_attack_writes_what_is_documented(
     assert record["attack_s"] > 0 and record["wall_s"] >= record["attack_s"]
     assert {"torch", "fedre-privacy"} <= set(record["versions"])
     assert record["device"] and record["eval"]["seed"] == 5 and record["oracles"] == []
-    psnr = record["scores"]["target"]["metrics"]["psnr"]
-    assert psnr["floor"] in record["scores"]["target"]["floors"]
-    assert psnr["leakage"] == pytest.approx(psnr["mean"] - psnr["floor_mean"])
-    assert {"target", "actual", "ceiling"} == set(record["scores"])
-    assert record["scores"]["target"]["n"] == 6
+    measures = {(m["key"], m["group"]): m for m in record["measures"]}
+    psnr = measures["psnr", ""]
+    assert psnr["floor_name"] in record["floors"]
+    assert psnr["over"] == pytest.approx(psnr["value"] - psnr["floor"])
+    assert {("psnr", "actual"), ("psnr", "ceiling")} <= set(measures)
+    assert psnr["n"] == record["n"] == 6
     assert "6 of 6 targets" in done.line("RESULT")
     heading, first = done.table[0], done.table[1]
     for name in ("this attack", "floor", "entangled upload (actual)", "(ceiling)", "reads as"):
         assert name in heading
-    assert f"{psnr['mean']:.2f} +- {psnr['sd']:.2f}" in first
-    assert f"{psnr['floor_mean']:.2f} ({psnr['floor']})" in first
+    assert f"{psnr['value']:.2f} +- {psnr['sd']:.2f}" in first
+    assert f"{psnr['floor']:.2f} ({psnr['floor_name']})" in first
     where = heading.index("reads as")
     assert all(text[where - 3 : where] == "   " for text in done.table)
 

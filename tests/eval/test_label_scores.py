@@ -58,50 +58,49 @@ def test_shares_and_sizes_by_hand():
 
 def test_an_exact_answer_is_exact_and_beats_every_guess():
     found = evaluate_labels(estimate((COUNTS > 0).float(), shares(), COUNTS.sum(1).float()), COUNTS)
-    summary = found.summary
     for measure, best in (("precision", 1), ("recall", 1), ("jaccard", 1), ("l1", 0)):
-        assert summary[measure]["mean"] == pytest.approx(best, abs=1e-6)
-    assert summary["size_error"]["mean"] == pytest.approx(0, abs=1e-6)
+        assert found.get(measure).value == pytest.approx(best, abs=1e-6)
+    assert found.get("size_error").value == pytest.approx(0, abs=1e-6)
     for measure in ("precision", "jaccard", "l1", "size_error"):
-        assert summary[measure]["gain"] > 0.2 and summary[measure]["n"] == 4
-        assert summary[measure]["gain_p"] <= 0.5**4  # no more than four clients can say
+        assert found.get(measure).over > 0.2 and found.get(measure).n == 4
+        assert found.get(measure).p <= 0.5**4  # no more than four clients can say
     assert found.rows["samples"].tolist() == [40, 10, 40, 16]
     assert found.rows["classes"].tolist() == [2, 2, 2, 2]
-    json.dumps(summary, allow_nan=False)
+    json.dumps(found.record(), allow_nan=False)
 
 
 def test_the_guesses_themselves_gain_nothing():
     everything = torch.ones(COUNTS.shape)
     size = COUNTS.sum(1).double().log().mean().exp().expand(4)
-    summary = evaluate_labels(estimate(everything, together().expand(4, -1), size), COUNTS).summary
-    assert summary["jaccard"]["floor"] == "all classes"
-    assert summary["jaccard"]["floor_mean"] == pytest.approx(0.5)
-    assert summary["jaccard"]["gain"] == pytest.approx(0)
-    assert summary["size_error"]["gain"] == pytest.approx(0)
-    assert summary["l1"]["gain"] <= 1e-12  # or the uniform guess is better still
+    found = evaluate_labels(estimate(everything, together().expand(4, -1), size), COUNTS)
+    assert found.get("jaccard").floor_name == "all classes"
+    assert found.get("jaccard").floor == pytest.approx(0.5)
+    assert found.get("jaccard").over == pytest.approx(0)
+    assert found.get("size_error").over == pytest.approx(0)
+    assert found.get("l1").over <= 1e-12  # or the uniform guess is better still
     even = torch.full(COUNTS.shape, 0.25)
-    assert evaluate_labels(estimate(proportions=even), COUNTS).summary["l1"]["gain"] <= 1e-12
+    assert evaluate_labels(estimate(proportions=even), COUNTS).get("l1").over <= 1e-12
 
 
 def test_the_best_guess_is_taken():
     skewed = torch.tensor([[90, 10, 0, 0]] * 4)
-    summary = evaluate_labels(estimate((skewed > 0).float(), skewed / 100), skewed).summary
-    assert summary["l1"]["floor"] == "shares of all clients"
-    assert summary["jaccard"]["floor"] == "classes most clients hold"
-    assert summary["l1"]["gain"] == pytest.approx(0, abs=1e-6)
+    found = evaluate_labels(estimate((skewed > 0).float(), skewed / 100), skewed)
+    assert found.get("l1").floor_name == "shares of all clients"
+    assert found.get("jaccard").floor_name == "classes most clients hold"
+    assert found.get("l1").over == pytest.approx(0, abs=1e-6)
 
 
 def test_what_was_not_said_is_none():
     found = evaluate_labels(estimate((COUNTS > 0).float()), COUNTS)
     for measure in ("l1", "size_error"):
-        assert found.summary[measure]["mean"] is None and found.summary[measure]["n"] == 0
-        assert found.summary[measure]["floor_mean"] is not None
+        assert found.get(measure).value is None and found.get(measure).n == 0
+        assert found.get(measure).floor is not None
         assert bool(found.rows[measure].isna().all())
     some = shares()
     some[2] = torch.nan
     found = evaluate_labels(estimate(proportions=some), COUNTS)
     guesses = [l1_error(q.expand(4, -1), COUNTS)[2] for q in (torch.ones(4) / 4, together())]
-    assert found.summary["l1"]["n"] == 4  # silence about one client is the worst guess about it
+    assert found.get("l1").n == 4  # silence about one client is the worst guess about it
     assert found.rows["l1"][2] == pytest.approx(float(max(guesses)))
 
 
@@ -112,7 +111,7 @@ def test_silence_does_not_pay():
     quiet, guess = wrong.clone(), wrong.clone()
     quiet[2], guess[2] = torch.nan, 0.25
     error = {
-        name: evaluate_labels(estimate(proportions=q), COUNTS).summary["l1"]["mean"]
+        name: evaluate_labels(estimate(proportions=q), COUNTS).get("l1").value
         for name, q in (("quiet", quiet), ("guess", guess))
     }
     assert error["quiet"] >= error["guess"]
@@ -123,7 +122,7 @@ def test_clients_are_looked_up_by_number():
     some = LabelEstimate(
         torch.tensor([3, 1]), full.support[[3, 1]], full.proportions[[3, 1]], full.sizes[[3, 1]], ()
     )
-    assert evaluate_labels(some, COUNTS).summary["l1"]["mean"] == pytest.approx(0, abs=1e-6)
+    assert evaluate_labels(some, COUNTS).get("l1").value == pytest.approx(0, abs=1e-6)
     with pytest.raises(IncompatibleError, match="do not cover clients"):
         evaluate_labels(some, COUNTS[:3])
     with pytest.raises(IncompatibleError, match="4 classes"):

@@ -11,7 +11,7 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture, Reconstruction, Truth
-from fedre_privacy.eval import PublicImages, evaluate, leakage, leakage_over, mean_images
+from fedre_privacy.eval import PublicImages, evaluate, mean_images
 from fedre_privacy.eval.metrics import metrics
 
 SINGLES = [1] * 60
@@ -39,90 +39,91 @@ def test_exact_answers_leak_and_shuffled_truth_brings_them_to_the_floor(
 ):
     truth = make_truth(SINGLES)
     rec = make_rec(noisy(originals(truth), 0.02))
-    real = evaluate(rec, truth, public, metrics=usual, gallery=50).summary
-    assert real["metrics"]["psnr"]["mean"] > 30
-    assert real["metrics"]["psnr"]["leakage_ci"][0] > 10
-    assert real["metrics"]["psnr"]["matched_minus_mismatched_ci"][0] > 10
-    assert real["identification"]["hit1"] == 1.0
-    assert real["verdict"] == "leaks"
+    real = evaluate(rec, truth, public, metrics=usual, gallery=50)
+    assert real.get("psnr").value > 30
+    assert real.get("psnr").over_interval[0] > 10
+    assert real.get("psnr_over_mismatched").over_interval[0] > 10
+    assert real.get("hit1").value == 1.0
+    assert real.verdict.word == "leaks"
 
-    fake = evaluate(rec, shuffled(truth), public, metrics=usual, gallery=50).summary
-    assert fake["metrics"]["psnr"]["leakage"] < 0
-    assert fake["metrics"]["psnr"]["mean"] < real["metrics"]["psnr"]["mean"] - 10
-    assert fake["metrics"]["psnr"]["matched_minus_mismatched_ci"][0] < 0
-    assert fake["identification"]["hit1"] < 0.2
-    assert fake["verdict"] == "not better than the floor"
+    fake = evaluate(rec, shuffled(truth), public, metrics=usual, gallery=50)
+    assert fake.get("psnr").over < 0
+    assert fake.get("psnr").value < real.get("psnr").value - 10
+    assert fake.get("psnr_over_mismatched").over_interval[0] < 0
+    assert fake.get("hit1").value < 0.2
+    assert fake.verdict.word == "not better than the floor"
 
 
 def test_a_grey_card_is_not_better_than_the_floor(make_truth, make_rec, public, usual):
     truth = make_truth(SINGLES)
     rec = make_rec(torch.full_like(originals(truth), 0.5))
-    summary = evaluate(rec, truth, public, metrics=usual).summary
-    assert summary["verdict"] == "not better than the floor"
-    assert summary["metrics"]["psnr"]["leakage"] <= 0
-    assert "under floor" in leakage_over(summary["metrics"]["psnr"])
+    found = evaluate(rec, truth, public, metrics=usual)
+    assert found.verdict.word == "not better than the floor"
+    assert found.get("psnr").over <= 0
+    assert "under floor" in found.get("psnr").over_text()
 
 
 def test_the_answer_of_the_best_floor_does_not_leak(make_truth, make_rec, public, usual):
     truth = make_truth(SINGLES)
     classes = torch.stack([public.images[public.labels == c].mean(dim=0) for c in range(4)])
-    summary = evaluate(make_rec(classes[truth.target_labels]), truth, public, metrics=usual).summary
-    psnr = summary["metrics"]["psnr"]
-    assert psnr["floor"] == "class-mean-image"
-    assert psnr["leakage"] == pytest.approx(0, abs=1e-6)
-    assert summary["verdict"] != "leaks"
+    found = evaluate(make_rec(classes[truth.target_labels]), truth, public, metrics=usual)
+    psnr = found.get("psnr")
+    assert psnr.floor_name == "class-mean-image"
+    assert psnr.over == pytest.approx(0, abs=1e-6)
+    assert found.verdict.word != "leaks"
 
 
 def test_few_targets_or_a_wide_interval_are_inconclusive(make_truth, make_rec, public, usual):
     truth = make_truth([1] * 4)
-    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual).summary
-    assert few["verdict"] == "inconclusive" and "too few" in few["verdict_because"]
+    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual)
+    assert few.verdict.word == "inconclusive" and "too few" in few.verdict.because
     truth = make_truth([1] * 40, clients=4)
-    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual).summary
-    assert few["verdict"] == "inconclusive" and "40 targets of 4 clients" in few["verdict_because"]
-    assert few["metrics"]["psnr"]["leakage_ci"][0] > 10
+    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual)
+    assert few.verdict.word == "inconclusive" and "40 targets of 4 clients" in few.verdict.because
+    assert few.get("psnr").over_interval[0] > 10
     truth = make_truth([1] * 8)
     wide = originals(truth).clone()
     mean = public.images.mean(dim=0)
     wide[:] = mean + 0.02 * torch.randn(8, 1, 1, 1, generator=torch.Generator().manual_seed(0))
     wide[0] = originals(truth)[0] * 0.9
-    summary = evaluate(make_rec(wide), truth, public, metrics={}, gallery=50).summary
-    assert summary["verdict"] == "inconclusive"
+    found = evaluate(make_rec(wide), truth, public, metrics={}, gallery=50)
+    assert found.verdict.word == "inconclusive"
 
 
-def test_rows_floors_and_summary_agree(make_truth, make_rec, public, usual):
+def test_rows_floors_and_measures_agree(make_truth, make_rec, public, usual):
     truth = make_truth([1, 2, 40, 1, 5, 31] * 4)
     scores = evaluate(make_rec(noisy(mean_images(truth), 0.1)), truth, public, metrics=usual)
-    rows, summary = scores.rows, scores.summary
+    rows = scores.rows
     assert rows.columns.tolist()[:6] == [
         "target", "client", "label", "support_size", "psnr", "psnr_floor",
     ]  # fmt: skip
     assert rows["support_size"].tolist() == [1, 2, 40, 1, 5, 31] * 4
-    assert [g["n"] for g in summary["groups"]] == [8, 8, 8]
-    for name, entry in summary["metrics"].items():
-        assert entry["mean"] == pytest.approx(rows[name].mean())
-        assert entry["sd"] == pytest.approx(rows[name].std())
-        assert entry["p95"] == pytest.approx(rows[name].quantile(0.95))
-        sign = 1 if entry["higher_leaks"] else -1
+    groups = {"1": (1, 1), "2-30": (2, 30), ">30": (31, 99)}
+    assert [scores.get("psnr", group).n for group in groups] == [8, 8, 8]
+    for name in usual:
+        found = scores.get(name)
+        assert found.value == pytest.approx(rows[name].mean())
+        assert found.sd == pytest.approx(rows[name].std())
+        assert found.quantiles[2] == pytest.approx(rows[name].quantile(0.95))
+        sign = 1 if found.higher_is_more_leakage else -1
         gap = (rows[name] - rows[f"{name}_floor"]).mean()
-        assert entry["difference"] == pytest.approx(gap)
-        assert entry["leakage"] == pytest.approx(sign * gap)
-        assert entry["leakage_ci"][0] <= entry["leakage"] <= entry["leakage_ci"][1]
-        table = scores.floors.set_index("floor")[name]
-        chosen = entry["floors_chosen"]
-        assert sum(chosen.values()) == 24 and entry["floor"] == max(chosen, key=chosen.get)
-        best = table.max() if entry["higher_leaks"] else table.min()
-        assert sign * entry["floor_mean"] <= sign * best + 1e-9
-        assert rows[f"{name}_floor"].mean() == pytest.approx(entry["floor_mean"])
-        for group, (low, high) in zip(summary["groups"], ((1, 1), (2, 30), (31, 99)), strict=True):
+        assert found.over == pytest.approx(sign * gap)
+        assert found.over_interval[0] <= found.over <= found.over_interval[1]
+        table = scores.floor_means.set_index("floor")[name]
+        chosen = found.floors_chosen
+        assert sum(chosen.values()) == 24 and found.floor_name == max(chosen, key=chosen.get)
+        best = table.max() if found.higher_is_more_leakage else table.min()
+        assert sign * found.floor <= sign * best + 1e-9
+        assert rows[f"{name}_floor"].mean() == pytest.approx(found.floor)
+        for group, (low, high) in groups.items():
             inside = rows[rows["support_size"].between(low, high)]
-            assert group["metrics"][name]["mean"] == pytest.approx(inside[name].mean())
-    assert summary["psnr_mean"] == pytest.approx(rows["psnr"].mean())
-    assert summary["psnr_mean"] >= summary["psnr_of_mean_mse"]
-    mse = summary["metrics"]["mse255"]["mean"] / 255**2
-    assert summary["psnr_of_mean_mse"] == pytest.approx(-10 * torch.tensor(mse).log10().item())
+            assert scores.get(name, group).value == pytest.approx(inside[name].mean())
+    of_mean = scores.get("psnr_of_mean_mse").value
+    assert scores.get("psnr").value >= of_mean
+    mse = scores.get("mse255").value / 255**2
+    assert of_mean == pytest.approx(-10 * torch.tensor(mse).log10().item())
     assert torch.equal(scores.originals, truth.images[rows["original"].to_list()])
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    json.dumps(scores.record(), allow_nan=False)
 
 
 def test_every_floor_goes_through_the_same_rule(make_truth, make_rec, public, usual):
@@ -133,17 +134,17 @@ def test_every_floor_goes_through_the_same_rule(make_truth, make_rec, public, us
         rule: evaluate(rec, truth, public, metrics=usual, rule=rule, nearest=nearest)
         for rule, nearest in (("best", None), ("nearest-rep", truth.mixture.sample[::30]))
     }
-    floors = {rule: scores.floors.set_index("floor") for rule, scores in by_rule.items()}
+    floors = {rule: scores.floor_means.set_index("floor") for rule, scores in by_rule.items()}
     for name in ("grey", "mean-image", "random-image"):
         assert floors["best"].loc[name, "psnr"] > floors["nearest-rep"].loc[name, "psnr"] + 1
-    grey = by_rule["best"].summary["metrics"]["psnr"]["mean"]
+    grey = by_rule["best"].get("psnr").value
     assert floors["best"].loc["grey", "psnr"] == pytest.approx(grey)
 
 
 def test_mean_image_rule_scores_against_the_mixture(make_truth, make_rec, public, usual):
     truth = make_truth([9] * 10, mixed=True)
     scores = evaluate(make_rec(mean_images(truth)), truth, public, metrics=usual, rule="mean-image")
-    assert scores.summary["metrics"]["psnr"]["mean"] == 100
+    assert scores.get("psnr").value == 100
     assert scores.rows["original"].tolist() == [-1] * 10
     assert scores.rows["label"].tolist() == [-1] * 10
 
@@ -161,21 +162,21 @@ def test_diverged_answers_count_as_the_worst_floor_and_as_not_found(
     flagged[20] = True
     rec = Reconstruction(holes, rec.prior, rec.fit, rec.trace, rec.trace_steps, "steps", flagged)
     scores = evaluate(rec, truth, public, metrics=usual)
-    summary, lost = scores.summary, [3, 10, 11, 20]
-    assert summary["diverged"] == 4 and summary["n"] == 60 == summary["targets"]
-    assert summary["metrics"]["ssim"]["n"] == 60 == summary["identification"]["n"]
+    lost = [3, 10, 11, 20]
+    assert scores.diverged == 4 and scores.n == 60 == scores.targets
+    assert scores.get("ssim").n == 60 == scores.get("hit1").n
     assert scores.rows.index[scores.rows["diverged"]].tolist() == lost
     gone, kept = scores.rows.loc[lost], scores.rows.drop(index=lost)
     assert (gone["hit1"] == 0).all() and gone["rr"].to_list() == pytest.approx([0.01] * 4)
     assert gone["original"].tolist() == [-1] * 4
     assert (gone["fit"] == kept["fit"].max()).all()
     black = evaluate(make_rec(torch.zeros_like(holes)), truth, public, metrics=usual).rows.loc[lost]
-    for name, entry in summary["metrics"].items():
-        sign = 1 if entry["higher_leaks"] else -1
+    for name in usual:
+        sign = 1 if scores.get(name).higher_is_more_leakage else -1
         assert (sign * gone[name] <= sign * gone[f"{name}_floor"] + 1e-9).all()
         assert (sign * gone[name] <= sign * black[name] + 1e-9).all()
         assert kept[name].to_list() == whole.rows.drop(index=lost)[name].to_list()
-    assert (scores.floors["n"] == 60).all()
+    assert (scores.floor_means["n"] == 60).all()
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -198,19 +199,20 @@ def test_abstaining_never_scores_higher_than_a_floor_image(
     fallbacks = (
         torch.full_like(good, 0.5), torch.zeros_like(good), public.images.mean(0).expand_as(good),
     )  # fmt: skip
-    assert quits.summary["diverged"] == 8
+    assert quits.diverged == 8
     for image in fallbacks:
         answers = good.clone()
         answers[worst] = image[worst]
         stays = evaluate(make_rec(answers), truth, public, metrics=usual, rule=rule)
-        for name, entry in stays.summary["metrics"].items():
-            sign = 1 if entry["higher_leaks"] else -1
-            assert sign * quits.summary["metrics"][name]["mean"] <= sign * entry["mean"] + 1e-9
-        for name in ("hit1", "hit5", "mrr"):
-            assert quits.summary["identification"][name] <= stays.summary["identification"][name]
+        for name in usual:
+            sign = 1 if stays.get(name).higher_is_more_leakage else -1
+            assert sign * quits.get(name).value <= sign * stays.get(name).value + 1e-9
+        for name in ("hit1", "hit5", "rr"):
+            assert quits.get(name).value <= stays.get(name).value
     # and the control that borrows the attack's own answers is still there
     assert (
-        "mismatched" in set(quits.floors["floor"]) and quits.rows["psnr_mismatched"].notna().all()
+        "mismatched" in set(quits.floor_means["floor"])
+        and quits.rows["psnr_mismatched"].notna().all()
     )
 
 
@@ -218,10 +220,10 @@ def test_giving_everything_up_is_reported_not_raised(make_truth, make_rec, publi
     truth = make_truth([1] * 8)
     rec = make_rec(torch.full((8, 1, 12, 12), float("nan")))
     scores = evaluate(rec, truth, public, metrics=usual)
-    assert scores.summary["n"] == 8 and scores.summary["diverged"] == 8
-    assert scores.summary["metrics"]["psnr"]["leakage"] < 0
-    assert scores.summary["verdict"] == "not better than the floor"
-    json.dumps(scores.summary, allow_nan=False)
+    assert scores.n == 8 and scores.diverged == 8
+    assert scores.get("psnr").over < 0
+    assert scores.verdict.word == "not better than the floor"
+    json.dumps(scores.record(), allow_nan=False)
     assert "under floor" in scores.table()[0]["reads as"]
 
 
@@ -239,11 +241,11 @@ def test_targets_that_all_share_their_images_have_no_mismatched_control(
     )  # fmt: skip
     scores = evaluate(make_rec(noisy(mean_images(truth), 0.01)), truth, public, metrics=usual,
                       rule="mean-image")  # fmt: skip
-    assert "mismatched" not in set(scores.floors["floor"])
-    assert scores.summary["metrics"]["psnr"]["matched_minus_mismatched"] is None
-    assert scores.summary["metrics"]["psnr"]["leakage_ci"][0] > 0  # of this client's targets
-    assert scores.summary["verdict"] == "inconclusive"
-    assert "10 targets of 1 client are too few" in scores.summary["verdict_because"]
+    assert "mismatched" not in set(scores.floor_means["floor"])
+    assert scores.get("psnr_over_mismatched").over is None
+    assert scores.get("psnr").over_interval[0] > 0  # of this client's targets
+    assert scores.verdict.word == "inconclusive"
+    assert "10 targets of 1 client are too few" in scores.verdict.because
 
 
 def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public):
@@ -251,14 +253,13 @@ def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public
     images = torch.full((70, 1, 12, 12), 0.5)
     mean = public.images.mean(dim=0)
     images[:10] = mean + 0.5 * (mean_images(truth)[:10] - mean)
-    summary = evaluate(
-        make_rec(images), truth, public, metrics={}, gallery=2, noun="prototype"
-    ).summary
-    assert [group["verdict"] for group in summary["groups"]] == [
-        "leaks", "too few to say", "not better than the floor",
-    ]  # fmt: skip
-    assert summary["verdict"] == "leaks" and summary["metrics"]["psnr"]["leakage"] < 0
-    because = summary["verdict_because"]
+    found = evaluate(make_rec(images), truth, public, metrics={}, gallery=2, noun="prototype")
+    assert found.verdict.groups == {
+        "1": "leaks", "2-30": "too few to say", ">30": "not better than the floor",
+    }  # fmt: skip
+    assert [row["verdict"] for row in found.groups()] == ["leaks", "not better than the floor"]
+    assert found.verdict.word == "leaks" and found.get("psnr").over < 0
+    because = found.verdict.because
     assert because.startswith("the 10 prototypes of one image (+")
     assert "; not better than the floor for the other 60 (-" in because
     assert because.endswith("; n = 70 of 10 clients")
@@ -267,9 +268,9 @@ def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public
     four.target_clients[8:] = torch.arange(60) % 10
     images = images[2:]
     images[:8] = mean_images(four)[:8]
-    summary = evaluate(make_rec(images), four, public, metrics={}, gallery=50).summary
-    assert summary["groups"][0]["verdict"] == "too few to say"
-    assert "too few to say for the 8 of one image (+" in summary["verdict_because"]
+    found = evaluate(make_rec(images), four, public, metrics={}, gallery=50)
+    assert found.verdict.groups["1"] == "too few to say"
+    assert "too few to say for the 8 of one image (+" in found.verdict.because
 
 
 def test_same_seed_same_scores(make_truth, make_rec, public, usual):
@@ -279,7 +280,7 @@ def test_same_seed_same_scores(make_truth, make_rec, public, usual):
         evaluate(rec, truth, public, metrics=usual, seed=seed) for seed in (3, 3, 4)
     )
     pd.testing.assert_frame_equal(once.rows, again.rows)
-    assert once.summary == again.summary != other.summary
+    assert once.record() == again.record() != other.record()
 
 
 def test_psnr_is_added_for_the_verdict(make_truth, make_rec, public):
@@ -287,31 +288,24 @@ def test_psnr_is_added_for_the_verdict(make_truth, make_rec, public):
     scores = evaluate(
         make_rec(originals(truth)), truth, public, metrics={"mse": metrics.get("mse")()}
     )
-    assert list(scores.summary["metrics"]) == ["psnr", "mse"]
+    assert [m.key for m in scores.whole()] == ["psnr", "mse", "hit1"]
 
 
 def test_table_and_its_neighbours(make_truth, make_rec, public, usual):
     truth = make_truth(SINGLES)
     scores = evaluate(make_rec(noisy(originals(truth), 0.1)), truth, public, metrics=usual)
-    table = scores.table({"ceiling": scores})
+    table = scores.with_others({"ceiling": scores}, {"ceiling": "ceiling"}).table()
     assert [row["metric"] for row in table] == [
         "PSNR dB", "SSIM", "MSE", "MSE, 0-255", "found among 100",
     ]  # fmt: skip
-    assert all(row["ceiling"] == row["attack"] for row in table)
-    entry = scores.summary["metrics"]["mse255"]
-    assert table[3]["reads as"].startswith(f"{entry['difference']:+.0f} under floor [")
-    guess = scores.summary["identification"]["guess1"]
+    assert all(row["ceiling"] == row["this attack"] for row in table)
+    mse = scores.get("mse255")
+    assert mse.over > 0  # turned: less error is more leakage
+    assert table[3]["reads as"].startswith(f"{-mse.over:+.0f} under floor [")
+    guess = scores.get("hit1").floor
     assert table[-1]["floor"] == f"{100 * guess:.1f} % by a guess that knows the class"
-    assert (
-        f"guess that knows the class finds {100 * guess:.1f} %" in scores.summary["verdict_because"]
-    )
+    assert f"guess that knows the class finds {100 * guess:.1f} %" in scores.verdict.because
     assert "points over guess [" in table[-1]["reads as"]
-
-
-def test_leakage_points_the_same_way_for_every_metric():
-    a, b = torch.tensor([3.0]), torch.tensor([1.0])
-    assert leakage(a, b, higher_leaks=True).item() == 2
-    assert leakage(b, a, higher_leaks=False).item() == 2
 
 
 def test_parts_that_do_not_belong_together_are_refused_at_once(make_truth, make_rec, public, usual):
@@ -348,10 +342,10 @@ def test_floors_on_real_images_agree_with_independent_figures(make_rec):
     )  # fmt: skip
     rec = make_rec(torch.full((count, 3, 32, 32), 0.5))
     scores = evaluate(rec, truth, PublicImages(others, other_labels), metrics={}, gallery=20)
-    psnr = scores.floors.set_index("floor")["psnr"]
+    psnr = scores.floor_means.set_index("floor")["psnr"]
     expected = {"grey": 12.7, "mean-image": 13.0, "class-mean-image": 13.1, "random-image": 9.6}
     for name, value in expected.items():
         assert psnr[name] == pytest.approx(value, abs=0.5), name
-    mean_colour = scores.floors.set_index("floor").loc["mean-colour", "psnr_of_mean_mse"]
+    mean_colour = scores.floor_means.set_index("floor").loc["mean-colour", "psnr_of_mean_mse"]
     assert mean_colour == pytest.approx(12.01, abs=0.15)
-    assert scores.summary["verdict"] == "not better than the floor"
+    assert scores.verdict.word == "not better than the floor"

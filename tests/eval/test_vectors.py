@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.eval.vectors import bucket, drift, score_vectors
+from fedre_privacy.eval.vectors import drift, score_vectors
 
 TRUTH = torch.tensor([[0.0, 0.0, 5.0], [2.0, 0.0, 5.0], [1.0, 3.0, 5.0], [4.0, 0.0, 3.0]])
 CLIENTS = torch.tensor([1, 1, 1, 8])
@@ -25,7 +25,7 @@ def test_the_truth_scores_perfectly():
     assert found.identified[:3].tolist() == [1, 1, 1]
     assert math.isnan(found.centred_cosine[3]) and math.isnan(found.identified[3])
     assert found.chance.tolist() == pytest.approx([1 / 3] * 3 + [1])
-    assert found.buckets() == ["1", "2-30", "> 30", "2-30"] and bool(found.answered.all())
+    assert bool(found.answered.all())
 
 
 def test_one_vector_for_all_classes_identifies_one_at_most():
@@ -73,12 +73,6 @@ def test_refusals():
         score_vectors(TRUTH, CLIENTS, LABELS, **{**KEYS, "counts": COUNTS[:2]})
     with pytest.raises(IncompatibleError, match="Two answers"):
         score_vectors(TRUTH, CLIENTS, torch.tensor([0, 0, 7, 4]), **KEYS)
-
-
-def test_buckets():
-    assert [bucket(n) for n in (1, 2, 30, 31, 999)] == ["1", "2-30", "2-30", "> 30", "> 30"]
-    with pytest.raises(ValueError, match="0 samples"):
-        bucket(0)
 
 
 def test_common_movement_is_no_drift():

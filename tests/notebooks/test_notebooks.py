@@ -29,13 +29,13 @@ def test_first_attack(cells, execute):
     found = execute(cells("first_attack"))
     assert found["prototypes"].game.counterfactual and not found["entangled"].game.counterfactual
     assert (found["prototypes"].folder / "report.html").is_file()
-    assert len(found["attacked"]) == found["prototypes"].card.summary["targets"]
+    assert len(found["attacked"]) == found["prototypes"].card.targets
 
 
 def test_bring_your_own_uploads(cells, execute, capsys):
     found = execute(cells("bring_your_own_uploads"))
     assert found["recovered"].images.shape == (10, 1, 16, 16)
-    assert found["scores"].summary["targets"] == 10
+    assert found["scores"].targets == 10
     assert "returns 7 values; its upload holds 128" in capsys.readouterr().out
 
 
@@ -52,7 +52,7 @@ def test_frontier(cells, execute, in_process):
     found = execute(cells("frontier"))
     assert found["result"].failures() == [] and found["more"].failures() == []
     assert {point.label for point in found["result"].points()} == {"fedre", "fedproto"}
-    assert all(point.leakage is not None for point in found["result"].points())
+    assert all(point.over is not None for point in found["result"].points())
     assert [row["variant"] for row in found["more"].table()] == ["fedre", "fedre, 2 epochs"]
 
 

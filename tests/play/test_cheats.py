@@ -168,10 +168,10 @@ def pooled_auc(games: list[tuple[Candidates, Tensor]], rule: Cheat) -> tuple[flo
         members.append(inside)
         strata.append(asked.clients + 1000 * number)
         labels.append(asked.labels)
-    report = evaluate_membership(
+    auc = evaluate_membership(
         torch.cat(scores), torch.cat(members), torch.cat(strata), torch.cat(labels), draws=2
-    ).summary
-    return report["auc"], report["compared"]
+    ).get("auc")
+    return auc.value, auc.n
 
 
 @pytest.mark.parametrize("name", CHEATS)
@@ -187,7 +187,7 @@ def test_no_cheat_is_called_a_leak(split_runs, name):
     settings = ask("membership", MembershipCheat(rule=CHEATS[name]))
     game = prepare_attack(split_runs[0], settings)
     card = question_of(settings).score(game, settings.attack(game.observation))
-    assert card.summary["verdict"] != "leaks"
+    assert card.verdict.word != "leaks"
 
 
 def planted(game: MembershipGame, order: Tensor) -> tuple[Candidates, Tensor]:
@@ -353,7 +353,7 @@ def test_labels_are_not_told_by_place_or_memory(split_runs, name):
         settings = ask("labels", LabelCheat(rule=LABEL_CHEATS[name]))
         game = prepare_attack(run, settings)
         card = question_of(settings).score(game, settings.attack(game.observation))
-        assert card.summary["verdict"] != "leaks"
+        assert card.verdict.word != "leaks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +407,7 @@ def test_images_are_not_told_by_order_or_memory(split_runs, name, target):
     settings = ask(target, ImageCheat(rule=IMAGE_CHEATS[name]), eval={"targets": 24})
     game = prepare_attack(split_runs[0], settings)
     card = question_of(settings).score(game, settings.attack(game.observation))
-    assert card.summary["verdict"] != "leaks"
+    assert card.verdict.word != "leaks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,4 +460,4 @@ def test_prototypes_are_not_told_by_class_numbers(runs, name):
     settings = ask("uploaded", PrototypeCheat(rule=PROTOTYPE_CHEATS[name]))
     game = prepare_attack(runs["fedre"], settings)
     card = question_of(settings).score(game, settings.attack(game.observation))
-    assert card.summary["verdict"] != "leaks"
+    assert card.verdict.word != "leaks"

@@ -13,7 +13,6 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.questions.labels import LabelCard
 from fedre_privacy.play.questions.prototypes import PrototypesQuestion
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
@@ -39,19 +38,17 @@ def ask(target="uploaded", name=None, threat="strong", **more):
 
 def test_labels_are_compared_with_the_true_counts(kept):
     result = attack(kept, ask("labels", threat="realistic"))
-    assert result.card.summary["verdict"] == "inconclusive"
+    assert result.card.verdict.word == "inconclusive"
     assert "3 clients of at least 5 needed" in result.verdict()
-    by_name = {m.name: m for m in result.card.measures()}
-    assert by_name["support Jaccard"].value == 1.0  # an encoding names the classes exactly
+    assert result.card.get("jaccard").value == 1.0  # an encoding names the classes exactly
     counts = torch.tensor(kept.record["class_counts"])
     assert list(result.frame()["classes"]) == (counts > 0).sum(1).tolist()
     record = json.loads((result.folder / "record.json").read_text())
-    assert record["measures"][0]["name"] == "support Jaccard" and record["status"] == "complete"
+    assert record["measures"][0]["key"] == "jaccard" and record["status"] == "complete"
     assert (result.folder / "figure.png").is_file()
 
 
-def test_labels_of_enough_clients_leak_or_do_not(kept):
-    game = prepare_attack(kept, ask("labels", threat="realistic"))
+def test_labels_of_enough_clients_leak_or_do_not():
     counts = torch.tensor([[9, 0, 0, 3], [0, 5, 5, 0], [8, 4, 0, 0], [0, 0, 8, 8], [2, 0, 6, 0],
                            [0, 7, 0, 1]])  # fmt: skip
     shares = counts / counts.sum(1, keepdim=True)
@@ -62,8 +59,7 @@ def test_labels_of_enough_clients_leak_or_do_not(kept):
         estimate = LabelEstimate(
             torch.arange(6), (said > 0).float(), said, counts.sum(1).float(), ()
         )
-        card = LabelCard(game, evaluate_labels(estimate, counts), ())
-        assert card.summary["verdict"] == expected
+        assert evaluate_labels(estimate, counts).verdict.word == expected
 
 
 def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
@@ -74,11 +70,11 @@ def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
     vectors = outcome.vectors.clone()
     vectors[answered[::2]] = torch.nan
     quits = PrototypesQuestion().score(game, dataclasses.replace(outcome, vectors=vectors))
-    before, after = (c.summary["groups"][""] for c in (result.card, quits))
-    assert quits.summary["diverged"] > result.card.summary["diverged"]
+    assert quits.diverged > result.card.diverged
     for key, sign in (("identified", 1), ("centred_cosine", 1), ("relative_error", -1)):
-        assert after[key]["n"] == before[key]["n"]
-        assert sign * after[key]["mean"] < sign * before[key]["mean"]
+        before, after = result.card.get(key), quits.get(key)
+        assert after.n == before.n
+        assert sign * after.value < sign * before.value
 
 
 def test_a_finished_answer_of_every_kind_is_read_back(kept):
@@ -112,20 +108,19 @@ def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
     # what the attacker gets does not say who is a member
     assert game.observation.candidates is asked and not hasattr(asked, "members")
     card = attack(kept, ask("membership")).card
-    auc = card.measures()[0]
-    assert auc.name == "AUC" and auc.floor is not None and auc.n > 0
-    assert math.isclose(auc.leakage, auc.value - auc.floor, abs_tol=1e-9)
+    auc = card.measures[0]
+    assert auc.key == "auc" and auc.floor is not None and auc.n > 0
+    assert math.isclose(auc.over, auc.value - auc.floor, abs_tol=1e-9)
 
 
-def test_what_the_model_tells_alone_is_a_line_of_its_own(kept):
+def test_what_the_model_and_the_image_tell_alone_are_floors_of_their_own(kept):
     card = attack(kept, ask("membership")).card
-    lines = {row["metric"]: row for row in card.table()}
-    alone = lines["AUC, the model alone"]
-    assert alone["floor"] == lines["AUC, all classes"]["floor"]
-    assert "(image alone)" in alone["floor"] and "the attack adds" in alone["reads as"]
-    found = card.summary
-    assert alone["attack"].startswith(f"{found['auc_baseline']:.3f} [")
-    assert "over the model alone" in found["verdict_rule"]
+    lines = {row["metric"]: row for row in card.table() if row["classes of"] == "all"}
+    assert lines["AUC"]["floor"].endswith("] (the model alone)")
+    alone = lines["AUC over the image alone"]
+    assert alone["floor"].endswith("] (image alone)") and "floor [" in alone["reads as"]
+    assert alone["this attack"] == lines["AUC"]["this attack"]
+    assert "over the model alone" in card.verdict.rule
 
 
 BEFORE = "the model before the upload"
@@ -147,21 +142,19 @@ def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
     settings = resolve_attack(values, {}, problems, uploads=uploads)
     assert settings.attack.name == "loss-membership" and not problems
     result = attack(run, settings)
-    game, found = result.game, result.card.summary
-    assert found["n"] == len(game.members) >= 12 and found["diverged"] == 0
-    lines = {row["metric"]: row for row in result.table()}
+    game, card = result.game, result.card
+    assert card.n == len(game.members) >= 12 and card.diverged == 0
     half = protocol == "lg-fedavg"  # whose extractor is granted, and tells by itself
     name = "the granted extractor and the head before the upload" if half else BEFORE
-    before = lines[f"AUC, {name}"]
-    assert before["attack"].startswith(f"{found['auc_baseline']:.3f} [")
-    assert "the attack adds" in before["reads as"]
-    assert "image alone" in lines["AUC, all classes"]["floor"]
-    against = "baseline" if half else "floor"
-    leaks = found["auc_ci"][0] > 0.5 and found[f"above_{against}_ci"][0] > 0
-    assert (found["verdict"] == "leaks") == leaks
-    measured = {m.name: m for m in result.card.measures()}
-    assert measured["AUC"].floor == found[f"auc_{against}"]
-    assert measured[f"AUC over {name}"].floor == found["auc_baseline"]
+    names = {"auc": "image alone", "auc_over_model": name}
+    if half:
+        names = {"auc": name, "auc_over_image": "image alone"}
+    for key, floor in names.items():
+        assert card.get(key).floor_name == floor
+        assert card.get(key).floor_text().endswith(f"] ({floor})")
+    auc = card.get("auc")
+    leaks = auc.interval[0] > 0.5 and auc.over_interval[0] > 0
+    assert (card.verdict.word == "leaks") == leaks
     assert {"baseline", "floor", "member", "score"} <= set(result.frame())
     assert (result.folder / "figure.png").is_file()
 
@@ -196,8 +189,7 @@ def test_recovered_prototypes_are_compared_with_the_true_ones(kept):
     assert {"centred_cosine", "centred_cosine_upload", "centred_cosine_public"} <= set(rows)
     table = {row["metric"]: row for row in result.table() if row["classes of"] == "all"}
     assert "(" in table["centred cosine"]["floor"]  # every score names its floor
-    measured = result.card.measures()
-    assert any(m.name == "median s_min(W)" and m.value >= 0 for m in measured)
+    assert result.card.get("s_min").value >= 0
 
 
 def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
@@ -212,8 +204,8 @@ def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
     assert torch.equal(target.truth.target_clients, true.truth.target_clients)
     assert not game.counterfactual and true.counterfactual
     assert any(isinstance(a, EntangledRep) for u in game.observation.uploads for a in u.artifacts)
-    names = [m.name for m in result.card.measures()]
-    assert {"PSNR", "PSNR (upload itself)", "PSNR (true prototypes)"} <= set(names)
+    groups = {m.group for m in result.card.measures if m.key == "psnr"}
+    assert {"", "actual", "true", "ceiling"} <= groups
     assert (result.folder / "prototypes.safetensors").is_file()
     groups = set(pd.read_csv(result.folder / "scores.csv")["group"])
     assert groups == {"target", "true", "actual", "ceiling"}

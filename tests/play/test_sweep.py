@@ -7,21 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.errors import ConfigError, DamagedInputError
+from fedre_privacy.eval.measures import FRONTIER, Measure
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study import sweep
 from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.suite import default_suite, named_suite
-from fedre_privacy.study.sweep import Place, frame, over_seeds, run_job
+from fedre_privacy.study.sweep import Place, run_job
 
 BASE = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -142,7 +145,7 @@ def test_a_broken_scheme_is_named_and_left_out(finished):
     assert result["status"] == "failed" and "RuntimeError" in result["traceback"]
     assert set(made.summary["label"]) == {"vap"} and made.summary["seeds"].eq(2).all()
     (row,) = made.table()
-    assert row["variant"] == "vap" and row["labels"].startswith("1.00 (")
+    assert row["variant"] == "vap" and row["labels: support Jaccard"].startswith("1.00 (")
     assert (folder / "out" / "results.csv").is_file()
     settings = list((folder / "out" / "jobs").glob("*.yaml"))
     assert settings and all(path.with_suffix(".log").is_file() for path in settings)
@@ -284,14 +287,16 @@ def several_rounds(tmp_path_factory):
 def test_rounds_are_told_apart_and_never_averaged(several_rounds):
     made = several_rounds
     assert not made.failures()
-    cosine = made.summary[made.summary["measure"] == "centred cosine"]
+    cosine = made.summary[
+        (made.summary["measure"] == "centred_cosine") & (made.summary["group"] == "")
+    ]
     asked = list(zip(cosine["round"], cosine["rounds_limit"].fillna(0), strict=True))
     assert asked == [(2, 0), (6, 0), (6, 2), (6, 4)]
     stored = {(r["round"], r["rounds_limit"] or 0): r for r in _results(made)}
     for row in cosine.to_dict("records"):
         limit = 0 if pd.isna(row["rounds_limit"]) else int(row["rounds_limit"])
-        measures = {m["name"]: m for m in stored[row["round"], limit]["measures"]}
-        assert row["value"] == measures["centred cosine"]["value"]
+        measures = {(m["key"], m["group"]): m for m in stored[row["round"], limit]["measures"]}
+        assert row["value"] == measures["centred_cosine", ""]["value"]
     attacked, read = (
         made.over_rounds(across).query("panel == 'prototypes: centred cosine'")
         for across in ("attacked", "read")
@@ -321,16 +326,17 @@ def test_attacks_on_one_round_are_not_drawn_against_rounds(finished):
 def test_the_matrix_says_what_cannot_be_read(finished):
     _, _, made = finished
     cells = made.cells()
-    assert set(cells["variant"]) == {"vap"} and cells["leakage"].notna().all()
+    assert set(cells["variant"]) == {"vap"} and cells["over"].notna().all()
     assert made.matrix().get_axes()
 
 
 def test_means_are_over_seeds_and_say_how_many():
     def job(label, seed, status, value):
-        entry = {"attack": "a", "target": "t", "threat": "s", "counterfactual": False,
-                 "verdict": "v", "folder": "f", "measures": [
-                     {"name": "PSNR", "value": value, "floor": 10.0, "leakage": value - 10.0,
-                      "interval": None, "n": 4, "unit": "dB"}]}  # fmt: skip
+        psnr = Measure(key="psnr", title="PSNR", value=value, floor=10.0, over=value - 10.0, n=4,
+                       unit="dB", shown=FRONTIER)  # fmt: skip
+        entry = {"attack": "a", "answers": "images", "target": "t", "threat": "s",
+                 "counterfactual": False, "verdict": "v", "folder": "f",
+                 "measures": [asdict(psnr)]}  # fmt: skip
         done = status == "complete"
         return {
             "label": label, "seed": seed, "status": status, "attacks": [entry] if done else [],
@@ -343,13 +349,24 @@ def test_means_are_over_seeds_and_say_how_many():
     (mean,) = over_seeds(rows).to_dict("records")
     assert pd.isna(mean["rounds_limit"])
     assert (mean["seeds"], mean["failed"], mean["n"]) == (2, 1, 8)
-    assert mean["leakage"] == 4.0 and mean["value"] == 14.0
+    assert mean["over"] == 4.0 and mean["value"] == 14.0
     assert mean["accuracy"] == pytest.approx(0.55)
     made = BenchmarkResult(
         Path("x"), rows, over_seeds(rows), wanted(protocols=["fedre"]), [], Path("x")
     )
     assert made.failures() == ["x, seed 2: why"]
-    assert made.points()[0].leakage == 4.0
+    assert made.points()[0].over == 4.0
+
+
+def test_a_result_of_an_earlier_version_is_refused(tmp_path):
+    (job,) = planned(wanted(protocols=["fedgh"]))
+    place = Place(tmp_path, tmp_path / "runs")
+    path = place.result(job)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"attacks": [{"measures": [{"name": "PSNR"}]}]}))
+    with pytest.raises(DamagedInputError, match="written by an earlier version") as refused:
+        place.read(job)
+    assert f"Remove {path.parent}" in str(refused.value)
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from fedre_privacy.cli import attack as attack_command
 from fedre_privacy.pages.attack import attack_page, write_attack_report
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
-from fedre_privacy.study.sweep import Place, frame, over_seeds, run_job
+from fedre_privacy.study.results import frame, over_seeds
+from fedre_privacy.study.sweep import Place, run_job
 
 
 def words(reader) -> str:
@@ -23,21 +24,21 @@ def words(reader) -> str:
 
 def test_an_attacks_page_says_everything(attacked, run, read):
     page = (attacked.folder / "report.html").read_text(encoding="utf-8")
-    found, summary = read(page), attacked.card.summary
+    found, card = read(page), attacked.card
     seen = words(found)
     assert run.name in found.texts["title"]
     assert "COUNTERFACTUAL" in seen and "ORACLE" not in seen
-    for text in (*attacked.game.lines().values(), summary["verdict_because"]):
+    for text in (*attacked.game.lines().values(), card.verdict.because):
         assert " ".join(text.split()) in seen
-    assert summary["verdict_rule"] in seen and run.record["data_sha256"] in seen
+    assert card.verdict.rule in seen and run.record["data_sha256"] in seen
     assert "cpu" in seen and "torch" in seen and "steps: 2" in seen
     headline = found.tables[0]
     assert headline.heads[:3] == ["metric", "this attack", "floor"]
-    assert [row[1][0] for row in headline.rows] == [r["attack"] for r in attacked.table()]
+    assert [row[1][0] for row in headline.rows] == [r["this attack"] for r in attacked.table()]
     single = next(table for table in found.tables if "psnr_floor" in table.heads)
     assert len(single.rows) == len(attacked.frame())
     floors = next(table for table in found.tables if table.heads[:2] == ["floor", "answer"])
-    assert [row[0][0] for row in floors.rows] == list(summary["floors"])
+    assert [row[0][0] for row in floors.rows] == list(card.floors)
 
 
 def test_every_target_shows_truth_answer_and_floor(attacked, read):
@@ -80,8 +81,8 @@ def test_attacks_without_images_have_a_page_too(run, read, name, threat, column)
     assert "single-targets" in found.ids and "targets" not in found.ids
     assert any(column in table.heads for table in found.tables)
     seen = words(found)
-    assert result.card.summary["verdict_rule"] in seen
-    assert all(note in seen for note in result.card.summary.get("notes", ()))
+    assert result.card.verdict.rule in seen
+    assert all(note in seen for note in result.card.notes)
 
 
 def test_an_oracle_stands_out(attacked, read, monkeypatch):

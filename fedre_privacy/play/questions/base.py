@@ -1,18 +1,17 @@
 """What an attack can be asked, what it is given for it, and what is made of its answer.
 
 One question per kind of outcome. A question chooses the targets and keeps the truth; the attack
-sees the observation only; the card holds scores beside their floors.
+sees the observation only; `fedre_privacy.eval` scores its answer beside floors.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import RECOVERED
@@ -20,6 +19,8 @@ from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
+from fedre_privacy.eval import Card
+from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.recording import Recording
@@ -118,67 +119,8 @@ class Game:
         return f"{sought} from {count} x {rows.shape[1]} observed"
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One number about leakage beside its floor, the unit in which benchmarks compare.
-
-    Args:
-        name: what was measured, for example "PSNR" or "identification@1".
-        value, floor: means over the same targets, in `unit`; None where there is no target.
-        leakage: their difference turned so that positive means that more leaked.
-        interval: 95 % interval of `leakage`, or None.
-        n: targets (or clients, or candidates) behind the means.
-    """
-
-    name: str
-    value: float | None
-    floor: float | None
-    leakage: float | None
-    interval: tuple[float, float] | None
-    n: int
-    unit: str = ""
-
-
-class Card(ABC):
-    """The score card of one attack.
-
-    Attributes:
-        summary: numbers and words for ``record.json``; has at least ``n``, ``targets``,
-            ``diverged``, ``rule_text``, ``verdict`` and ``verdict_because``.
-    """
-
-    summary: dict[str, Any]
-
-    @abstractmethod
-    def table(self) -> list[dict[str, str]]:
-        """The result table, row by row; every score stands beside its floor."""
-
-    @abstractmethod
-    def frame(self) -> pd.DataFrame:
-        """Scores of single targets."""
-
-    @abstractmethod
-    def figures(self) -> dict[str, Figure]:
-        """Figures by file name, the main one first."""
-
-    def verdict(self) -> str:
-        """The verdict and its reason."""
-        return f"{self.summary['verdict']}: {self.summary['verdict_because']}"
-
-    @abstractmethod
-    def measures(self) -> list[Measure]:
-        """The numbers that benchmarks compare, the leading one first."""
-
-    def record(self) -> dict[str, Any]:
-        """What to add to ``record.json``."""
-        return {"scores": self.summary}
-
-    def write(self, folder: Path) -> None:  # noqa: B027 (nothing more by default)
-        """Write further files."""
-
-
 class Question(ABC):
-    """What is asked of an attack, from the choice of targets to the score card."""
+    """What is asked of an attack, from the choice of targets to figures."""
 
     name: ClassVar[str] = ""
     simulates: ClassVar[bool] = False
@@ -194,12 +136,24 @@ class Question(ABC):
         """Choose targets and build the observation."""
 
     @abstractmethod
+    def outcome(self) -> type[Outcome]:
+        """What the attack returns, for reading a finished attack back."""
+
+    @abstractmethod
     def score(self, game: Any, outcome: Any) -> Card:
         """Compare an outcome with the truth."""
 
-    @abstractmethod
-    def outcome(self) -> type[Outcome]:
-        """What the attack returns, for reading a finished attack back."""
+    def figures(self, game: Any, outcome: Any, card: Any) -> dict[str, Figure]:
+        """Figures by file name, the main one first; none where no measure has a value."""
+        listed = card.listed()
+        if all(measure.value is None for measure in listed):
+            return {}
+        title = f"{game.settings.attack.name} on {game.kind} ({game.run.name})"
+        caption = f"Compared with: {card.compared_with}. Means with 95 % intervals over clients."
+        return {"figure": measure_chart(listed, title=title, caption=caption)}
+
+    def write(self, folder: Path, game: Any, outcome: Any) -> None:  # noqa: B027 (nothing more)
+        """Write further files."""
 
 
 questions: Registry[Question] = Registry("question", "fedre_privacy.play.questions")
@@ -253,17 +207,3 @@ def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[U
         for u in uploads
     )
     return tuple(upload for upload in kept if upload.artifacts)
-
-
-def percent(value: float | None) -> str:
-    """0.953 as ``95.3 %``; a dash for nothing."""
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def with_interval(value: float | None, interval: Sequence[float] | None) -> str:
-    """A value with its 95 % interval."""
-    if value is None:
-        return "-"
-    if interval is None:
-        return f"{value:.3f}"
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

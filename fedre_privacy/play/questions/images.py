@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -18,7 +18,7 @@ from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.types import ORACLES, Artifact, Reconstruction, RecoveredPrototypes, Truth
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.eval import PublicImages, Scores, evaluate
+from fedre_privacy.eval import Card, Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
@@ -27,9 +27,9 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
-from .base import Card, Game, Measure, Question, kinds_of, questions
+from .base import Game, Question, kinds_of, questions
 from .recover import recover
-from .unscored import Unscored, UnscoredGame
+from .unscored import UnscoredGame, unscored, unscored_figures
 
 NOUNS = {
     "representations": "representation",
@@ -172,94 +172,65 @@ class Images(Question):
         return groups
 
     def score(self, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> Card:
+        """Score the targets, and beside them the other groups; `rows` has the targets of all."""
         if isinstance(game, UnscoredGame):
-            return Unscored(game, outcome)
-        pieces = dict(
-            zip(game.groups, _cut(outcome, [len(g) for g in game.groups.values()]), strict=True)
-        )
+            return unscored(game, outcome)
+        pieces = _pieces(game, outcome)
         metrics = game.settings.metrics
         scores = {
             name: _score(game, group, pieces[name], metrics, _rule(game))
             for name, group in game.groups.items()
         }
-        rules = _other_rules(game, pieces[TARGET])
-        return ImageCard(game, scores, pieces, rules)
-
-
-@dataclass(frozen=True, eq=False)
-class ImageCard(Card):
-    """Reconstructions with their scores.
-
-    Args:
-        scores: by group: "target", and where they apply "true", "actual" and "ceiling", each with
-            its floors.
-        recovered: the reconstructions of each.
-        rules: PSNR of the target under every matching rule.
-    """
-
-    game: ImageGame
-    scores: dict[str, Scores]
-    recovered: dict[str, Reconstruction]
-    rules: dict[str, Any]
-
-    @property
-    def summary(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.scores[TARGET].summary
-
-    def headings(self) -> dict[str, Scores]:
-        """Columns of the result table beside the target's own."""
-        titles = {TRUE: "true prototypes", CEILING: "single representation (ceiling)"}
-        if ACTUAL in self.scores:
-            titles[ACTUAL] = f"{self.game.groups[ACTUAL].kind} upload (actual)"
-        order = (TRUE, ACTUAL, CEILING)
-        return {titles[n]: self.scores[n] for n in order if n in self.scores}
-
-    def table(self) -> list[dict[str, str]]:
-        return self.scores[TARGET].table(self.headings())
-
-    def frame(self) -> pd.DataFrame:
-        """Per-target scores of all groups."""
         parts = []
-        for name, scores in self.scores.items():
-            rec = self.recovered[name]
-            columns = {"label_used": rec.labels, "spread": rec.spread}
+        for name, one in scores.items():
+            columns = {"label_used": pieces[name].labels, "spread": pieces[name].spread}
             told = {title: values.numpy() for title, values in columns.items() if len(values)}
-            parts.append(scores.rows.assign(group=name, **told))
-        return pd.concat(parts, ignore_index=True)
+            parts.append(one.rows.assign(group=name, **told))
+        target = scores.pop(TARGET)
+        titles = {TRUE: "true prototypes", CEILING: "single representation (ceiling)"}
+        if ACTUAL in scores:
+            titles[ACTUAL] = f"{game.groups[ACTUAL].kind} upload (actual)"
+        headings = {name: titles[name] for name in (TRUE, ACTUAL, CEILING) if name in scores}
+        return dataclasses.replace(
+            target.with_others(scores, headings),
+            rows=pd.concat(parts, ignore_index=True),
+            notes=() if game.recovered is None else game.recovered.notes,
+            by_rule=_by_rule(game, pieces[TARGET]),
+        )
 
-    def record(self) -> dict[str, Any]:
-        record: dict[str, Any] = {
-            "scores": {name: scores.summary for name, scores in self.scores.items()},
-            "rules": self.rules,
-        }
-        if self.game.recovered is not None:
-            record["recovery_notes"] = list(self.game.recovered.notes)
-        return record
-
-    def measures(self) -> list[Measure]:
-        """PSNR, SSIM (where asked for) and identification of the targets, then of single images."""
-        out = _measures(self.summary, "")
-        for group in self.summary["groups"]:
-            if group["support_size"] == "1" and 0 < group["targets"] < self.summary["targets"]:
-                out += _measures(group, " (1 image)")
-        if ACTUAL in self.scores:
-            out += _measures(self.scores[ACTUAL].summary, " (upload itself)")
-        if TRUE in self.scores:
-            out += _measures(self.scores[TRUE].summary, " (true prototypes)")
-        return out
-
-    def figures(self) -> dict[str, Figure]:
-        game, trace = self.game, self.recovered[TARGET].trace
-        shown = self.recovered[TARGET].images.shape[1] in (1, 3)
-        out = {"figure": self._sheet()} if shown else {}
+    def figures(
+        self, game: ImageGame | UnscoredGame, outcome: Reconstruction, card: Card
+    ) -> dict[str, Figure]:
+        if isinstance(game, UnscoredGame) or not isinstance(card, Scores):
+            return unscored_figures(game, outcome, card)
+        pieces = _pieces(game, outcome)
+        steps, trace = outcome.trace_steps, pieces[TARGET].trace
+        title = f"{game.settings.attack.name} on {game.kind}"
+        words = game.lines()
+        caption = (
+            f"Run {game.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
+            f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
+        )
+        drawn: dict[str, Figure] = {}
+        if pieces[TARGET].images.shape[1] in (1, 3):
+            drawn["figure"] = reconstruction_sheet(
+                card,
+                pieces[TARGET].images,
+                title=f"{title} ({game.run.name})",
+                caption=caption,
+                extra=_columns(game, pieces, card),
+                counterfactual=game.run.system if game.counterfactual else None,
+                oracles=sorted(game.observation.threat.grants & ORACLES),
+            )
         if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
-            title = f"{game.settings.attack.name} on {game.kind}"
-            out["trace"] = attack_trace(self.recovered[TARGET].trace_steps, trace, title=title)
-        return out
+            drawn["trace"] = attack_trace(steps, trace, title=title)
+        return drawn
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> None:
         """Write the attack's own trace, and what it was fed where that was recovered first."""
-        rec = self.recovered[TARGET]
+        if isinstance(game, UnscoredGame):
+            return
+        rec = _pieces(game, outcome)[TARGET]
         files.write_csv(
             folder / "trace.csv",
             [
@@ -267,69 +238,34 @@ class ImageCard(Card):
                 for step, row in zip(rec.trace_steps, rec.trace, strict=True)
             ],
         )
-        if self.game.recovered is not None:
-            tensors, texts = self.game.recovered.save()
+        if game.recovered is not None:
+            tensors, texts = game.recovered.save()
             files.write_tensors(folder / "prototypes.safetensors", tensors, metadata=texts)
 
-    def _sheet(self) -> Figure:
-        game = self.game
-        words = game.lines()
-        caption = (
-            f"Run {game.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
-            f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
-        )
-        return reconstruction_sheet(
-            self.scores[TARGET],
-            self.recovered[TARGET].images,
-            title=f"{game.settings.attack.name} on {game.kind} ({game.run.name})",
-            caption=caption,
-            extra=self._columns(),
-            counterfactual=game.run.system if game.counterfactual else None,
-            oracles=sorted(game.observation.threat.grants & ORACLES),
-        )
 
-    def _columns(self) -> dict[str, Tensor]:
-        out: dict[str, Tensor] = {}
-        if TRUE in self.scores:
-            out["from the true\nprototype"] = self.recovered[TRUE].images
-        if CEILING in self.scores:
-            mine, other = self.game.groups[TARGET].truth, self.game.groups[CEILING].truth
-            same_client = mine.target_clients[:, None] == other.target_clients[None]
-            same_label = mine.target_labels[:, None] == other.target_labels[None]
-            partner = (2 * same_client.int() + same_label.int()).argmax(1)
-            out |= {
-                "single image,\nsame client": self.scores[CEILING].originals[partner],
-                "ceiling: from its\nrepresentation": self.recovered[CEILING].images[partner],
-            }
-        return out
-
-
-def _measures(summary: Mapping[str, Any], suffix: str) -> list[Measure]:
-    out = [
-        Measure(
-            f"{entry['title']}{suffix}",
-            entry["mean"],
-            entry["floor_mean"],
-            entry["leakage"],
-            tuple(entry["leakage_ci"]) if entry["leakage_ci"] else None,
-            entry["n"],
-            entry["unit"],
-        )
-        for entry in summary["metrics"].values()
-    ]
-    found = summary["identification"]
-    interval = found["hit1_over_guess_ci"]
-    out.append(
-        Measure(
-            f"identification@1{suffix}",
-            found["hit1"],
-            found["guess1"],
-            found["hit1_over_guess"],
-            tuple(interval) if interval else None,
-            found["n"],
-        )
-    )
+def _columns(
+    game: ImageGame, pieces: Mapping[str, Reconstruction], card: Scores
+) -> dict[str, Tensor]:
+    """Further columns of the sheet of reconstructions."""
+    out: dict[str, Tensor] = {}
+    if TRUE in pieces:
+        out["from the true\nprototype"] = pieces[TRUE].images
+    if CEILING in pieces:
+        mine, other = game.groups[TARGET].truth, game.groups[CEILING].truth
+        same_client = mine.target_clients[:, None] == other.target_clients[None]
+        same_label = mine.target_labels[:, None] == other.target_labels[None]
+        partner = (2 * same_client.int() + same_label.int()).argmax(1)
+        out |= {
+            "single image,\nsame client": card.others[CEILING].originals[partner],
+            "ceiling: from its\nrepresentation": pieces[CEILING].images[partner],
+        }
     return out
+
+
+def _pieces(game: ImageGame, outcome: Reconstruction) -> dict[str, Reconstruction]:
+    """The reconstructions of each group of targets."""
+    sizes = [len(group) for group in game.groups.values()]
+    return dict(zip(game.groups, _cut(outcome, sizes), strict=True))
 
 
 def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
@@ -361,7 +297,11 @@ def _rule(game: ImageGame) -> str:
 
 
 def _score(
-    game: ImageGame, group: TargetGroup, rec: Reconstruction, metrics: Mapping[str, Any], rule: str
+    game: ImageGame,
+    group: TargetGroup,
+    rec: Reconstruction,
+    metrics: Mapping[str, Metric],
+    rule: str,
 ) -> Scores:
     evaluation = game.settings.evaluation
     nearest = _nearest_by_representation(game, group) if rule == "nearest-rep" else None
@@ -379,7 +319,7 @@ def _score(
     )
 
 
-def _other_rules(game: ImageGame, rec: Reconstruction) -> dict[str, Any]:
+def _by_rule(game: ImageGame, rec: Reconstruction) -> dict[str, Measure]:
     """PSNR under every matching rule, for targets made of several images.
 
     The paper does not say which rule it used (FedRE, question 2), so all are recorded.
@@ -388,13 +328,10 @@ def _other_rules(game: ImageGame, rec: Reconstruction) -> dict[str, Any]:
     if group.kind in ("representations", "update"):
         return {}
     psnr = {"psnr": metric_registry.get("psnr")()}
-    out = {}
-    for rule in ("best", "mean-image", "nearest-rep"):
-        entry = _score(game, group, rec, psnr, rule).summary["metrics"]["psnr"]
-        out[rule] = {
-            key: entry[key] for key in ("mean", "n", "floor", "floor_mean", "leakage", "leakage_ci")
-        }
-    return out
+    return {
+        rule: _score(game, group, rec, psnr, rule).get("psnr")
+        for rule in ("best", "mean-image", "nearest-rep")
+    }
 
 
 def _nearest_by_representation(game: ImageGame, group: TargetGroup) -> Tensor:

@@ -7,7 +7,6 @@ residual means that the attack did what it was asked, not that the image is righ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from torch import Tensor
 
 from fedre_privacy.core.types import LabelEstimate, Observation, Reconstruction
 from fedre_privacy.core.units import plural
+from fedre_privacy.eval import Card, Verdict
 from fedre_privacy.eval.report.figures import image_sheet
 
-from .base import Card, Game, Measure
+from .base import Game
 
 NOT_SCORED = "not scored"
 
@@ -57,67 +57,57 @@ class UnscoredGame(Game):
         return super().unknown()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Unscored(Card):
-    """What an attack answered, beside what it can be held against without truth."""
-
-    game: Game
-    outcome: Reconstruction | LabelEstimate
-
-    @cached_property
-    def rows(self) -> pd.DataFrame:
-        """One row per target, see `evidence`; of labels one per client."""
-        if isinstance(self.outcome, LabelEstimate):
-            return label_rows(self.outcome)
-        return evidence(self.game.observation, self.outcome)
-
-    @property
-    def summary(self) -> dict[str, Any]:  # type: ignore[override]
-        lost = isinstance(self.outcome, Reconstruction) and int(self.outcome.diverged.sum())
-        because = "no truth was given"
-        if "residual" in self.rows:
-            because += f". {explained(self.rows)}"
-        return {
-            "n": len(self.rows) - int(lost),
-            "targets": len(self.rows),
-            "diverged": int(lost),
-            "rule_text": "no truth was given, so nothing is compared with it",
-            "verdict": NOT_SCORED,
-            "verdict_because": because,
-        }
+    """What an attack answered, beside what it can be held against without truth: no measure."""
 
     def table(self) -> list[dict[str, str]]:
-        if isinstance(self.outcome, LabelEstimate):
-            return [
-                {str(k): str(v) for k, v in row.items()} for row in self.rows.to_dict("records")
-            ]
-        return evidence_table(self.rows)
-
-    def frame(self) -> pd.DataFrame:
-        return self.rows
-
-    def measures(self) -> list[Measure]:
-        return []
+        """The evidence; of labels what was said about each client."""
+        if "fit" in self.rows:
+            return evidence_table(self.rows)
+        return [{str(k): str(v) for k, v in row.items()} for row in self.rows.to_dict("records")]
 
     def record(self) -> dict[str, Any]:
-        return {"verdict": self.verdict(), "table": self.table()}
+        """As any card, with the table."""
+        return {**super().record(), "table": self.table()}
 
-    def figures(self) -> dict[str, Figure]:
-        outcome, game = self.outcome, self.game
-        if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
-            return {}
-        rank = "residual" if "residual" in self.rows else "fit"
-        order = torch.tensor(self.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
-        picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
-        caption = " ".join(f"{heading}: {text}." for heading, text in game.lines().items())
-        sheet = image_sheet(
-            {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
-            [_note(self.rows.iloc[int(i)]) for i in picked],
-            title=f"{game.settings.attack.name} on {game.kind} of {game.run.name}",
-            caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
-            "given, so nothing is scored.",
-        )
-        return {"figure": sheet}
+
+def unscored(game: Game, outcome: Reconstruction | LabelEstimate) -> Unscored:
+    """The card of answers whose truth nobody gave; `rows` as in `evidence`, or of labels."""
+    if isinstance(outcome, LabelEstimate):
+        rows, lost = label_rows(outcome), 0
+    else:
+        rows, lost = evidence(game.observation, outcome), int(outcome.diverged.sum())
+    because = "no truth was given"
+    if "residual" in rows:
+        because += f". {explained(rows)}"
+    return Unscored(
+        measures=(),
+        verdict=Verdict(NOT_SCORED, because, ""),
+        rows=rows,
+        n=len(rows) - lost,
+        targets=len(rows),
+        diverged=lost,
+        compared_with="no truth was given, so nothing is compared with it",
+    )
+
+
+def unscored_figures(game: Game, outcome: Reconstruction, card: Card) -> dict[str, Figure]:
+    """What was recovered, at evenly spaced ranks of the evidence."""
+    if outcome.images.shape[1] not in (1, 3):
+        return {}
+    rank = "residual" if "residual" in card.rows else "fit"
+    order = torch.tensor(card.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
+    picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
+    caption = " ".join(f"{heading}: {text}." for heading, text in game.lines().items())
+    sheet = image_sheet(
+        {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
+        [_note(card.rows.iloc[int(i)]) for i in picked],
+        title=f"{game.settings.attack.name} on {game.kind} of {game.run.name}",
+        caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
+        "given, so nothing is scored.",
+    )
+    return {"figure": sheet}
 
 
 def _note(row: pd.Series[Any]) -> str:

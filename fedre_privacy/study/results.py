@@ -1,0 +1,142 @@
+"""What jobs of a sweep found: as each lies on disk, as rows, and as means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+import pandas as pd
+
+from fedre_privacy.eval.measures import RECORD
+from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.folder import COMPLETE
+
+Values = Mapping[str, Any]
+
+
+class Attacked(TypedDict):
+    """One attack of a job, as it lies on disk."""
+
+    attack: str
+    answers: str
+    target: str
+    threat: str
+    rounds_limit: int | None
+    verdict: str
+    because: str
+    round: NotRequired[int]
+    counterfactual: NotRequired[bool]
+    folder: NotRequired[str]
+    measures: NotRequired[list[Values]]
+
+
+class JobResult(TypedDict):
+    """The result of a job, as it lies on disk; what a failure prevented is absent."""
+
+    label: str
+    seed: int
+    training: Values
+    status: str
+    attacks: list[Attacked]
+    wall_s: float | None
+    run: NotRequired[str]
+    final: NotRequired[dict[str, float]]
+    dim: NotRequired[int]
+    architectures: NotRequired[list[str]]
+    predicted: NotRequired[dict[str, float] | None]
+    failure: NotRequired[str]
+    traceback: NotRequired[str]
+
+
+def frame(results: Sequence[JobResult]) -> pd.DataFrame:
+    """One row per job, attack and measure; jobs without an attack have one row.
+
+    Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
+    protocol's headline moment), up_scalars, down_scalars (per round, complete and ``_paper``),
+    up_bytes, down_bytes, attack, answers (its question), target, threat, round (attacked),
+    rounds_limit (latest rounds read; empty: all), counterfactual, verdict, folder; measure (its
+    key), group (empty: all targets), title, unit, shown (the farthest of `measures.PLACES`),
+    value, floor, over (the floor; positive is more leakage), low, high (interval of `over`), n.
+    """
+    rows = []
+    for result in results:
+        head = _head(result)
+        lines = [
+            {
+                **{key: entry.get(key) for key in ATTACK_KEYS},
+                "round": entry.get("round", result["training"].get("train", {}).get("rounds")),
+                "rounds_limit": entry.get("rounds_limit"),
+                "measure": measure["key"],
+                **{key: measure[key] for key in MEASURE_KEYS},
+                "low": measure["over_interval"][0] if measure["over_interval"] else None,
+                "high": measure["over_interval"][1] if measure["over_interval"] else None,
+            }
+            for entry in result["attacks"]
+            for measure in entry.get("measures", ())
+            if measure["shown"] != RECORD
+        ]
+        rows += [{**head, **line} for line in lines or [{}]]
+    return pd.DataFrame(rows)
+
+
+ATTACK_KEYS = ("attack", "answers", "target", "threat", "counterfactual", "verdict", "folder")
+MEASURE_KEYS = ("group", "title", "unit", "shown", "value", "floor", "over", "n")
+ROUNDS = ("round", "rounds_limit")
+PREDICTED = ("predicted_s_min", "predicted_error")
+TRAFFIC = tuple(
+    f"{way}_{what}"
+    for way in ("up", "down")
+    for what in ("scalars", "scalars_paper", "bytes")
+)  # fmt: skip
+
+
+def _head(result: JobResult) -> dict[str, object]:
+    final = result.get("final") or {}
+    name = result["training"]["protocol"]["name"]
+    moment = protocols.get(name).headline if name in protocols.names() else "post_broadcast"
+    return {
+        "label": result["label"],
+        "seed": result["seed"],
+        "status": result["status"],
+        "failure": result.get("failure"),
+        "protocol": name,
+        "run": result.get("run"),
+        "accuracy": final.get(f"acc_{moment}"),
+        "acc_post_local": final.get("acc_post_local"),
+        "acc_post_broadcast": final.get("acc_post_broadcast"),
+        **{key: final.get(key) for key in TRAFFIC},
+        "predicted_s_min": (result.get("predicted") or {}).get("s_min"),
+        "predicted_error": (result.get("predicted") or {}).get("recovery_error"),
+    }
+
+
+def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean, sd and number of seeds of each label, attack, round and measure; failures are counted.
+
+    Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, the traffic columns, attack,
+    answers, target, threat, round, rounds_limit, counterfactual, measure, group, title, unit,
+    shown, value, value_sd, floor, over, over_sd, n.
+    """
+    whole = rows[rows["status"] == COMPLETE]
+    if whole.empty:
+        return pd.DataFrame()
+    absent = [k for k in (*ATTACK_KEYS, *ROUNDS, "measure", *MEASURE_KEYS) if k not in whole]
+    whole = whole.assign(**dict.fromkeys(absent))
+    failed = rows[rows["status"] != COMPLETE].groupby("label")["seed"].nunique()
+    keys = ["label", "attack", "target", "threat", *ROUNDS, "measure", "group"]
+    same = ["protocol", "answers", "counterfactual", "title", "unit", "shown"]
+    out = []
+    for key, part in whole.groupby(keys, dropna=False, sort=False):
+        row: dict[str, object] = {
+            **dict(zip(keys, tuple(key), strict=True)),
+            **{name: part[name].iloc[0] for name in same},
+            "seeds": part["seed"].nunique(),
+            "failed": int(failed.get(key[0], 0)),
+            "n": int(part["n"].fillna(0).sum()),
+        }
+        numbers = part[["accuracy", "value", "floor", "over", *PREDICTED, *TRAFFIC]]
+        mean, sd = numbers.astype(float).mean(), numbers.astype(float).std()
+        row |= {str(name): value for name, value in mean.items()}
+        row |= {f"{name}_sd": sd[name] for name in ("accuracy", "value", "over")}
+        out.append(row)
+    return pd.DataFrame(out)
