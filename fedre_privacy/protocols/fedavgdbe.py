@@ -13,6 +13,7 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.local import fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
 
 from .base import Protocol, protocols
@@ -36,7 +37,7 @@ class FedAvgDBE(Protocol):
 
     logits = head(extractor(x) + z). The running mean mu of representations within a round is
     pulled to a consensus mean: kappa * mean_j (mu_j - g_j)^2 / 2. The consensus is formed once,
-    from one trial pass of every client, whose models are discarded.
+    from one trial pass of every client over the common initial model, which is then restored.
 
     Uploads:    ModelState: all parameters; once: the number of samples and d means
     Reference:  Zhang et al., Eliminating domain bias for federated learning in representation
@@ -54,10 +55,14 @@ class FedAvgDBE(Protocol):
     buffers: bool = knob(False, help="average and send BatchNorm's running statistics as well")
 
     check = whole_model.check
-    start_server = whole_model.start_server
     broadcast = whole_model.broadcast
     upload = whole_model.upload
     aggregate = whole_model.aggregate
+
+    def start_server(self, setting: Setting) -> Server:
+        # the consensus is formed before the first broadcast: from the clients' own initial model
+        with seeded(setting.training.seed, f"model {setting.architectures[0]}"):
+            return whole_model.start_server(self, setting)
 
     def start_client(self, client: Client, setting: Setting) -> None:
         client.memory["shift"] = Shift(client.model.dim).to(setting.device)
