@@ -11,7 +11,15 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.local import fit
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
@@ -59,12 +67,13 @@ class FedAvgDBE(Protocol):
     upload = whole_model.upload
     aggregate = whole_model.aggregate
 
-    def start_server(self, setting: Setting) -> Server:
-        # the consensus is formed before the first broadcast: from the clients' own initial model
-        with seeded(setting.training.seed, f"model {setting.architectures[0]}"):
-            return whole_model.start_server(self, setting)
+    start_server = whole_model.start_server
 
     def start_client(self, client: Client, setting: Setting) -> None:
+        # the consensus is formed before the first broadcast, from the model that will be in it
+        with seeded(setting.training.seed, SERVER_STATE):
+            common = self.start_server(setting).modules["model"]
+        client.model.load_state_dict(common.state_dict())
         client.memory["shift"] = Shift(client.model.dim).to(setting.device)
 
     def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:

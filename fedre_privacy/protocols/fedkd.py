@@ -29,8 +29,8 @@ class FedKD(Protocol):
 
     Losses, with A = CE(mentor) + CE(student): each model's CE + KL to the other / A + H / A, where
     H is the mean squared distance between the mentor's representation and W times the student's.
-    H is one term that both models (and W) descend, so each gets its own loss's gradient. Updates are
-    factored by SVD keeping a share of energy that grows over the rounds,
+    H is one term that both models (and W) descend, so each gets its own loss's gradient. Updates
+    are factored by SVD keeping a share of energy that grows over the rounds,
     T(t) = T0 + (t / rounds) (T1 - T0) with t = 0 in the first; server and clients apply the same
     averaged, factored update. A client that missed broadcasts gets the student whole.
 
@@ -109,8 +109,8 @@ class FedKD(Protocol):
         scale = mentor_loss + mentee_loss
         scale = scale.detach() if apart else scale
         hidden = F.mse_loss(mine, client.memory["bridge"](theirs))
-        both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart) + self.hidden * hidden
-        return mentor_loss + mentee_loss + both / scale
+        both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart)
+        return mentor_loss + mentee_loss + (both + self.hidden * hidden) / scale
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         sent = parameters_of(client.memory[small_model.NAME])

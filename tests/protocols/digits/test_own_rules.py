@@ -20,7 +20,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import client_step, next_broadcast, server_step
 from fedre_privacy.models.split import num_parameters, parameters_of
-from fedre_privacy.protocols.fedral import diagonal_blocks
+from fedre_privacy.protocols.fedral import FedRAL, diagonal_blocks, nearest_divisor
 from fedre_privacy.protocols.fedtgp import adaptive_margin, safe_distance
 
 
@@ -394,3 +394,10 @@ def test_fedavgdbe_forms_its_consensus_from_the_model_that_training_starts_from(
     for client in fed.clients:
         for name, value in client.model.named_parameters():
             torch.testing.assert_close(value, start[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dim", "blocks"), [(512, 4), (500, 4), (50, 5), (49, 1), (7, 1), (8, 4)])
+def test_fedral_takes_the_number_of_blocks_that_divides(dim, blocks):
+    assert nearest_divisor(4, dim) == blocks and dim % blocks == 0
+    assert FedRAL()._count(3, dim) == blocks
+    assert FedRAL(blocks=(2, 6))._count(3, dim) == 6
