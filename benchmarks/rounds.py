@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedre_privacy.blocks.local import EVAL_BATCH
-from fedre_privacy.blocks.state import Client, Samples, Server, Setting, Training
+from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting, Training
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.files import write_json, write_text
 from fedre_privacy.core.memory import peak_bytes
@@ -139,7 +139,7 @@ def build(
         made.append(Client(k, net, train, test))
         with seeded(0, "protocol state", client=k):
             protocol.start_client(made[-1], setting)
-    with seeded(0, "server state"):
+    with seeded(0, SERVER_STATE):
         server = protocol.start_server(setting)
     return Federation(protocol, made, server, setting)
 

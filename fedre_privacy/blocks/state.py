@@ -132,6 +132,10 @@ class Server:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
+SERVER_STATE = "server state"
+"""Name of the random stream that the server's first state is drawn from."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The facts a protocol may check before training starts."""

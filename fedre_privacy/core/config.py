@@ -261,9 +261,9 @@ def _convert(value: Any, hint: Any) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
+        if type(None) in options and value in (None, "none"):  # as help texts write it
+            return None
         if value is None:
-            if type(None) in options:
-                return None
             raise ValueError("a value is needed")
         inner = [option for option in options if option is not type(None)]
         return _convert(value, inner[0])

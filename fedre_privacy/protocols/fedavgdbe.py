@@ -11,9 +11,18 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.local import fit
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
+from fedre_privacy.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only,
+)
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
 
 from .base import Protocol, protocols
@@ -37,7 +46,7 @@ class FedAvgDBE(Protocol):
 
     logits = head(extractor(x) + z). The running mean mu of representations within a round is
     pulled to a consensus mean: kappa * mean_j (mu_j - g_j)^2 / 2. The consensus is formed once,
-    from one trial pass of every client, whose models are discarded.
+    from one trial pass of every client over the common initial model, which is then restored.
 
     Uploads:    ModelState: all parameters; once: the number of samples and d means
     Reference:  Zhang et al., Eliminating domain bias for federated learning in representation
@@ -66,6 +75,10 @@ class FedAvgDBE(Protocol):
         return Exchange(sent, sent, Count(0, means, sizes.clients), Count(0, means))
 
     def start_client(self, client: Client, setting: Setting) -> None:
+        # the consensus is formed before the first broadcast, from the model that will be in it
+        with seeded(setting.training.seed, SERVER_STATE):
+            common = self.start_server(setting).modules["model"]
+        client.model.load_state_dict(common.state_dict())
         client.memory["shift"] = Shift(client.model.dim).to(setting.device)
 
     def setup_upload(self, client: Client, task: Task) -> tuple[Emission, ...]:

@@ -28,9 +28,10 @@ from .base import Protocol, protocols
 class FedKD(Protocol):
     """A private mentor and a shared student teach each other; the student travels in low rank.
 
-    Losses, with A = CE(mentor) + CE(student): each model's CE + KL to the other / A + the mean
-    squared distance between the mentor's representation and W times the student's / A. Updates are
-    factored by SVD keeping a share of energy that grows over the rounds,
+    Losses, with A = CE(mentor) + CE(student): each model's CE + KL to the other / A + H / A, where
+    H is the mean squared distance between the mentor's representation and W times the student's.
+    H is one term that both models (and W) descend, so each gets its own loss's gradient. Updates
+    are factored by SVD keeping a share of energy that grows over the rounds,
     T(t) = T0 + (t / rounds) (T1 - T0) with t = 0 in the first; server and clients apply the same
     averaged, factored update. A client that missed broadcasts gets the student whole.
 
@@ -41,7 +42,8 @@ class FedKD(Protocol):
     Deviations: teachers and A are detached (public code: not, ``joint_grad``), KL is a batch mean,
                 convolutions are factored as (out, in * kh * kw), the rank keeps at least the
                 stated energy. ``compress=params`` factors the student itself, as public libraries
-                do.
+                do. Public libraries add H to both models' losses and descend their sum, so that
+                each model gets its gradient twice (``hidden=2``).
     """
 
     uploads = (LowRankChange,)
@@ -55,6 +57,9 @@ class FedKD(Protocol):
         "updates",
         help="what is factored: the student's update, or its parameters",
         choices=("updates", "params"),
+    )
+    hidden: float = knob(
+        1.0, help="times that the hidden-state loss H counts; public libraries: 2", ge=0
     )
     joint_grad: bool = knob(False, help="let gradients into teachers and into the divisor A")
     student_lr: float = knob(0.01, help="student step size", gt=0)
@@ -122,8 +127,8 @@ class FedKD(Protocol):
         scale = mentor_loss + mentee_loss
         scale = scale.detach() if apart else scale
         hidden = F.mse_loss(mine, client.memory["bridge"](theirs))
-        both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart) + 2 * hidden
-        return mentor_loss + mentee_loss + both / scale
+        both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart)
+        return mentor_loss + mentee_loss + (both + self.hidden * hidden) / scale
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         sent = parameters_of(client.memory[small_model.NAME])

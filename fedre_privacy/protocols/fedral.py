@@ -19,6 +19,9 @@ from fedre_privacy.core.types import Counts, Emission, MatrixBlocks, Upload
 
 from .base import Protocol, protocols
 
+BLOCKS = 4
+"""Diagonal blocks of every client unless told otherwise."""
+
 
 @protocols.register("fedral")
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +44,9 @@ class FedRAL(Protocol):
     training_only = True
 
     blocks: tuple[int, ...] = knob(
-        (4,),
+        (),
         help="number m of diagonal blocks; client k takes entry "
-        "k modulo their number; each must divide d",
+        "k modulo their number; each must divide d; empty: 4, or the nearest that does",
         ge=1,
     )
     aggregation: str = knob(
@@ -66,11 +69,10 @@ class FedRAL(Protocol):
         dim = setting.dims[0]
         for count in sorted(set(self.blocks)):
             if dim % count:
-                near = [m for m in range(1, dim + 1) if dim % m == 0]
-                best = min(near, key=lambda m: abs(m - count))
                 problems.append(
                     f"Protocol 'fedral' cuts the {dim} x {dim} matrix into {count} equal diagonal "
-                    f"blocks, and {count} does not divide {dim}. Nearest that does: {best}."
+                    f"blocks, and {count} does not divide {dim}. Nearest that does: "
+                    f"{nearest_divisor(count, dim)}."
                 )
         return problems
 
@@ -105,7 +107,9 @@ class FedRAL(Protocol):
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         matrix = next(client.memory["matrix"].parameters()).detach().T
-        return (Emission(MatrixBlocks(diagonal_blocks(matrix, self._count(client.id)))),)
+        return (
+            Emission(MatrixBlocks(diagonal_blocks(matrix, self._count(client.id, len(matrix))))),
+        )
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         share = whole_model.shares(server, uploads)
@@ -121,11 +125,17 @@ class FedRAL(Protocol):
             supplied += torch.block_diag(*torch.ones_like(blocks))
         if self.aggregation == "supplier-mean":
             total = total / supplied.clamp(min=1)
-        cover = reduce(gcd, {self._count(upload.client) for upload in uploads})
+        cover = reduce(gcd, {self._count(upload.client, len(total)) for upload in uploads})
         server.tensors |= {"matrix": total.float(), "cover": torch.tensor(cover)}
 
-    def _count(self, client: int) -> int:
-        return self.blocks[client % len(self.blocks)]
+    def _count(self, client: int, dim: int) -> int:
+        counts = self.blocks or (nearest_divisor(BLOCKS, dim),)
+        return counts[client % len(counts)]
+
+
+def nearest_divisor(count: int, of: int) -> int:
+    """The divisor of a number that is nearest to another one, the smaller of two."""
+    return min((m for m in range(1, of + 1) if of % m == 0), key=lambda m: (abs(m - count), m))
 
 
 def diagonal_blocks(matrix: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ from scipy.stats import norm, t  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.state import Client, Samples, Server, Setting, Training
+from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting, Training
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event, Report, silent
@@ -205,7 +205,7 @@ def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
         with seeded(seed, "protocol state", client=k):
             protocol.start_client(client, setting)
         clients.append(client)
-    with seeded(seed, "server state"):
+    with seeded(seed, SERVER_STATE):
         server = protocol.start_server(setting)
     with tempfile.TemporaryDirectory() as scratch:
         rows = loop.run(

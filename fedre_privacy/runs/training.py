@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Samples, Server, Setting
+from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
@@ -236,7 +236,7 @@ def _train(
     if settings.record.truth:
         _write_split(folder, prepared.split)
     clients = build_clients(settings, prepared)
-    with seeded(settings.train.seed, "server state"):
+    with seeded(settings.train.seed, SERVER_STATE):
         server = settings.protocol.start_server(prepared.setting)
     try:
         rows = _run_loop(settings, prepared, clients, server, folder, resume, report)

@@ -111,6 +111,7 @@ def test_nothing_given_means_defaults():
         ("colour", "green", "green"),
         ("label", 7, "7"),
         ("doors", None, None),
+        ("doors", "none", None),
         ("doors", "2", 2),
         ("gears", [3, "4"], (3, 4)),
         ("gears", "3, 4", (3, 4)),

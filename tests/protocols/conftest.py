@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Samples, Setting, Training
+from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Setting, Training
 from fedre_privacy.core.events import silent
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Broadcast, Emission, Upload
@@ -66,7 +66,7 @@ class Federation:
             with seeded(self.training.seed, "protocol state", client=k):
                 protocol.start_client(client, self.setting)
             self.clients.append(client)
-        with seeded(self.training.seed, "server state"):
+        with seeded(self.training.seed, SERVER_STATE):
             self.server = protocol.start_server(self.setting)
 
     def run(self, **options: Any) -> list[loop.Row]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Training
+from fedre_privacy.blocks.state import SERVER_STATE, Client, Training
 from fedre_privacy.core.events import silent
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Broadcast, Emission, Upload
@@ -59,7 +59,7 @@ class World:
         prepared = prepare(self.settings, torch.device("cpu"))
         self.setting = prepared.setting
         self.clients = build_clients(self.settings, prepared)
-        with seeded(self.settings.train.seed, "server state"):
+        with seeded(self.settings.train.seed, SERVER_STATE):
             self.server = self.protocol.start_server(self.setting)
         self.kept: dict[int, list[Client]] = {}
         self.emissions: dict[int, dict[int, tuple[Emission, ...]]] = {}

@@ -244,7 +244,7 @@ def test_fedkd_parameters_in_low_rank_need_no_resynchronisation(world):
 
 
 def test_fedkd_joint_gradients(world):
-    fed = world("fedkd", joint_grad=True, train={"rounds": 1})
+    fed = world("fedkd", joint_grad=True, hidden=2.0, train={"rounds": 1})
     fed.run()
     client = fed.clients[0]
     own, student, bridge = fed.protocol.modules(client)
@@ -262,7 +262,8 @@ def test_fedkd_joint_gradients(world):
     torch.testing.assert_close(value, expected, **CLOSE)
     joint = torch.autograd.grad(value, params)
     torch.testing.assert_close(joint, torch.autograd.grad(expected, params), **CLOSE)
-    apart = world("fedkd", train={"rounds": 1}).protocol.loss(client, images, labels, ())
+    plain = world("fedkd", hidden=2.0, train={"rounds": 1})
+    apart = plain.protocol.loss(client, images, labels, ())
     torch.testing.assert_close(apart, value)
     detached = torch.autograd.grad(apart, params)
     assert not all(torch.allclose(x, y, **CLOSE) for x, y in zip(joint, detached, strict=True))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fedre_privacy.blocks.state import Task, only
 from fedre_privacy.core.types import (
@@ -19,7 +20,7 @@ from fedre_privacy.core.types import (
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import client_step, next_broadcast, server_step
 from fedre_privacy.models.split import num_parameters, parameters_of
-from fedre_privacy.protocols.fedral import diagonal_blocks
+from fedre_privacy.protocols.fedral import FedRAL, diagonal_blocks, nearest_divisor
 from fedre_privacy.protocols.fedtgp import adaptive_margin, safe_distance
 
 
@@ -360,3 +361,43 @@ def test_two_broadcasts_of_one_round_are_both_recorded(world):
     for one, two in pairs:
         assert not set(one.recipients) & set(two.recipients)
         assert {type(b.artifacts[0]) for b in (one, two)} == {LowRankChange, SmallModelState}
+
+
+def test_fedkd_counts_the_hidden_loss_once_in_each_models_own_loss(world):
+    """The gradient of each model is that of its own loss, as the paper writes the losses."""
+    fed = world("fedkd", train={"rounds": 1})
+    client = fed.clients[0]
+    own, student, bridge = fed.protocol.modules(client)
+    images, labels = client.train.batch(slice(0, 10))
+    total = fed.protocol.loss(client, images, labels, ())
+    a, b = own.extractor(images), student.extractor(images)
+    p, q = own.head(a).log_softmax(1), student.head(b).log_softmax(1)
+    mine, theirs = F.nll_loss(p, labels), F.nll_loss(q, labels)
+    scale = (mine + theirs).detach()
+    hidden = (a - b @ bridge.weight.T).square().mean()
+
+    def apart(teacher, pupil):
+        return (teacher.detach().exp() * (teacher.detach() - pupil)).sum() / 10
+
+    mentor = mine + apart(q, p) / scale + hidden / scale
+    mentee = theirs + apart(p, q) / scale + hidden / scale
+    for module, loss in ((own, mentor), (student, mentee), (bridge, mentee)):
+        params = list(module.parameters())
+        found = torch.autograd.grad(total, params, retain_graph=True)
+        wanted = torch.autograd.grad(loss, params, retain_graph=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_fedavgdbe_forms_its_consensus_from_the_model_that_training_starts_from(world):
+    fed = world("fedavgdbe", train={"rounds": 1})
+    start = dict(fed.server.modules["model"].named_parameters())
+    for client in fed.clients:
+        for name, value in client.model.named_parameters():
+            torch.testing.assert_close(value, start[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dim", "blocks"), [(512, 4), (500, 4), (50, 5), (49, 1), (7, 1), (8, 4)])
+def test_fedral_takes_the_number_of_blocks_that_divides(dim, blocks):
+    assert nearest_divisor(4, dim) == blocks and dim % blocks == 0
+    assert FedRAL()._count(3, dim) == blocks
+    assert FedRAL(blocks=(2, 6))._count(3, dim) == 6

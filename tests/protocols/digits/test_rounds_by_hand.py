@@ -122,7 +122,7 @@ class Hand:
         mapped = theirs @ self.client.memory["bridge"].weight.T
         hidden = (r - mapped).square().mean() / scale
         mentor_loss = ce(out, y) + divergence(mentee, out) / scale + hidden
-        return mentor_loss + ce(mentee, y) + divergence(out, mentee) / scale + hidden
+        return mentor_loss + ce(mentee, y) + divergence(out, mentee) / scale
 
     def _fedmrl(self, x, y, r, out):
         p = self.client.memory["projector"]
