@@ -59,7 +59,7 @@ class FedRAL(Protocol):
     setup_aggregate = whole_model.setup_aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        counts = [self._count(k) for k in range(sizes.clients)]
+        counts = [self._count(k, sizes.dim) for k in range(sizes.clients)]
         up = sum(sizes.dim**2 // count for count in counts)
         down = sizes.clients * sizes.dim**2 // reduce(gcd, counts)
         return Exchange(floats(up), floats(down), Count(integers=sizes.clients))
