@@ -12,6 +12,7 @@ from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.joint_disentangle import JointDisentangle
 from fedre_privacy.attacks.mixtures.sightings import sightings, spread
+from fedre_privacy.core.channels import Bound, Channel, Masking
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import KnownDefense, Prototypes, Upload
@@ -142,7 +143,7 @@ def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
     uploads = tuple(
         Upload(0, t + 1, (Prototypes(rows.float(), labels),)) for t, rows in enumerate(short)
     )
-    clip = KnownDefense("clip", {"norm": norm, "where": "upload"})
+    clip = KnownDefense("clip", {}, Channel(rows=(Bound(norm),)))
     naive = replace(seen, uploads=uploads, targets=(uploads[-1],))
     attack = JointDisentangle(views=6, steps=120, tv=0.3, channels=(8,))
     told = attack(replace(naive, defenses=(clip,)))
@@ -163,8 +164,8 @@ def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
 @pytest.mark.parametrize(
     "defense",
     [
-        KnownDefense("clip", {"norm": 1.0, "where": "upload"}),
-        KnownDefense("mask", {"keep": 0.5, "rescale": False}),
+        KnownDefense("clip", {}, Channel(rows=(Bound(1.0),))),
+        KnownDefense("mask", {}, Channel(rows=(Masking(1.0),))),
     ],
 )
 def test_where_views_cannot_be_undone_one_round_is_matched(trained, defense):

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.gradient import signed
+from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.types import (
     Broadcast,
@@ -374,7 +375,7 @@ def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
     before, after = local_head(reps, labels, 0.1, 10)
     short = {name: before[name] + (after[name] - before[name]) / 6 for name in before}
     length = torch.cat([(short[name] - before[name]).flatten() for name in before]).norm()
-    clip = KnownDefense("clip", {"norm": float(length), "where": "upload"})
+    clip = KnownDefense("clip", {}, Channel(updates=(Bound(float(length)),)))
     naive = observed_head(watch, before, short, 0.1, 10, 60)
     simulate = attacks.get("head")(method="simulate")
     told = simulate(replace(naive, defenses=(clip,)))
