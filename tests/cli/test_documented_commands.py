@@ -135,6 +135,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (folder / "settings.yaml").write_text("protocol: {name: fedgh}\n", encoding="utf-8")
     (folder / "my_schemes.py").write_text(classes_in("add_your_own.md", {"TopHeavy"}))
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))
+    (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))
     mine = classes_in("add_your_own.md", {"TopHeavy"}).replace("TopHeavy", "MyScheme")
     (folder / "my_module.py").write_text(mine)

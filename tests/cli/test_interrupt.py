@@ -182,6 +182,7 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
 def test_attack_stopped_from_outside(
     cli: Any,

@@ -273,6 +273,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
         return [{key: float(v) for key, v in row.items()} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("joining", "rounds"), [(10, 1), (20, 2)])
 def test_partial_participation_of_100_clients(
     cli: Any, tmp_path: Path, joining: int, rounds: int

@@ -32,6 +32,7 @@ def problems(kind: str, folder: Path, least: int) -> dict[str, str]:
     return {name: problem for name, problem in found.items() if problem}
 
 
+@pytest.mark.slow
 def test_every_protocol_trains_as_on_a_cpu(tmp_path):
     assert problems("trainings", tmp_path, 25) == {}
 

@@ -10,6 +10,7 @@ from matplotlib.text import Text
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.eval import evaluate, mean_images
+from fedre_privacy.eval.measures import Measure
 from fedre_privacy.eval.report import (
     attack_trace,
     image_sheet,
@@ -23,7 +24,7 @@ from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier
 from fedre_privacy.eval.report.matrix import Cell, matrix
-from fedre_privacy.eval.report.measures import Bar, measure_chart
+from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.report.prototype_map import prototype_map
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 
@@ -162,6 +163,7 @@ def every_figure(scored, metrics_frame):
     accuracy = {
         f"acc_post_broadcast{end}": 0.6 + d for end, d in (("", 0), ("_low", -0.1), ("_high", 0.1))
     }
+    bars = [Measure(key=n, title=n, value=0.5, interval=(0, 1), floor=0.2, n=9) for n in names]
     means = pd.DataFrame({"method": [ODD, "b"], "published": [0.6, None], **accuracy})
     runs = means[["method", "acc_post_broadcast"]]
     return {
@@ -178,7 +180,7 @@ def every_figure(scored, metrics_frame):
         "comparison of three": comparison(names[:3], [Column("a", dots[:3])], title="t"),
         "frontier": frontier(points, caption=LONG),
         "matrix": matrix(cells, caption=LONG),
-        "measures": measure_chart([Bar(n, 0.5, (0, 1), 0.2, 9) for n in names], title=ODD),
+        "measures": measure_chart(bars, title=ODD),
         "map": prototype_map(plane, labels, clients, class_names=names, caption=LONG),
         "rounds": leakage_by_rounds(lines, across="attacked round", caption=LONG),
         "boundary": decision_boundaries(

@@ -88,6 +88,7 @@ def test_a_finished_answer_of_every_kind_is_read_back(kept):
             torch.testing.assert_close(tensor, other[0][key], equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_how_far_restarts_end_apart_is_told_of_every_target(kept):
     pixel = {"name": "pixel", "steps": 3}
     once = attack(kept, ask("prototypes", pixel)).frame()

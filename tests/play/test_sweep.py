@@ -137,6 +137,7 @@ def finished(tmp_path_factory):
     sys.modules.pop("failing_scheme", None)
 
 
+@pytest.mark.slow
 def test_a_broken_scheme_is_named_and_left_out(finished):
     folder, _, made = finished
     failures = made.failures()
@@ -163,6 +164,7 @@ def test_what_is_finished_is_not_repeated(finished, monkeypatch):
     pd.testing.assert_frame_equal(again.rows, made.rows)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
     """Lose one result and break off one run: what is missing is done again, the same."""
     folder, asked, made = finished
@@ -284,6 +286,7 @@ def several_rounds(tmp_path_factory):
     return benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
 
 
+@pytest.mark.slow
 def test_rounds_are_told_apart_and_never_averaged(several_rounds):
     made = several_rounds
     assert not made.failures()

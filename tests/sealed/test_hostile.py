@@ -20,7 +20,7 @@ from fedre_privacy.core.types import Reconstruction
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
 from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.play.targets import attack_seed, evaluator_secret
+from fedre_privacy.play.targets import TargetSource, evaluator_secret
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
@@ -137,7 +137,7 @@ def test_without_walls_the_rights_of_the_user_remain(run, tmp_path):
 
 def test_no_seed_that_made_anything_can_be_had(run, found, data):
     tried = {*found["numbers"], *GUESSED}
-    seed = attack_seed(run, data, GUESSED.start)
+    seed = TargetSource(run, data, round=None, seed=GUESSED.start).attack_seed
     assert seed in tried  # the search does find numbers
     hidden = {"evaluator": evaluator_secret(run, data, GUESSED.start)}
     for client, own in enumerate(run.split_indices()[0]):

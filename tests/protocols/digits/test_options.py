@@ -9,6 +9,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
     Counts,
     HeadState,
+    LowRankChange,
     LowRankModel,
     ModelState,
     Prototypes,
@@ -76,7 +77,7 @@ def test_with_broadcasts_to_all_nobody_needs_the_whole_student_again(world):
     fed = world("fedkd", train={"rounds": 4, "join_ratio": 0.34, "broadcast_to": "all"})
     fed.run()
     kinds = [type(b.artifacts[0]) for r in range(1, 6) for b in fed.broadcasts(r)]
-    assert kinds == [SmallModelState] + [LowRankModel] * 4
+    assert kinds == [SmallModelState] + [LowRankChange] * 4
     server = parameters_of(fed.server.modules["small"])
     for client in fed.clients:
         mine = parameters_of(client.memory["small"])
