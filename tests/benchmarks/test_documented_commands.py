@@ -203,7 +203,7 @@ def test_a_documented_command_is_understood_and_has_a_smallest_form(found, load)
     given = vars(load(found.benchmark).parser().parse_args(found.words))
     for key in ("architecture", "architectures", "models"):
         for name in (given.get(key) or "cnn4").split(","):
-            members_of(name.removesuffix("-trained"))
+            members_of(name.removesuffix("-trained").removesuffix("-published"))
     for key in ("protocols", "only"):
         assert set((given.get(key) or "fedre").split(",")) <= set(protocols.names())
     assert forms_of(found), f"no smallest form of: {found}"
