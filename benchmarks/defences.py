@@ -31,6 +31,8 @@ from fedre_privacy.defenses.accounting import epsilon_of, gdp_mu, least_noise
 from fedre_privacy.defenses.base import Release, defenses
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
+from fedre_privacy.job import WORKER
+from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import facts_of, prepare
 from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult, benchmark, read_sweep
@@ -352,9 +354,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(
             benchmark(
                 sweep, folder=options.out / protocol, runs=options.runs_dir, device="cpu",
-                workers=options.jobs, report=_say, prune=options.prune,
+                workers=options.jobs, report=_say, prune=options.prune, worker=WORKER,
             )
         )  # fmt: skip
+    for result in results:
+        write_benchmark_report(result)
     rows = table(results, options.runs_dir)
     if rows.empty:
         print("no variant finished")

@@ -272,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.only not in step.name or (chosen.rehearse and step.small is None):
                 continue
             if book.entries.get(step.name, {}).get("status") == DONE:
+                print(f"{step.name}: done before")
                 continue
             if "{dataset}" in step.command and not chosen.dataset:
                 print(f"{step.name}: left out, it needs --dataset")

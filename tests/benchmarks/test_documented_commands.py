@@ -97,7 +97,12 @@ FORMS = (
     ),
     Form("fingerprints", "", "--only linear --out before.json", r"^3 prints$"),
     Form("gpu", "--table", "", r"^\| step \| asked \| status \| seconds \|$"),
-    Form("gpu", "", "--rehearse --only stacking", r"^two ways of stacking: done in [\d.]+ s$"),
+    Form(
+        "gpu",
+        "",
+        "--rehearse --only stacking",
+        r"^two ways of stacking: done (in [\d.]+ s|before)$",
+    ),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
         "rounds",
