@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
+from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate
+from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate, Prototypes
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypesQuestion
@@ -210,6 +211,17 @@ def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
     assert (result.folder / "prototypes.safetensors").is_file()
     groups = set(pd.read_csv(result.folder / "scores.csv")["group"])
     assert groups == {"target", "true", "actual", "ceiling"}
+
+
+class OnlyPrototypes(PixelInversion):
+    """Reads no single representation and no entangled one."""
+
+    consumes = (Prototypes,)
+
+
+def test_what_stands_beside_the_targets_is_what_the_attack_reads(kept):
+    settings = replace(ask("prototypes", "pixel"), attack=OnlyPrototypes(steps=3))
+    assert list(prepare_attack(kept, settings).groups) == ["target"]
 
 
 def test_only_targets_of_few_images(kept):

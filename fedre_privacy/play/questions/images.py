@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED
+from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
@@ -169,7 +169,8 @@ class Images(Question):
             groups[ACTUAL] = source.group(actual, evaluation.targets)
         if kind != "representations" and actual != "representations" and evaluation.ceiling:
             groups[CEILING] = source.group("representations", evaluation.ceiling)
-        return groups
+        read = {name for name, group in groups.items() if _reads(settings.attack, group)}
+        return {name: group for name, group in groups.items() if name in read | {TARGET}}
 
     def score(self, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> Card:
         """Score the targets, and beside them the other groups; `rows` has the targets of all."""
@@ -241,6 +242,10 @@ class Images(Question):
         if game.recovered is not None:
             tensors, texts = game.recovered.save()
             files.write_tensors(folder / "prototypes.safetensors", tensors, metadata=texts)
+
+
+def _reads(attack: Attack, group: TargetGroup) -> bool:
+    return all(can_read(attack, type(a)) for upload in group.uploads for a in upload.artifacts)
 
 
 def _columns(
