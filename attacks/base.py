@@ -33,7 +33,7 @@ RECOVERED = "recovered-prototypes"
 """The target of attacks on what another attack has recovered."""
 
 
-class Shelf(Protocol):
+class ResultCache(Protocol):
     """Where finished pieces of an attack are kept, so that a killed one can go on."""
 
     def load(self, name: str) -> dict[str, Tensor] | None:
@@ -45,7 +45,7 @@ class Shelf(Protocol):
         ...
 
 
-class EmptyShelf:
+class NoCache:
     """Keeps nothing."""
 
     def load(self, name: str) -> dict[str, Tensor] | None:
@@ -62,7 +62,7 @@ class Context:
     seed: int = 0
     device: torch.device = torch.device("cpu")
     report: Report = silent
-    shelf: Shelf = EmptyShelf()  # noqa: RUF009
+    cache: ResultCache = NoCache()  # noqa: RUF009
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from fedre_privacy.core.types import (
 
 from .base import Attack, Context, attacks
 from .inversion.amortised import decoder_answers
-from .inversion.decoder_net import Schooling
+from .inversion.decoder_net import DecoderTraining
 from .inversion.linear_map import Linear
 from .running.channels import ROWS_REPEATED
 
 
 @attacks.register("decoder")
 @dataclass(frozen=True, kw_only=True)
-class AmortisedDecoder(Linear, Schooling, Attack):
+class AmortisedDecoder(Linear, DecoderTraining, Attack):
     """Recover images with a decoder trained on auxiliary images.
 
     The linear answer of each extractor (attack `linear`) is improved in stages by a small

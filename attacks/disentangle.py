@@ -31,7 +31,7 @@ from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
-from .mixtures.aligned import Alignment, Images, align, aligned, error_models, images_of
+from .mixtures.aligned import Alignment, AuxImages, align, aligned, error_models, images_of
 from .mixtures.bounded import expected_factors, factors_that_agree
 from .mixtures.gaussian import most_likely_of_sent
 from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
@@ -56,7 +56,7 @@ PRIORS = ("common", "class-mean")
 
 
 @dataclass(frozen=True, eq=False)
-class _Answer:
+class _ClientAnswer:
     """Prototypes of one client, the round each is of, the mixtures used, what was recognised."""
 
     solved: Solved
@@ -257,14 +257,16 @@ class Disentangle(Attack):
             and sum(held) > 1
         )
 
-    def _client(self, observation: Observation, context: Context, mixing: Mixing) -> _Answer:
+    def _client(self, observation: Observation, context: Context, mixing: Mixing) -> _ClientAnswer:
         classes, last = len(mixing.classes), mixing.rounds[-1]
         rounds = last.repeat(classes)
         kind = mixing.kind
         who = f"client {mixing.client}"
         if kind is Kind.SINGLE:
             note = f"{who}: one class, the upload is its prototype"
-            return _Answer(_latest(mixing, [-1]), rounds, mixing.take(torch.tensor([-1])), [note])
+            return _ClientAnswer(
+                _latest(mixing, [-1]), rounds, mixing.take(torch.tensor([-1])), [note]
+            )
         if kind is Kind.PURE:
             shown = mixing.weights.argmax(1)
             at = [int((shown == c).nonzero()[-1]) for c in range(classes)]
@@ -273,11 +275,11 @@ class Disentangle(Attack):
                 "the latest of each class is returned, as of its own round"
             )
             used = mixing.take(torch.tensor(at))
-            return _Answer(_latest(mixing, at), mixing.rounds[at], used, [note])
+            return _ClientAnswer(_latest(mixing, at), mixing.rounds[at], used, [note])
         if kind is Kind.FIXED or len(mixing.rounds) == 1:
             why = "one upload" if len(mixing.rounds) == 1 else str(kind)
             note = f"{who}: {why}, {classes} classes cannot be told apart"
-            return _Answer(_nothing(mixing), rounds, mixing, [note])
+            return _ClientAnswer(_nothing(mixing), rounds, mixing, [note])
         notes = []
         channel = observation.channel
         solver, full = self.solver, mixing
@@ -298,7 +300,7 @@ class Disentangle(Attack):
                 + ("open, nothing is returned" if solver in EXACT else "filled by the prior")
             )
             if solver in EXACT:
-                return _Answer(_nothing(full), rounds, mixing, notes)
+                return _ClientAnswer(_nothing(full), rounds, mixing, notes)
         reps: list[Tensor] = []
         if solver == "aligned":
             reps = self._aux_reps(observation, context, mixing, mixing.rounds.tolist())
@@ -314,13 +316,13 @@ class Disentangle(Attack):
                 solved = self._of_parts(observation, mixing, seen, by_round, factor)
                 placed = _placed(solved, mixing.classes, full.classes)
                 said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
-                return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+                return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
             if bound is not None and by_round:
                 alignment = self._lengthened(observation, mixing, seen, by_round, alignment, bound)
                 notes.append(
                     f"{who}: uploads shortened to {bound:g} taken as "
-                    f"{float(alignment.loud.mean()):.2f} times as long on average"
+                    f"{float(alignment.scale.mean()):.2f} times as long on average"
                 )
         means = None
         noisy = is_noisy(channel) and self._knows_means(observation, mixing)
@@ -342,7 +344,7 @@ class Disentangle(Attack):
             centred=noisy,
         )
         placed = _placed(solved, mixing.classes, full.classes)
-        return _Answer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
+        return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
 
     def _class_means(
         self, observation: Observation, mixing: Mixing, reps: list[Tensor]
@@ -357,7 +359,7 @@ class Disentangle(Attack):
         self,
         observation: Observation,
         mixing: Mixing,
-        seen: list[Images],
+        seen: list[AuxImages],
         means: list[Tensor],
         factor: float,
     ) -> Solved:
@@ -371,7 +373,7 @@ class Disentangle(Attack):
         filled = torch.where(sent, mixing.uploads / factor, likely)
         there = align(seen, filled, self.align_penalty)
         noises = LOUDEST_FIRST if is_noisy(observation.channel) else ALIGNED_NOISES
-        models = error_models(mixing.weights, there.errors, noises, there.loud)
+        models = error_models(mixing.weights, there.errors, noises, there.scale)
         solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
         return Solved(solved.vectors + means[-1], solved.error)
 
@@ -379,7 +381,7 @@ class Disentangle(Attack):
         self,
         observation: Observation,
         mixing: Mixing,
-        seen: list[Images],
+        seen: list[AuxImages],
         means: list[Tensor],
         alignment: Alignment,
         bound: float,
@@ -392,7 +394,7 @@ class Disentangle(Attack):
             known = mixing.uploads.norm(dim=1) < WHOLE * bound
             expected = torch.where(known, 1.0, factors)
             factors = factors_that_agree(mixing.weights, base, carried, expected, known)
-        return replace(alignment, uploads=base + factors[:, None] * carried, loud=factors)
+        return replace(alignment, uploads=base + factors[:, None] * carried, scale=factors)
 
     def solve(
         self,

@@ -20,7 +20,7 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.match import Match, gradient
+from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
 from .gradient.solve import check
@@ -79,8 +79,8 @@ class InvertingGradients(SignedSearch, Attack):
                 next_step="Attack 'update-inversion' re-runs the local steps.",
             )
 
-        def match(rows: Sequence[Victim]) -> Match:
-            return Match(
+        def match(rows: Sequence[Victim]) -> UpdateMatch:
+            return UpdateMatch(
                 rows,
                 gradient,
                 DISTANCES[self.objective],

@@ -21,10 +21,10 @@ from fedre_privacy.core.types import (
     Upload,
 )
 
-from .base import Attack, Context, Shelf, attacks
+from .base import Attack, Context, ResultCache, attacks
 from .dip import DeepImagePrior
 from .mixtures.mixing import Kind, mixings
-from .mixtures.sightings import Sightings, sightings
+from .mixtures.views import PrototypeViews, prototype_views
 from .running.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
 
 
@@ -101,8 +101,8 @@ class JointDisentangle(Attack):
         jobs = self._jobs(observation, context)
         pieces = []
         for views, (rows, seen) in sorted(jobs.items()):
-            shelf = _Corner(context.shelf, f"views-{views}-")
-            found = fit.run(seen, replace(context, shelf=shelf))
+            cache = _Prefixed(context.cache, f"views-{views}-")
+            found = fit.run(seen, replace(context, cache=cache))
             pieces.append((torch.tensor(rows), found))
         return _joined(pieces)
 
@@ -149,11 +149,11 @@ class JointDisentangle(Attack):
             for views in rows
         }
 
-    def _seen(self, observation: Observation, context: Context) -> dict[int, Sightings]:
+    def _seen(self, observation: Observation, context: Context) -> dict[int, PrototypeViews]:
         """Prototypes of several rounds, by client: what defences leave of them."""
         if mask_factor(observation.channel) is not None:
             return {}
-        seen = sightings(
+        seen = prototype_views(
             observation,
             context,
             rounds=self.views,
@@ -195,7 +195,7 @@ class _Several:
     artifact: Prototypes
 
 
-def _several(upload: Upload, artifact: object, seen: Sightings | None) -> _Several | None:
+def _several(upload: Upload, artifact: object, seen: PrototypeViews | None) -> _Several | None:
     if (
         not isinstance(artifact, Prototypes)
         or upload.counterfactual
@@ -234,17 +234,17 @@ class _Views(nn.Module):
         return torch.cat(views, 1)
 
 
-class _Corner:
-    """A part of a shelf, under names of its own."""
+class _Prefixed:
+    """A part of a cache, under names of its own."""
 
-    def __init__(self, shelf: Shelf, prefix: str) -> None:
-        self._shelf, self._prefix = shelf, prefix
+    def __init__(self, cache: ResultCache, prefix: str) -> None:
+        self._cache, self._prefix = cache, prefix
 
     def load(self, name: str) -> dict[str, Tensor] | None:
-        return self._shelf.load(self._prefix + name)
+        return self._cache.load(self._prefix + name)
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self._shelf.save(self._prefix + name, dict(tensors))
+        self._cache.save(self._prefix + name, dict(tensors))
 
 
 def _joined(pieces: Sequence[tuple[Tensor, Reconstruction]]) -> Reconstruction:

@@ -116,9 +116,9 @@ class LabelInference(Attack):
             readers[EntangledRep] = _hidden_encoding
         clients, rows, notes = [], [], []
         for client, kinds in messages_of(observation).items():
-            scene = _Scene(self, observation, client, received_by(observation, client))
+            evidence = _Evidence(self, observation, client, received_by(observation, client))
             read = [
-                (kind, reader(sent, scene))
+                (kind, reader(sent, evidence))
                 for like, reader in readers.items()
                 for kind, sent in kinds.items()
                 if like in (kind, *kind.like)
@@ -136,7 +136,7 @@ class LabelInference(Attack):
 
 
 @dataclass(frozen=True, eq=False)
-class _Scene:
+class _Evidence:
     """What a reader may look at beside the messages it reads."""
 
     attack: LabelInference
@@ -149,7 +149,7 @@ class _Scene:
         return self.observation.num_classes
 
 
-Reader = Callable[[Sequence[Sent], _Scene], Reading]
+Reader = Callable[[Sequence[Sent], _Evidence], Reading]
 
 
 def _joined(readings: Sequence[Reading], num_classes: int) -> Reading:
@@ -169,15 +169,15 @@ def _joined(readings: Sequence[Reading], num_classes: int) -> Reading:
 # --- counts and labels that are sent as such -----------------------------------------------------
 
 
-def _counts(sent: Sequence[Sent], scene: _Scene) -> Reading:
-    found = blank(scene.num_classes)
+def _counts(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
+    found = blank(evidence.num_classes)
     for round, artifact in sent:
         values = artifact.tensors()["values"].double().flatten().clamp(min=0)
         when = "before training" if round == 0 else f"in round {round}"
         if len(values) == 1:
             note = f"the number of samples, sent {when}"
             found = Reading(found.support, found.proportions, float(values[0]), note)
-        elif len(values) == scene.num_classes and float(values.sum()) > 0:
+        elif len(values) == evidence.num_classes and float(values.sum()) > 0:
             note = f"the number of samples of each class, sent {when}"
             total = values.sum()
             shares = (values / total).float()
@@ -185,19 +185,19 @@ def _counts(sent: Sequence[Sent], scene: _Scene) -> Reading:
     return found
 
 
-def _representations(sent: Sequence[Sent], scene: _Scene) -> Reading:
-    counts = torch.stack([_histogram(artifact, scene.num_classes) for _, artifact in sent])
+def _representations(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
+    counts = torch.stack([_histogram(artifact, evidence.num_classes) for _, artifact in sent])
     most = counts[int(counts.sum(1).argmax())]
     total = float(most.sum())
     if not total:
-        return blank(scene.num_classes, "no labelled representation")
+        return blank(evidence.num_classes, "no labelled representation")
     shares = (most / total).float()
     return Reading((most > 0).float(), shares, total, "one label per sample")
 
 
-def _class_labels(sent: Sequence[Sent], scene: _Scene) -> Reading:
-    counts = sum(_histogram(artifact, scene.num_classes) for _, artifact in sent)
-    unknown = blank(scene.num_classes).proportions
+def _class_labels(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
+    counts = sum(_histogram(artifact, evidence.num_classes) for _, artifact in sent)
+    unknown = blank(evidence.num_classes).proportions
     return Reading((torch.as_tensor(counts) > 0).float(), unknown, note="one label per class held")
 
 
@@ -208,27 +208,27 @@ def _histogram(artifact: Artifact, num_classes: int) -> Tensor:
 # --- mixed representations -----------------------------------------------------------------------
 
 
-def _encodings(sent: Sequence[Sent], scene: _Scene) -> Reading:
+def _encodings(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
     rows = torch.stack([artifact.tensors()["encoding"].double() for _, artifact in sent])
-    return read_encodings(rows, scheme=scene.attack.scheme, law=scene.attack.weights)
+    return read_encodings(rows, scheme=evidence.attack.scheme, law=evidence.attack.weights)
 
 
-def _hidden_encoding(sent: Sequence[Sent], scene: _Scene) -> Reading:
+def _hidden_encoding(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
     """Ask the broadcast head which classes a mixed representation is made of."""
-    classes = scene.num_classes
+    classes = evidence.num_classes
     found = []
     for round, artifact in sent:
-        weight, _ = _head(scene.received.get(round, ()), HeadState, classes)
+        weight, _ = _head(evidence.received.get(round, ()), HeadState, classes)
         own = artifact.tensors()["rep"]
         if weight is None or weight.shape[1] != len(own):
             continue
         beside = [
             other.rep
-            for upload in scene.observation.uploads
+            for upload in evidence.observation.uploads
             for other in upload.artifacts
             if isinstance(other, EntangledRep)
             and upload.round == round
-            and upload.client != scene.client
+            and upload.client != evidence.client
             and other.rep.shape == own.shape
         ]
         found.append(unmix(torch.stack([own, *beside]), weight)[0])
@@ -236,7 +236,7 @@ def _hidden_encoding(sent: Sequence[Sent], scene: _Scene) -> Reading:
         return blank(classes, "no broadcast head of the same round and length")
     shares = torch.stack(found).nanmean(0)
     belief = shares / (shares + 0.5 / classes)
-    sampled = scene.attack.scheme in ("rar", "var", "rsr")
+    sampled = evidence.attack.scheme in ("rar", "var", "rsr")
     told = shares.float() if sampled else blank(classes).proportions
     note = f"unmixed {len(found)} rounds with the broadcast head, encodings unread"
     return Reading(belief.float(), told, note=note)
@@ -259,47 +259,47 @@ def _params(artifact: Artifact) -> dict[str, Tensor]:
     return {key.partition("/")[2]: value for key, value in artifact.tensors().items()}
 
 
-def _gradients(sent: Sequence[Sent], scene: _Scene) -> Reading:
-    training = scene.observation.training
-    batch = steps_of(training, scene.client)[1] if training is not None else None
+def _gradients(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
+    training = evidence.observation.training
+    batch = steps_of(training, evidence.client)[1] if training is not None else None
     rises, responses = [], []
     for round, artifact in sent:
-        weight, bias = head_of(_params(artifact), scene.num_classes)
+        weight, bias = head_of(_params(artifact), evidence.num_classes)
         rise = rise_of(weight, bias)
         if rise is not None:
-            before = _head(scene.received.get(round, ()), ModelState, scene.num_classes)
+            before = _head(evidence.received.get(round, ()), ModelState, evidence.num_classes)
             rises.append(-rise)
-            responses.append(None if bias is None else _response(scene, round, before))
-    return _from_rises(rises, responses, scene, exact=True, batch=batch)
+            responses.append(None if bias is None else _response(evidence, round, before))
+    return _from_rises(rises, responses, evidence, exact=True, batch=batch)
 
 
 def _changes(kind: type[Artifact], *, own_loss: bool = True) -> Reader:
     """Make a reader of parameters after training, against those broadcast before it."""
 
-    def read(sent: Sequence[Sent], scene: _Scene) -> Reading:
-        training = scene.observation.training
-        scale = step_scale(training, scene.client) if own_loss else float("nan")
-        steps, batch = (0, 0) if training is None else steps_of(training, scene.client)
+    def read(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
+        training = evidence.observation.training
+        scale = step_scale(training, evidence.client) if own_loss else float("nan")
+        steps, batch = (0, 0) if training is None else steps_of(training, evidence.client)
         rises, responses = [], []
         for round, artifact in sent:
-            before = _head(scene.received.get(round, ()), kind, scene.num_classes)
-            after = head_of(_params(artifact), scene.num_classes)
+            before = _head(evidence.received.get(round, ()), kind, evidence.num_classes)
+            after = head_of(_params(artifact), evidence.num_classes)
             rise = rise_of(*(_minus(new, old) for new, old in zip(after, before, strict=True)))
             if rise is None:
                 continue
             told = scale == scale and after[1] is not None
             rises.append(rise / scale if told else rise)
-            responses.append(_response(scene, round, before) if told else None)
-        return _from_rises(rises, responses, scene, exact=steps == 1, batch=batch or None)
+            responses.append(_response(evidence, round, before) if told else None)
+        return _from_rises(rises, responses, evidence, exact=steps == 1, batch=batch or None)
 
     return read
 
 
-def _updates(sent: Sequence[Sent], scene: _Scene) -> Reading:
+def _updates(sent: Sequence[Sent], evidence: _Evidence) -> Reading:
     """Read uploads that are changes themselves."""
-    rises = [rise_of(*head_of(_params(artifact), scene.num_classes)) for _, artifact in sent]
+    rises = [rise_of(*head_of(_params(artifact), evidence.num_classes)) for _, artifact in sent]
     kept = [rise for rise in rises if rise is not None]
-    return _from_rises(kept, [None] * len(kept), scene, exact=False, batch=None)
+    return _from_rises(kept, [None] * len(kept), evidence, exact=False, batch=None)
 
 
 def _minus(new: Tensor | None, old: Tensor | None) -> Tensor | None:
@@ -309,32 +309,32 @@ def _minus(new: Tensor | None, old: Tensor | None) -> Tensor | None:
 def _from_rises(
     rises: list[Tensor],
     responses: list[Tensor | None],
-    scene: _Scene,
+    evidence: _Evidence,
     *,
     exact: bool,
     batch: int | None,
 ) -> Reading:
     if not rises:
         return blank(
-            scene.num_classes,
+            evidence.num_classes,
             "the change of the head is unknown: no broadcast of the round before it (needs HEAD)",
         )
     return read_rises(torch.stack(rises), responses, exact=exact, batch=batch)
 
 
 def _response(
-    scene: _Scene, round: int, before: tuple[Tensor | None, Tensor | None]
+    evidence: _Evidence, round: int, before: tuple[Tensor | None, Tensor | None]
 ) -> Tensor | None:
     """Mean softmax of each class under the model that the round began with, or None.
 
     Known for a head of zeros and, nearly, for the head of the first round; measured on auxiliary
     images where the whole model was broadcast.
     """
-    classes = scene.num_classes
+    classes = evidence.num_classes
     parts = [part for part in before if part is not None]
     zeros = bool(parts) and all(float(part.abs().max()) == 0 for part in parts)
-    model = scene.observation.models.get((scene.client, round))
-    aux, labels = scene.observation.aux, scene.observation.aux_labels
+    model = evidence.observation.models.get((evidence.client, round))
+    aux, labels = evidence.observation.aux, evidence.observation.aux_labels
     if zeros:
         return even_response(classes)
     if model is not None and aux is not None and labels is not None:

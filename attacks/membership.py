@@ -53,7 +53,7 @@ class MembershipInference(Attack):
     compared directly: the score is minus the log-distance to the nearest of the candidate's
     class. mu and S come from `reference`: auxiliary images if granted, else the candidates asked
     about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
-    game: a list that holds all members of a class is nearly solved for the subset whose mean was
+    trial: a list that holds all members of a class is nearly solved for the subset whose mean was
     uploaded. Where clients declare that they shorten each representation before means are taken, so
     are those of candidates and reference images.
 
@@ -133,10 +133,10 @@ class MembershipInference(Attack):
         total = torch.zeros(len(mine), dtype=torch.float64)
         covered = torch.zeros(len(mine), dtype=torch.bool)
         for round in held:
-            scene = self._scene(observation, context, client, round, mine, reference, samples)
+            view = self._scene(observation, context, client, round, mine, reference, samples)
             for when, artifact in sent:
                 if when == round:
-                    found = _READERS[type(artifact)](artifact, scene, self._traces)
+                    found = _READERS[type(artifact)](artifact, view, self._traces)
                     fits = found.isfinite()
                     total = total + torch.where(fits, found, 0.0)
                     covered |= fits
@@ -189,7 +189,7 @@ class MembershipInference(Attack):
             if len(order) > 1:
                 note = "class statistics of the candidates of other clients"
                 return _Reference(candidates.images[order], candidates.labels[order], note)
-        note = "class statistics of its own candidates together: a stronger game than one by one"
+        note = "class statistics of its own candidates together: a stronger trial than one by one"
         return _Reference(candidates.images[mine], candidates.labels[mine], note)
 
     def _scene(
@@ -201,7 +201,7 @@ class MembershipInference(Attack):
         mine: Tensor,
         reference: _Reference,
         samples: Tensor,
-    ) -> _Scene:
+    ) -> _View:
         candidates = asked_of(observation)
         net = copy.deepcopy(observation.extractors[client, round]).to(context.device).eval()
         images = torch.cat([candidates.images[mine], reference.images])
@@ -209,7 +209,7 @@ class MembershipInference(Attack):
         reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
-        return _Scene(own.double(), candidates.labels[mine], statistics, samples)
+        return _View(own.double(), candidates.labels[mine], statistics, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +222,7 @@ class _Reference:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scene:
+class _View:
     """Candidates of one client as seen by the extractor of one round.
 
     Shape: reps (m, d), labels (m,), samples (G, C).
@@ -238,44 +238,44 @@ class _Scene:
         return self.statistics.white(self.reps, self.statistics.means[self.labels])
 
 
-Reader = Callable[[Artifact, _Scene, bool], Tensor]
+Reader = Callable[[Artifact, _View, bool], Tensor]
 
 
-def _representations(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+def _representations(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Minus the log-distance to the nearest representation of the same class; NaN for others."""
     sent = artifact.tensors()
-    centre = scene.statistics.means[:1]
-    rows, own = (scene.statistics.white(r, centre) for r in (sent["reps"], scene.reps))
+    centre = view.statistics.means[:1]
+    rows, own = (view.statistics.white(r, centre) for r in (sent["reps"], view.reps))
     apart = torch.cdist(own, rows)
-    apart = apart.masked_fill(scene.labels[:, None] != sent["labels"][None], torch.inf).amin(1)
+    apart = apart.masked_fill(view.labels[:, None] != sent["labels"][None], torch.inf).amin(1)
     score = -(apart + 1e-6).log()
     return torch.where(apart.isfinite(), score, torch.nan)
 
 
-def _prototypes(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+def _prototypes(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Each candidate against the row of its class; the mean of rows if it has several."""
     sent = artifact.tensors()
     usable = sent["means"].isfinite().all(1)
     rows, labels = sent["means"][usable].double(), sent["labels"][usable]
-    hot = torch.nn.functional.one_hot(labels.long(), len(scene.statistics.means)).double()
+    hot = torch.nn.functional.one_hot(labels.long(), len(view.statistics.means)).double()
     counts = hot.sum(0)
     table = hot.T @ rows / counts.clamp(min=1)[:, None]
-    shift = scene.statistics.white(table, scene.statistics.means)[scene.labels]
-    size = scene.samples[:, scene.labels]
-    score = _score(shift, scene.white, 1 / size, 1 / size, traces)
-    return torch.where(counts[scene.labels] > 0, score, torch.nan)
+    shift = view.statistics.white(table, view.statistics.means)[view.labels]
+    size = view.samples[:, view.labels]
+    score = _score(shift, view.white, 1 / size, 1 / size, traces)
+    return torch.where(counts[view.labels] > 0, score, torch.nan)
 
 
-def _entangled(artifact: Artifact, scene: _Scene, traces: bool) -> Tensor:
+def _entangled(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Each candidate against the one mixed row, with the weight that its label was sent with."""
     sent = artifact.tensors()
     encoding = sent["encoding"].double()
-    centre = encoding @ scene.statistics.means
-    shift = scene.statistics.white(sent["rep"][None], centre[None])[0]
-    weight = (encoding / scene.samples)[:, scene.labels]
-    variance = (encoding.square() / scene.samples).sum(1, keepdim=True)
-    score = _score(shift, scene.white, weight, variance, traces)
-    return torch.where(encoding[scene.labels] > 0, score, torch.nan)
+    centre = encoding @ view.statistics.means
+    shift = view.statistics.white(sent["rep"][None], centre[None])[0]
+    weight = (encoding / view.samples)[:, view.labels]
+    variance = (encoding.square() / view.samples).sum(1, keepdim=True)
+    score = _score(shift, view.white, weight, variance, traces)
+    return torch.where(encoding[view.labels] > 0, score, torch.nan)
 
 
 def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:

@@ -18,7 +18,7 @@ from fedre_privacy.core.types import (
 )
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.match import Match, Simulate, gradient
+from .gradient.match import Simulate, UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
 from .gradient.solve import check, training_of
@@ -73,7 +73,7 @@ class UpdateInversion(SignedSearch, Attack):
                 return training.epochs, steps_per_epoch(training, victim.client)
             return None
 
-        def match(rows: Sequence[Victim]) -> Match:
+        def match(rows: Sequence[Victim]) -> UpdateMatch:
             rounds = plan(rows[0])
             simulate: Simulate = gradient
             objective = self.objective
@@ -81,7 +81,7 @@ class UpdateInversion(SignedSearch, Attack):
                 simulate = LocalSteps(training.lr, *rounds, self.save_memory)
             elif objective not in SCALE_FREE:
                 objective = "cosine"
-            return Match(
+            return UpdateMatch(
                 rows,
                 simulate,
                 DISTANCES[objective],

@@ -51,7 +51,7 @@ from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.prototypes import PrototypeGame
+from fedre_privacy.play.questions.prototypes import PrototypeTrial
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_attack
 
@@ -198,9 +198,9 @@ FLOORS = {"upload": "last upload", "public": "public class mean"}
 SCORES = ("centred_cosine", "relative_error", "identified")
 
 
-def answers(game: PrototypeGame) -> Iterator[tuple[str, str, int, Tensor, Tensor]]:
+def answers(trial: PrototypeTrial) -> Iterator[tuple[str, str, int, Tensor, Tensor]]:
     """Solver, rounds asked for, client, classes and answers of each client with two classes."""
-    seen = game.observation
+    seen = trial.observation
     for mixing in mixings(seen):
         if mixing.kind is not Kind.MIXED:
             continue
@@ -212,7 +212,7 @@ def answers(game: PrototypeGame) -> Iterator[tuple[str, str, int, Tensor, Tensor
         for name, count in {**asked, WHOLE: len(rounds)}.items():
             latest = mixing.take(torch.arange(len(rounds) - count, len(rounds)))
             carried = Alignment(
-                whole.uploads[-count:], whole.errors[-count:, -count:], whole.loud[-count:]
+                whole.uploads[-count:], whole.errors[-count:, -count:], whole.scale[-count:]
             )
             if seen.aux_labels is None:
                 raise ValueError("the auxiliary images have no labels")
@@ -244,13 +244,13 @@ def scores_of(run: Run) -> pd.DataFrame:
     settings = resolve_attack(values, {}, problems)
     if settings is None:
         raise ValueError(problems)
-    game = prepare_attack(run, settings)
-    if not isinstance(game, PrototypeGame):
-        raise TypeError("the game is not about prototypes")
+    trial = prepare_attack(run, settings)
+    if not isinstance(trial, PrototypeTrial):
+        raise TypeError("the trial is not about prototypes")
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
-    for solver, rounds, client, classes, vectors in answers(game):
+    for solver, rounds, client, classes, vectors in answers(trial):
         found.setdefault((solver, rounds), []).append((client, classes, vectors))
-    tables, truth = [], game.truth
+    tables, truth = [], trial.truth
 
     def score(solver: str, rounds: str, vectors: Tensor, clients: Tensor, labels: Tensor) -> None:
         scored = truth.compare(vectors.double(), clients, labels)
@@ -268,7 +268,7 @@ def scores_of(run: Run) -> pd.DataFrame:
     table = pd.concat(tables)
     table = table[table["clients"].map(table.groupby("clients")["labels"].nunique()) > 1]
     table = with_given_up(table.reset_index(drop=True))
-    moved = drifts(run, game)
+    moved = drifts(run, trial)
     table["drift"] = table["clients"].map({c: float(d.median()) for c, d in moved.items()})
     table["drift_max"] = table["clients"].map({c: float(d.max()) for c, d in moved.items()})
     return table.assign(run=run.name, seed=run.settings.train.seed, kind=kind_of(run))
@@ -286,11 +286,11 @@ def with_given_up(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def drifts(run: Run, game: PrototypeGame) -> dict[int, Tensor]:
+def drifts(run: Run, trial: PrototypeTrial) -> dict[int, Tensor]:
     """Drift of the true prototypes between rounds, in units of their spread, by client."""
     train, _ = run.split_indices()
     data, out = run.settings.data.load(), {}
-    for client in game.truth.clients.unique().tolist():
+    for client in trial.truth.clients.unique().tolist():
         own = Samples(data.images[train[client]], data.labels[train[client]])
         rounds = []
         for round in run.kept_rounds():

@@ -29,13 +29,13 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.attacks.gradient import labels as label_rules
-from fedre_privacy.attacks.gradient.match import Match
+from fedre_privacy.attacks.gradient.match import UpdateMatch
 from fedre_privacy.attacks.gradient.match import gradient as simulate
 from fedre_privacy.attacks.gradient.objectives import cosine
 from fedre_privacy.attacks.gradient.search import Descent
 from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
-from fedre_privacy.attacks.running.graphs import recorder_for
+from fedre_privacy.attacks.running.graphs import capture_for
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import (
     GradientState,
@@ -589,10 +589,10 @@ def speed(data: Images, options: argparse.Namespace) -> None:
             """Victim-steps per second, `size` victims in a program, and their first objectives."""
             runs, first = [], []
             for rows in (slice(i, i + size) for i in range(0, count, size)):
-                match = Match(people[rows], simulate, cosine, bn=BN, device=device)
-                recorder = recorder_for(device) if graph else None
+                match = UpdateMatch(people[rows], simulate, cosine, bn=BN, device=device)
+                capturer = capture_for(device) if graph else None
                 search = Descent(
-                    match, start[rows], start[rows], hot[rows], tv=0.02, recorder=recorder
+                    match, start[rows], start[rows], hot[rows], tv=0.02, capturer=capturer
                 )
                 search.turn_to(0, 0.1)
                 search.step()
@@ -614,7 +614,7 @@ def speed(data: Images, options: argparse.Namespace) -> None:
             f"{name:<12} on {device}: victim-steps per second: 1 victim {one:.1f}; 8 victims one "
             f"after another {loop:.1f}, together {together:.1f} (x{together / loop:.2f})"
         )
-        if recorder_for(device) is not None:
+        if capture_for(device) is not None:
             captured, _ = rate(8, graph=True)
             told += f", together in one captured step {captured:.1f} (x{captured / loop:.2f})"
         print(told, flush=True)

@@ -38,7 +38,7 @@ from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import VectorScores
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.prototypes import PrototypeGame
+from fedre_privacy.play.questions.prototypes import PrototypeTrial
 from fedre_privacy.runs.settings import resolve_attack
 
 PARTS = ("report", "tuning")
@@ -104,17 +104,17 @@ def dataset(part: str, kind: str, file: str, out: Path) -> str:
     return f"npz:{path}"
 
 
-def game_of(run: api.Run) -> PrototypeGame:
-    """The prototypes' game on the heads of a run's last round.
+def game_of(run: api.Run) -> PrototypeTrial:
+    """The prototypes' trial on the heads of a run's last round.
 
     Raises:
         TypeError: the question is another.
     """
     settings = resolve_attack({"attack": "head", "threat": "strong"}, {}, [])
-    game = prepare_attack(run, settings)
-    if not isinstance(game, PrototypeGame):
-        raise TypeError("the game is not about prototypes")
-    return game
+    trial = prepare_attack(run, settings)
+    if not isinstance(trial, PrototypeTrial):
+        raise TypeError("the trial is not about prototypes")
+    return trial
 
 
 def line(name: str, scores: VectorScores, inside: Tensor, common: Tensor, said: str) -> str:
@@ -134,17 +134,17 @@ def line(name: str, scores: VectorScores, inside: Tensor, common: Tensor, said: 
     )
 
 
-def compare(game: PrototypeGame, seed: int, methods: Sequence[str]) -> dict[str, VectorScores]:
+def compare(trial: PrototypeTrial, seed: int, methods: Sequence[str]) -> dict[str, VectorScores]:
     """Scores of each method and of public class means; prints a row for each.
 
     A method is named as in `attack.method`, with ``+public`` for `attack.centre=public`.
     """
-    found, said, truth = {}, {}, game.truth
+    found, said, truth = {}, {}, trial.truth
     for method in methods:
         started = time.process_time()
         name, _, centre = method.partition("+")
         attack = HeadUpdate(method=name, centre=centre or "found")
-        answer = attack(game.observation, Context(seed))
+        answer = attack(trial.observation, Context(seed))
         seconds = time.process_time() - started
         found[method] = truth.compare(answer.vectors, answer.clients, answer.labels)
         false = len(answer.labels) - int(found[method].answered.sum())

@@ -51,14 +51,14 @@ from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.inversion import decoder_net, dip_net
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.inversion.decoder_net import (
-    Lessons,
+    DecoderTraining,
+    Examples,
     Pool,
     Refiner,
-    Schooling,
     train_refiner,
 )
 from fedre_privacy.attacks.inversion.optimise import Search, fit_tile
-from fedre_privacy.attacks.running.graphs import recorder_for
+from fedre_privacy.attacks.running.graphs import capture_for
 from fedre_privacy.attacks.running.objectives import OBJECTIVES
 from fedre_privacy.attacks.running.tiles import CPU_TILE, single_threaded
 from fedre_privacy.core.events import Event
@@ -205,7 +205,7 @@ def search_for(
         [p.to(device).requires_grad_() for p in parameters],
         [c.to(device) for c in constants],
         obs.target_rows()[0].to(device),
-        recorder_for(device),
+        capture_for(device),
     )
     search.turn_to(0)
     search.step()
@@ -390,34 +390,34 @@ def _reached(found: Outcome, seconds: float) -> str:
     return f"half of the targets at a match of {FIXED_MATCH:g} after {step * seconds:.1f} s"
 
 
-def decoder_lessons(size: int, device: torch.device) -> list[Lessons]:
+def decoder_examples(size: int, device: torch.device) -> list[Examples]:
     """Blurred photographs to be sharpened, as pairs of several extractors."""
     data = Photos(size=size, per_photo=max(2, EXTRACTORS * PAIRS // 4)).load()
     images = data.floats(torch.arange(EXTRACTORS * PAIRS) % len(data)).to(device)
     blurred = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     held = torch.arange(PAIRS, device=device) % 5 == 0
     return [
-        Lessons(soft, sharp - soft, sharp, soft.flatten(1), held, lambda x: x.flatten(1))
+        Examples(soft, sharp - soft, sharp, soft.flatten(1), held, lambda x: x.flatten(1))
         for soft, sharp in zip(blurred.split(PAIRS), images.split(PAIRS), strict=True)
     ]
 
 
-def decoder_loop(lessons: list[Lessons], how: Schooling) -> Refiner:
+def decoder_loop(examples: list[Examples], how: DecoderTraining) -> Refiner:
     """Train as `train_refiner` does, one extractor of a batch after another."""
-    device, draws = lessons[0].picture.device, stream(0, "refiner batches benchmark", index=0)
+    device, draws = examples[0].picture.device, stream(0, "refiner batches benchmark", index=0)
     with seeded(0, "refiner benchmark", index=0):
-        net = Refiner(lessons[0].picture.shape[1], how.width).to(device)
-    net.scale.copy_(torch.stack([one.correction.square().mean() for one in lessons]).mean().sqrt())
+        net = Refiner(examples[0].picture.shape[1], how.width).to(device)
+    net.scale.copy_(torch.stack([one.correction.square().mean() for one in examples]).mean().sqrt())
     optimiser = torch.optim.AdamW(net.parameters(), lr=how.lr)
-    kept = [(~one.held).nonzero().squeeze(1) for one in lessons]
-    owners = torch.arange(len(lessons)).repeat_interleave(torch.tensor([len(k) for k in kept]))
+    kept = [(~one.held).nonzero().squeeze(1) for one in examples]
+    owners = torch.arange(len(examples)).repeat_interleave(torch.tensor([len(k) for k in kept]))
     rows = torch.cat(kept)
     for update in range(how.updates):
         rate = 0.02 + 0.49 * (1 + math.cos(math.pi * update / how.updates))
         optimiser.param_groups[0]["lr"] = how.lr * rate * min(1.0, (update + 1) / 20)
         drawn = torch.randint(len(rows), (how.batch,), generator=draws)
         optimiser.zero_grad()
-        for i, one in enumerate(lessons):
+        for i, one in enumerate(examples):
             at = rows[drawn[owners[drawn] == i].to(rows.device)]
             if len(at):
                 made = net(one.picture[at], one.correction[at])
@@ -429,26 +429,26 @@ def decoder_loop(lessons: list[Lessons], how: Schooling) -> Refiner:
 
 def decoder(chosen: argparse.Namespace, device: torch.device) -> None:
     """Print updates per second of both, and the held-out losses that they reach."""
-    how = Schooling(updates=chosen.updates, patience=99)
+    how = DecoderTraining(updates=chosen.updates, patience=99)
     for size in map(int, chosen.sizes.split(",")):
-        lessons = decoder_lessons(size, device)
-        pool, nets = Pool(lessons, how), []
+        examples = decoder_examples(size, device)
+        pool, nets = Pool(examples, how), []
         loops, pools = [], []
         for _ in range(chosen.repeats + 1):
             started = time.perf_counter()
-            alone = decoder_loop(lessons, how)
+            alone = decoder_loop(examples, how)
             tools.wait(device)
             middle = time.perf_counter()
             with single_threaded(device) as cores:
                 together = train_refiner(
-                    lessons,
+                    examples,
                     how,
                     seed=0,
                     stage=0,
                     purpose="benchmark",
                     cores=cores,
                     tick=lambda update, loss: None,
-                    recorder=recorder_for(device),
+                    capturer=capture_for(device),
                     note=print,
                 )
             tools.wait(device)
@@ -507,8 +507,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     inversion.STUCK = math.inf  # no search is begun anew: both ways do the same work
     decoder_net.CHECKS = 1  # nor is a training looked at on its way
     if chosen.eager:
-        inversion.recorder_for = lambda device: None
-        globals()["recorder_for"] = lambda device: None
+        inversion.capture_for = lambda device: None
+        globals()["capture_for"] = lambda device: None
     if chosen.child:
         child(chosen, device)
         return

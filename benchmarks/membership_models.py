@@ -28,7 +28,7 @@ from fedre_privacy.attacks.loss_membership import DIFFERENCE, LOSS, REFERENCE, L
 from fedre_privacy.eval.measures import Interval
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.membership import MembershipGame
+from fedre_privacy.play.questions.membership import MembershipTrial
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
@@ -40,7 +40,7 @@ COLUMNS = ("setting", "score", "seeds", "n", "auc", "auc_ci", "before", "above_b
            "image alone", "above_image_ci", "tpr_at_fpr_0.01")  # fmt: skip
 
 
-def games(values: dict[str, Any], seeds: Iterable[int], runs: Path) -> list[MembershipGame]:
+def trials(values: dict[str, Any], seeds: Iterable[int], runs: Path) -> list[MembershipTrial]:
     """Train one federation per seed, or read it back, and draw its candidates."""
     found = []
     for seed in seeds:
@@ -68,18 +68,18 @@ def together(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, object]:
+def measure(name: str, played: list[MembershipTrial], score: str) -> dict[str, object]:
     """One row: a score over the candidates of all seeds, clients of different seeds apart."""
     attack = LossMembership(score=score)
-    found = [attack(game.observation, Context()).scores for game in played]
-    owners = [game.candidates.clients + 1000 * place for place, game in enumerate(played)]
+    found = [attack(trial.observation, Context()).scores for trial in played]
+    owners = [trial.candidates.clients + 1000 * place for place, trial in enumerate(played)]
     card = evaluate_membership(
         together(found),
-        together(game.members for game in played),
+        together(trial.members for trial in played),
         together(owners),
-        together(game.candidates.labels for game in played),
-        baseline=together(game.baseline for game in played),
-        floor=together(game.floor for game in played),
+        together(trial.candidates.labels for trial in played),
+        baseline=together(trial.baseline for trial in played),
+        floor=together(trial.floor for trial in played),
     )
     image, before, rate = (card.get(k) for k in ("auc", "auc_over_model", "tpr_at_fpr_0.01"))
 
@@ -89,7 +89,7 @@ def measure(name: str, played: list[MembershipGame], score: str) -> dict[str, ob
     return {
         "setting": name,
         "score": score,
-        "seeds": " ".join(str(game.settings.evaluation.seed) for game in played),
+        "seeds": " ".join(str(trial.settings.evaluation.seed) for trial in played),
         "n": card.n,
         "auc": image.number(image.value),
         "auc_ci": around(image.interval),
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "batch_size": options.batch,
                 },
             }
-            played = games(values, SEEDS[options.seeds], options.runs)
+            played = trials(values, SEEDS[options.seeds], options.runs)
             name = f"{protocol}, {partition}, {options.rounds} rounds, batch {options.batch}"
             rows += [measure(name, played, score) for score in SCORES]
             print(pd.DataFrame(rows[-3:], columns=COLUMNS).to_string(index=False), flush=True)

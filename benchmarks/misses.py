@@ -46,7 +46,7 @@ from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.images import TARGET, ImageGame
+from fedre_privacy.play.questions.images import TARGET, ImageTrial
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_attack
 
@@ -95,14 +95,14 @@ def case_of(run: Run, count: int, half: str, most: int) -> Case:
     settings = resolve_attack(values, {}, problems)
     if settings is None or problems:
         raise ConfigError(*problems)
-    game = prepare_attack(run, settings)
-    assert isinstance(game, ImageGame)
-    return keep(game, run.settings.data.name, half, most)
+    trial = prepare_attack(run, settings)
+    assert isinstance(trial, ImageTrial)
+    return keep(trial, run.settings.data.name, half, most)
 
 
-def keep(game: ImageGame, dataset: str, half: str, most: int) -> Case:
-    """Leave in a game the targets whose image belongs to a half of a data set."""
-    group = game.groups[TARGET]
+def keep(trial: ImageTrial, dataset: str, half: str, most: int) -> Case:
+    """Leave in a trial the targets whose image belongs to a half of a data set."""
+    group = trial.groups[TARGET]
     truth, samples = group.truth, []
     for row in range(len(group)):
         samples.append(int(truth.mixture.support(row)[0]))
@@ -111,7 +111,7 @@ def keep(game: ImageGame, dataset: str, half: str, most: int) -> Case:
         fits = torch.full_like(fits, half == "report")
     wanted = fits.nonzero().squeeze(1)[:most]
     if not len(wanted):
-        raise ConfigError(f"No target of {game.run.name} belongs to half '{half}'.")
+        raise ConfigError(f"No target of {trial.run.name} belongs to half '{half}'.")
     uploads, first = [], 0
     for upload in group.uploads:
         (artifact,) = upload.artifacts
@@ -125,14 +125,14 @@ def keep(game: ImageGame, dataset: str, half: str, most: int) -> Case:
     chosen = torch.tensor(samples)[wanted]
     mixture = Mixture(torch.arange(len(wanted)), chosen, torch.ones(len(wanted)), len(wanted))
     return Case(
-        replace(game.observation, targets=tuple(uploads)),
+        replace(trial.observation, targets=tuple(uploads)),
         replace(
             truth,
             mixture=mixture,
             target_clients=truth.target_clients[wanted],
             target_labels=truth.target_labels[wanted],
         ),
-        game.public,
+        trial.public,
     )
 
 

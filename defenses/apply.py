@@ -12,7 +12,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Artifact, Emission, Role, Upload, is_one_of
 
-from .base import Defense, Scene, Trainer
+from .base import Defense, Sending, Trainer
 
 
 def trainer_of(defenses: Sequence[Defense]) -> Trainer | None:
@@ -76,7 +76,7 @@ def received(kind: type[Artifact], artifact: Artifact, message: Sequence[Artifac
 def defended(
     defenses: Sequence[Defense],
     emission: Emission,
-    scene: Scene,
+    sending: Sending,
     *,
     number: int,
     passes: int | None = None,
@@ -97,27 +97,27 @@ def defended(
         if defense.represent() is not None and collected and passes == 0:
             raise IncompatibleError(
                 f"Defence '{defense.name}' bounds representations where an upload is made of them, "
-                f"but protocol '{scene.protocol}' collected those of client {scene.client} "
+                f"but protocol '{sending.protocol}' collected those of client {sending.client} "
                 "elsewhere.",
                 next_step="Bound what is sent instead (unit=client, or where=upload).",
             )
         if not is_one_of(type(artifact), defense.acts_on):
             continue
         once = Role.ONCE in artifact.roles
-        if defense.adds_noise and once != (scene.round == 0):
+        if defense.adds_noise and once != (sending.round == 0):
             raise IncompatibleError(
-                f"Protocol '{scene.protocol}' sent {type(artifact).__name__} in round "
-                f"{scene.round}; the accounting of defence '{defense.name}' expects it "
+                f"Protocol '{sending.protocol}' sent {type(artifact).__name__} in round "
+                f"{sending.round}; the accounting of defence '{defense.name}' expects it "
                 + ("before the first round only." if once else "later.")
             )
         rng = stream(
-            scene.seed,
+            sending.seed,
             f"defense {place} {defense.name}",
-            client=scene.client,
-            round=scene.round,
+            client=sending.client,
+            round=sending.round,
             index=number,
         )
-        artifact = _same_form(defense, artifact, defense.defend(artifact, scene, rng))
+        artifact = _same_form(defense, artifact, defense.defend(artifact, sending, rng))
     return Emission(artifact, emission.mixture)
 
 

@@ -1,7 +1,7 @@
 """What a defence is: it changes what a client sends, or how it trains, and states what that costs.
 
 A defence acts at the client alone, between the protocol's upload and the wire, and is pure: the
-same artifact, scene and stream give the same result. Several are applied in the order given.
+same artifact, sending and stream give the same result. Several are applied in the order given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIENT, RECORD = "client", "record"
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class Sending:
     """What a client knows when it is about to send one artifact.
 
     Args:
@@ -144,7 +144,7 @@ class PrivacyCost:
     accountant: str = "prv"
 
 
-class Samples(Protocol):
+class TrainingSamples(Protocol):
     """A client's samples: length, labels, and batches of images in [0, 1] with labels."""
 
     labels: Tensor
@@ -207,7 +207,7 @@ class Defense:
         """What is done to each representation (n, d) before an upload is made of them."""
         return None
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         """Return what is sent instead of an artifact: same kind, names and shapes.
 
         Args:

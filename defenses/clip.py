@@ -13,7 +13,7 @@ from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact, is_one_of
 
-from .base import Defense, Facts, Scene, defenses
+from .base import Defense, Facts, Sending, defenses
 from .values import BOUNDED, COLLECTED, clip_rows, clipped
 
 
@@ -57,8 +57,8 @@ class Clip(Defense):
             return None
         return partial(clip_rows, norm=self.norm)
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
-        return clipped(artifact, self.norm, scene) if self.where == "upload" else artifact
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
+        return clipped(artifact, self.norm, sending) if self.where == "upload" else artifact
 
     def channel(self, facts: Facts) -> Channel:
         bound = (Bound(self.norm),)

@@ -18,12 +18,12 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import Role, is_one_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
-from .base import RECORD, Defense, Facts, PrivacyCost, Release, Samples, Trainer, defenses
+from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
 from .noise import check_delta
 from .values import TRAINED
 
 PROBE = 3
-"""Samples whose gradients are compared with one-by-one ones before a client trains."""
+"""TrainingSamples whose gradients are compared with one-by-one ones before a client trains."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -154,7 +154,7 @@ class DPSGD(Defense):
         self,
         modules: Iterable[nn.Module],
         loss: Loss,
-        samples: Samples,
+        samples: TrainingSamples,
         *,
         epochs: int,
         batch_size: int,
@@ -345,7 +345,7 @@ def _probe(
     modules: Sequence[nn.Module],
     params: Sequence[nn.Parameter],
     loss: Loss,
-    samples: Samples,
+    samples: TrainingSamples,
     switch: Callable[[bool], None],
     who: str,
     clip: float,

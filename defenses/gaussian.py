@@ -17,7 +17,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Artifact, is_one_of
 
 from .accounting import gdp_mu
-from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Scene, defenses, uses
+from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Sending, defenses, uses
 from .noise import (
     PUBLIC,
     check_noise,
@@ -104,14 +104,14 @@ class Gaussian(Defense):
     def represent(self) -> Callable[[Tensor], Tensor] | None:
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         if not is_one_of(type(artifact), covered(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
-            artifact = clipped(artifact, bound, scene)
-        z = self.multiplier(scene.kinds, scene.rounds)
-        scales = z * sensitivities(artifact, bound, self.unit, scene)
+            artifact = clipped(artifact, bound, sending)
+        z = self.multiplier(sending.kinds, sending.rounds)
+        scales = z * sensitivities(artifact, bound, self.unit, sending)
         return noisy(artifact, scales, lambda shape: torch.randn(shape, generator=rng))
 
     def cost(self, facts: Facts) -> PrivacyCost:

@@ -10,7 +10,7 @@ from fedre_privacy.core.channels import Channel, Smoothing
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact, EntangledRep
 
-from .base import Defense, Facts, Scene, defenses
+from .base import Defense, Facts, Sending, defenses
 
 
 @defenses.register("label-smoothing")
@@ -31,7 +31,7 @@ class LabelSmoothing(Defense):
 
     alpha: float = knob(0.1, help="share of the uniform encoding", ge=0, le=1)
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         if not isinstance(artifact, EntangledRep):
             return artifact
         plain = artifact.encoding

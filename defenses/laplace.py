@@ -15,7 +15,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Artifact, is_one_of
 
-from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Scene, defenses, uses
+from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Sending, defenses, uses
 from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities
 from .values import BOUNDED, clip_rows, clipped, values_of
 
@@ -60,14 +60,14 @@ class Laplace(Defense):
     def represent(self) -> Callable[[Tensor], Tensor] | None:
         return partial(clip_rows, norm=float(self.clip or 0)) if self.unit == RECORD else None
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         if not is_one_of(type(artifact), covered(self.unit)):
             return artifact
         bound = float(self.clip or 0)
         if self.unit == CLIENT:
-            artifact = clipped(artifact, bound, scene)
+            artifact = clipped(artifact, bound, sending)
         numel = sum(value.numel() for value in values_of(artifact).values())
-        scales = sensitivities(artifact, bound, self.unit, scene)
+        scales = sensitivities(artifact, bound, self.unit, sending)
         together = numel if self.unit == CLIENT else numel // len(scales)
         scales = scales * together**0.5 / self.epsilon
 

@@ -11,7 +11,7 @@ from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact, is_one_of
 
-from .base import Defense, Facts, Scene, defenses
+from .base import Defense, Facts, Sending, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values
 
 
@@ -36,9 +36,9 @@ class Mask(Defense):
     fixed: bool = knob(False, help="the same coordinates in every round")
     rescale: bool = knob(False, help="divide what is kept by its share, which keeps the mean")
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
         if self.fixed:
-            rng = scene.of_run(f"mask {artifact.kind}")
+            rng = sending.of_run(f"mask {artifact.kind}")
         if is_one_of(type(artifact), VECTORS):
             return with_values(
                 artifact,
@@ -47,9 +47,9 @@ class Mask(Defense):
                     for name, value in values_of(artifact).items()
                 },
             )
-        update = update_of(artifact, scene)
+        update = update_of(artifact, sending)
         masked = {name: value * self._drawn(value.shape, rng) for name, value in update.items()}
-        return with_update(artifact, masked, scene)
+        return with_update(artifact, masked, sending)
 
     def channel(self, facts: Facts) -> Channel:
         masked = (Masking(1 / self.keep if self.rescale else 1.0),)

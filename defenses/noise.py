@@ -11,7 +11,7 @@ from torch import Tensor
 from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
 from fedre_privacy.core.types import Artifact, Role, is_one_of
 
-from .base import CLIENT, Defense, Facts, Scene
+from .base import CLIENT, Defense, Facts, Sending
 from .values import (
     BOUNDED,
     COLLECTED,
@@ -35,7 +35,7 @@ def covered(unit: str) -> tuple[Role, ...]:
     return BOUNDED if unit == CLIENT else COLLECTED
 
 
-def sensitivities(artifact: Artifact, bound: float, unit: str, scene: Scene) -> Tensor:
+def sensitivities(artifact: Artifact, bound: float, unit: str, sending: Sending) -> Tensor:
     """L2 sensitivity by which each row's noise is scaled: (rows,) float64, or (1,) for an update.
 
     Replacing all data of a client moves m bounded vectors by 2 S sqrt(m) together. Replacing one
@@ -44,7 +44,7 @@ def sensitivities(artifact: Artifact, bound: float, unit: str, scene: Scene) -> 
     if unit == CLIENT:
         rows = num_rows(artifact)
         return torch.full((rows,), 2 * bound * rows**0.5, dtype=torch.float64)
-    return 2 * bound * record_weights(scene.mixture, scene)
+    return 2 * bound * record_weights(sending.mixture, sending)
 
 
 def noisy(artifact: A, scales: Tensor, draw: Callable[[torch.Size], Tensor]) -> A:

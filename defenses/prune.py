@@ -10,7 +10,7 @@ from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
-from .base import Defense, Facts, Scene, defenses
+from .base import Defense, Facts, Sending, defenses
 from .values import TRAINED, update_of, with_update
 
 
@@ -34,8 +34,8 @@ class Prune(Defense):
 
     keep: float = knob(0.1, help="share of the changes kept", gt=0, le=1)
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
-        update = update_of(artifact, scene)
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
+        update = update_of(artifact, sending)
         flat = torch.cat([value.flatten() for value in update.values()])
         count = max(1, round(self.keep * len(flat)))
         kept = torch.zeros(len(flat), dtype=torch.bool)
@@ -47,7 +47,7 @@ class Prune(Defense):
                 name: torch.where(mask.reshape(value.shape), value, 0.0)
                 for (name, value), mask in zip(update.items(), masks, strict=True)
             },
-            scene,
+            sending,
         )
 
     def channel(self, facts: Facts) -> Channel:

@@ -11,7 +11,7 @@ from fedre_privacy.core.channels import Channel, RandomRounding
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Artifact
 
-from .base import Defense, Facts, Scene, defenses
+from .base import Defense, Facts, Sending, defenses
 from .values import ALL, update_of, with_update
 
 
@@ -34,10 +34,10 @@ class Quantise(Defense):
 
     bits: int = knob(8, help="bits per number", ge=1, le=16)
 
-    def defend(self, artifact: Artifact, scene: Scene, rng: torch.Generator) -> Artifact:
-        update = update_of(artifact, scene)
+    def defend(self, artifact: Artifact, sending: Sending, rng: torch.Generator) -> Artifact:
+        update = update_of(artifact, sending)
         rounded = {name: self._rounded(value, rng) for name, value in update.items()}
-        return with_update(artifact, rounded, scene)
+        return with_update(artifact, rounded, sending)
 
     def channel(self, facts: Facts) -> Channel:
         rounding = (RandomRounding(2**self.bits),)

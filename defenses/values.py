@@ -17,7 +17,7 @@ from fedre_privacy.core.types import (
     is_one_of,
 )
 
-from .base import Scene
+from .base import Sending
 
 A = TypeVar("A", bound=Artifact)
 
@@ -47,19 +47,19 @@ def with_values(artifact: A, values: Mapping[str, Tensor]) -> A:
     return type(artifact).from_tensors({**old, **{n: v.to(old[n]) for n, v in values.items()}})
 
 
-def update_of(artifact: Artifact, scene: Scene) -> dict[str, Tensor]:
+def update_of(artifact: Artifact, sending: Sending) -> dict[str, Tensor]:
     """Values minus those received at the start of the round, where these are parameters."""
-    if scene.received is None:
+    if sending.received is None:
         return values_of(artifact)
-    before = values_of(scene.received)
+    before = values_of(sending.received)
     return {name: value - before[name] for name, value in values_of(artifact).items()}
 
 
-def with_update(artifact: A, update: Mapping[str, Tensor], scene: Scene) -> A:
+def with_update(artifact: A, update: Mapping[str, Tensor], sending: Sending) -> A:
     """The artifact that says another update; undoes `update_of`."""
-    if scene.received is None:
+    if sending.received is None:
         return with_values(artifact, update)
-    before = values_of(scene.received)
+    before = values_of(sending.received)
     return with_values(artifact, {name: before[name] + value for name, value in update.items()})
 
 
@@ -77,13 +77,13 @@ def clip_together(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor
     return {name: value * factor for name, value in update.items()}
 
 
-def clipped(artifact: A, norm: float, scene: Scene) -> A:
+def clipped(artifact: A, norm: float, sending: Sending) -> A:
     """Bound every vector, or the whole update, to a length."""
     if is_one_of(type(artifact), VECTORS):
         return with_values(
             artifact, {name: clip_rows(value, norm) for name, value in values_of(artifact).items()}
         )
-    return with_update(artifact, clip_together(update_of(artifact, scene), norm), scene)
+    return with_update(artifact, clip_together(update_of(artifact, sending), norm), sending)
 
 
 def num_rows(artifact: Artifact) -> int:
@@ -93,7 +93,7 @@ def num_rows(artifact: Artifact) -> int:
     return sum(value.numel() // value.shape[-1] for value in values_of(artifact).values())
 
 
-def record_weights(mixture: Mixture | None, scene: Scene) -> Tensor:
+def record_weights(mixture: Mixture | None, sending: Sending) -> Tensor:
     """Largest weight with which one record enters each row, (rows,) float64.
 
     A row whose weights sum to less than 1 holds a decoy of the length of the client's mean
@@ -104,13 +104,13 @@ def record_weights(mixture: Mixture | None, scene: Scene) -> Tensor:
     """
     if mixture is None:
         raise IncompatibleError(
-            f"The upload of protocol '{scene.protocol}' does not say which records made it, so the "
-            "noise for one record is not known.",
+            f"The upload of protocol '{sending.protocol}' does not say which records made it, so "
+            "the noise for one record is not known.",
             next_step="Use unit=client.",
         )
     if len(mixture.sample.unique()) < len(mixture.sample):
         raise IncompatibleError(
-            f"A record of client {scene.client} entered several rows of its upload; the noise "
+            f"A record of client {sending.client} entered several rows of its upload; the noise "
             "here is right only where it enters one.",
             next_step="Use unit=client.",
         )

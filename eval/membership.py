@@ -28,7 +28,7 @@ BASELINE, FLOOR = "baseline", "floor"
 
 
 @dataclass(frozen=True)
-class Beside:
+class ModelRule:
     """What a model tells without the upload, and what the verdict makes of it.
 
     Args:
@@ -44,7 +44,7 @@ class Beside:
     rule: str
 
 
-GRANTED = Beside(
+GRANTED = ModelRule(
     "the model alone",
     "the log-probability of the label under the client's model, which is granted",
     BASELINE,
@@ -53,7 +53,7 @@ GRANTED = Beside(
 )
 """Beside representations and prototypes, which are attacked with the client's model."""
 
-RECEIVED = Beside(
+RECEIVED = ModelRule(
     "the model before the upload",
     "minus the loss under the model that the server held before the upload",
     FLOOR,
@@ -62,7 +62,7 @@ RECEIVED = Beside(
 )
 """Beside models and gradients: what is uploaded is the model itself."""
 
-HALF_GRANTED = Beside(
+HALF_GRANTED = ModelRule(
     "the granted extractor and the head before the upload",
     "minus the loss under the client's extractor, which is granted, and the head as broadcast",
     BASELINE,
@@ -106,7 +106,7 @@ def evaluate_membership(
     *,
     baseline: Tensor | None = None,
     floor: Tensor | None = None,
-    beside: Beside = RECEIVED,
+    beside: ModelRule = RECEIVED,
     class_sizes: Tensor | None = None,
     notes: tuple[str, ...] = (),
     draws: int = DRAWS,
@@ -192,7 +192,7 @@ def evaluate_membership(
     )
 
 
-def _verdict(whole: Mapping[str, Measure], beside: Beside) -> Verdict:
+def _verdict(whole: Mapping[str, Measure], beside: ModelRule) -> Verdict:
     auc = whole[""]
     against = whole.get(beside.above)
     leaks = (
@@ -246,7 +246,7 @@ def _won(inside: Tensor, outside: Tensor) -> tuple[Tensor, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pairs:
+class _Comparisons:
     """Comparisons of each stratum, a client and class with both kinds.
 
     Shape: owner (S,), won (S, q), total (S,); usable (M,) marks candidates in a stratum; strata
@@ -264,7 +264,7 @@ class _Pairs:
         return int(self.usable.sum())
 
 
-def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor) -> _Pairs:
+def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor) -> _Comparisons:
     keys = torch.stack([clients, labels], dim=1)
     unique, group = torch.unique(keys, dim=0, return_inverse=True)
     owner, won, total, strata = [], [], [], []
@@ -281,7 +281,7 @@ def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor
             strata.append((inside, outside))
             usable |= here
     columns = table.shape[1]
-    return _Pairs(
+    return _Comparisons(
         torch.tensor(owner, dtype=torch.int64),
         torch.stack(won) if won else torch.zeros(0, columns).double(),
         torch.tensor(total, dtype=torch.float64),
@@ -291,7 +291,7 @@ def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor
 
 
 def _areas(
-    table: Tensor, named: Sequence[tuple[str, str]], pairs: _Pairs, draws: int, seed: int
+    table: Tensor, named: Sequence[tuple[str, str]], pairs: _Comparisons, draws: int, seed: int
 ) -> dict[str, Measure]:
     """The AUC of the first column alone (key "") and beside each other column.
 
@@ -347,7 +347,7 @@ def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     )
 
 
-def _bootstrap(table: Tensor, pairs: _Pairs, draws: int, seed: int) -> Tensor:
+def _bootstrap(table: Tensor, pairs: _Comparisons, draws: int, seed: int) -> Tensor:
     """AUC of each column under resampling of clients and of candidates within strata, (draws, q).
 
     The columns share the resamples, so their differences are paired.

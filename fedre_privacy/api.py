@@ -103,9 +103,9 @@ class AttackResult(attacking.AttackResult):
     """What an attack recovered and how well; what `attack` returns."""
 
     def _repr_html_(self) -> str:
-        game = self.game
-        words = f"{game.settings.attack.name} on {game.kind} of {game.run.name}"
-        flags = ["COUNTERFACTUAL"] if game.counterfactual else []
+        trial = self.trial
+        words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
+        flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
         flags += [f"ORACLE ({', '.join(self.record['oracles'])})"] if self.record["oracles"] else []
         foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
         return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)

@@ -14,7 +14,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from ..running.channels import update_as_sent
-from .match import Match, gradient
+from .match import UpdateMatch, gradient
 from .objectives import l2rel
 from .search import Tick, lbfgs
 from .solve import Answer, check, choose, known, one_hot, solve
@@ -53,7 +53,7 @@ def deep_leakage(
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
         (victim,) = members
-        match = Match(
+        match = UpdateMatch(
             [victim],
             gradient,
             l2rel,

@@ -41,7 +41,7 @@ def gradient(
     return slopes
 
 
-class Match:
+class UpdateMatch:
     """How well candidate batches explain the uploads of the rows of a tile.
 
     Args:

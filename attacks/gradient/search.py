@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..running.graphs import Recorder, Step, captured
+from ..running.graphs import GraphCapture, Step, captured
 from ..running.objectives import total_variation
 
 LOGGED = 50
@@ -60,7 +60,7 @@ def signed_adam(
     consensus: float = 0.0,
     restarts: int = 1,
     tick: Tick = lambda step, value: None,
-    recorder: Recorder | None = None,
+    capturer: GraphCapture | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Found:
     """Minimise match + tv * TV by Adam on the sign of the gradient, inside the box [0, 1].
@@ -81,11 +81,11 @@ def signed_adam(
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
-        recorder: how steps are captured and replayed; None runs them one by one.
+        capturer: how steps are captured and replayed; None runs them one by one.
         note: told why, when steps cannot be captured.
     """
     together = consensus > 0 and restarts > 1
-    search = Descent(match, start, spare, labels, tv=tv, pulled=together, recorder=recorder)
+    search = Descent(match, start, spare, labels, tv=tv, pulled=together, capturer=capturer)
     every = max(1, steps // LOGGED)
     trace, trace_steps = [], []
 
@@ -134,7 +134,7 @@ class Descent:
     Args:
         match, start, spare, labels, tv: see `signed_adam`.
         pulled: whether rows will be pulled to a centre.
-        recorder: how steps are captured and replayed; None runs them one by one.
+        capturer: how steps are captured and replayed; None runs them one by one.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Descent:
         *,
         tv: float | None,
         pulled: bool = False,
-        recorder: Recorder | None = None,
+        capturer: GraphCapture | None = None,
     ) -> None:
         self.match, self.spare, self.labels = match, spare, labels
-        self.tv, self.pulled, self.recorder = tv, pulled, recorder
+        self.tv, self.pulled, self.capturer = tv, pulled, capturer
         self.images = start.clone().requires_grad_()
         self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
         self.value = start.new_full((len(start),), math.nan)
@@ -206,7 +206,7 @@ class Descent:
 
     def ready(self, note: Callable[[str], None]) -> Step:
         """A way to make further steps, after the first: captured where that works."""
-        if self.recorder is None:
+        if self.capturer is None:
             return self.step
         state = [
             self.images,
@@ -217,7 +217,7 @@ class Descent:
             self.best_images,
             self.redrawn,
         ]
-        replay = captured(self.step, self.recorder, state=state, match=self.value, note=note)
+        replay = captured(self.step, self.capturer, state=state, match=self.value, note=note)
         return replay or self.step
 
 

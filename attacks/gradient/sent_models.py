@@ -32,7 +32,7 @@ STEP = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class SentModels:
     """Two models, images in [0, 1] to logits, in eval mode.
 
     Args:
@@ -46,13 +46,13 @@ class Exchange:
     settled: bool
 
 
-def exchanges(observation: Observation) -> dict[int, Exchange]:
+def exchanges(observation: Observation) -> dict[int, SentModels]:
     """The models of every target, by client, clients ascending.
 
     Raises:
         IncompatibleError: a model that was not given, or parameters that do not fit it.
     """
-    found: dict[int, Exchange] = {}
+    found: dict[int, SentModels] = {}
     for upload in sorted(observation.targets, key=lambda one: one.client):
         for artifact in upload.artifacts:
             if isinstance(artifact, HeadState):
@@ -75,7 +75,7 @@ def losses(
 
 
 @torch.no_grad()
-def settle(exchange: Exchange, images: Tensor) -> Exchange:
+def settle(exchange: SentModels, images: Tensor) -> SentModels:
     """Take statistics of BatchNorm that were not sent from images; a copy, unless they were."""
     if exchange.settled:
         return exchange
@@ -89,7 +89,7 @@ def settle(exchange: Exchange, images: Tensor) -> Exchange:
         for part in images.split(BATCH):
             own(part)
         made.append(own.eval())
-    return Exchange(made[0], made[1], True)
+    return SentModels(made[0], made[1], True)
 
 
 def _normalising(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
@@ -103,7 +103,7 @@ def _normalising(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 # --- one reader per kind -------------------------------------------------------------------------
 
 
-def _model(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+def _model(observation: Observation, upload: Upload, artifact: Artifact) -> SentModels:
     model = _given(observation, upload)
     own = {name: value.detach() for name, value in model.named_parameters()}
     sent = artifact.parameters({name: value.shape for name, value in own.items()})
@@ -112,7 +112,7 @@ def _model(observation: Observation, upload: Upload, artifact: Artifact) -> Exch
     return _made(model, sent, upload)
 
 
-def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> Exchange:
+def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> SentModels:
     model = _given(observation, upload)
     step = observation.training.lr if observation.training else STEP
     own = dict(model.named_parameters())
@@ -125,7 +125,7 @@ def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> E
     return _made(model, stepped, upload)
 
 
-def _head(observation: Observation, upload: Upload, artifact: HeadState) -> Exchange:
+def _head(observation: Observation, upload: Upload, artifact: HeadState) -> SentModels:
     who = f"client {upload.client} in round {upload.round}"
     extractor = observation.extractors.get((upload.client, upload.round))
     received = received_by(observation, upload.client).get(upload.round, ())
@@ -138,7 +138,7 @@ def _head(observation: Observation, upload: Upload, artifact: HeadState) -> Exch
     joined = [
         nn.Sequential(extractor, _linear(params)).eval() for params in (heads[0], artifact.params)
     ]
-    return Exchange(joined[0], joined[1], True)
+    return SentModels(joined[0], joined[1], True)
 
 
 def _linear(params: Mapping[str, Tensor]) -> nn.Linear:
@@ -162,7 +162,7 @@ def _given(observation: Observation, upload: Upload) -> nn.Module:
     return model
 
 
-def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> Exchange:
+def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> SentModels:
     """The model before, and a copy with what was sent."""
     after = copy.deepcopy(model)
     own = dict(after.named_parameters())
@@ -181,4 +181,4 @@ def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> Excha
             if name in places:
                 places[name].copy_(value)
     settled = not _normalising(model) or any(name.endswith("running_mean") for name in sent)
-    return Exchange(copy.deepcopy(model).eval(), after.eval(), settled)
+    return SentModels(copy.deepcopy(model).eval(), after.eval(), settled)

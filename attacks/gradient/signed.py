@@ -13,9 +13,9 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.types import Observation, Reconstruction
 
-from ..running.graphs import recorder_for
+from ..running.graphs import capture_for
 from . import labels as label_rules
-from .match import Match
+from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
 from .search import Tick, signed_adam
 from .solve import Answer, batch_labels, choose, known, one_hot, solve
@@ -56,7 +56,7 @@ def signed_search(
     context: Context,
     victims: Sequence[Victim],
     how: SignedSearch,
-    match: Callable[[Sequence[Victim]], Match],
+    match: Callable[[Sequence[Victim]], UpdateMatch],
     *,
     consensus: float = 0.0,
     together: bool = True,
@@ -93,7 +93,7 @@ def signed_search(
             consensus=consensus,
             restarts=how.restarts,
             tick=tick,
-            recorder=recorder_for(device),
+            capturer=capture_for(device),
             note=say,
         )
         return choose(found, start, how.restarts)

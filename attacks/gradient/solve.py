@@ -136,7 +136,7 @@ def solve(
 
     def piece(start: int, stop: int, stopped: Event) -> dict[str, Tensor]:
         name = f"victims-{start:06d}-{stop:06d}"
-        kept = context.shelf.load(name)
+        kept = context.cache.load(name)
         if kept is not None:
             return kept
         tick = progress(
@@ -150,7 +150,7 @@ def solve(
                 search([victims[i] for i in members], [labels[i] for i in members], tick)
             )
         done = _joined(answers)
-        context.shelf.save(name, done)
+        context.cache.save(name, done)
         return done
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative

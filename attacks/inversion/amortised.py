@@ -17,19 +17,18 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.events import Event as Report
-from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.events import Event, noted_once
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from ..running.channels import bounded_each, rows_sent_anew, upload_behind
-from ..running.graphs import recorder_for
+from ..running.graphs import capture_for
 from ..running.objectives import l2rel
 from ..running.tiles import each, single_threaded
-from .aux_pairs import BATCH, FOLDS, Pairs, represent, simulated, some_views
-from .decoder_net import Lessons, Refiner, Schooling, blank, train_refiner
+from .aux_pairs import BATCH, FOLDS, AuxPairs, represent, simulated, some_views
+from .decoder_net import DecoderTraining, Examples, Refiner, blank, train_refiner
 from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total
-from .map_jobs import Job, jobs_of
+from .map_jobs import MapJob, jobs_of
 from .simulate import folds_of, views
 from .solve import frozen
 
@@ -41,13 +40,13 @@ POOL_VALUES = 24_000_000
 
 @dataclass
 class _Work:
-    """What one extractor has come to: maps, lessons, and the answers so far."""
+    """What one extractor has come to: maps, examples, and the answers so far."""
 
-    job: Job
+    job: MapJob
     extract: Callable[[Tensor], Tensor]
     whole: LinearMap
     parts: list[LinearMap]
-    pairs: Pairs | None
+    pairs: AuxPairs | None
     picture: Tensor | None
     answer: Tensor
     fits: list[Tensor]
@@ -63,14 +62,14 @@ def linear_answers(observation: Observation, context: Context, linear: Linear) -
     count = sum(len(job.index) for job in jobs)
     with single_threaded(context.device) as cores:
 
-        def piece(job: Job) -> dict[str, Tensor]:
-            kept = context.shelf.load(f"rows-{job.name}")
+        def piece(job: MapJob) -> dict[str, Tensor]:
+            kept = context.cache.load(f"rows-{job.name}")
             if kept is None:
                 aux = _aux(observation, context.device)
                 work = _prepare(observation, context, job, aux, linear, room=0)
                 kept = _result(work, aux)
                 _tell(context, job, 0, 1, count, work.fits[-1])
-                context.shelf.save(f"rows-{job.name}", kept)
+                context.cache.save(f"rows-{job.name}", kept)
             return kept
 
         pieces = each(piece, jobs, cores)
@@ -81,7 +80,7 @@ def decoder_answers(
     observation: Observation,
     context: Context,
     linear: Linear,
-    schooling: Schooling,
+    how: DecoderTraining,
     stages: int,
 ) -> Reconstruction:
     """Answer every target by the linear map and a trained network.
@@ -95,15 +94,15 @@ def decoder_answers(
         for family in sorted({job.family for job in jobs}):
             name = f"rows-{family}"
             mine = [job for job in jobs if job.family == family]
-            kept = context.shelf.load(name)
+            kept = context.cache.load(name)
             if kept is None:
                 aux = _aux(observation, context.device)
-                found = _family(observation, context, mine, aux, linear, schooling, stages, cores)
+                found = _family(observation, context, mine, aux, linear, how, stages, cores)
                 kept = {
                     key: torch.cat([f[key] for f in found], dim=1 if key == "trace" else 0)
                     for key in found[0]
                 }
-                context.shelf.save(name, kept)
+                context.cache.save(name, kept)
             pieces.append(kept)
     return _join(jobs, pieces, "training done")
 
@@ -111,20 +110,20 @@ def decoder_answers(
 def _family(
     observation: Observation,
     context: Context,
-    jobs: list[Job],
+    jobs: list[MapJob],
     aux: Tensor,
     linear: Linear,
-    schooling: Schooling,
+    how: DecoderTraining,
     stages: int,
     cores: int,
 ) -> list[dict[str, Tensor]]:
     """Train on the extractors of targets of one kind, and answer these."""
     family, count = jobs[0].family, sum(len(job.index) for job in jobs)
     channels = observation.image_shape[0]
-    stored = [context.shelf.load(f"network-{family}-{stage}") for stage in range(stages)]
+    stored = [context.cache.load(f"network-{family}-{stage}") for stage in range(stages)]
     room = max(BATCH, POOL_VALUES // aux[0].numel() // len(jobs)) if None in stored else 0
 
-    def prepare(job: Job) -> _Work:
+    def prepare(job: MapJob) -> _Work:
         return _prepare(observation, context, job, aux, linear, room=room)
 
     works = each(prepare, jobs, cores)
@@ -133,29 +132,29 @@ def _family(
         kept = stored[stage]
         if kept is None:
             whole = [work for work in works if _sound(work)]
-            net = blank(channels, schooling.width).to(context.device)
+            net = blank(channels, how.width).to(context.device)
             if whole:
 
                 def tick(update: int, loss: Tensor, stage: int = stage) -> None:
-                    done = stage * schooling.updates + update
-                    _tell(context, jobs[0], done, stages * schooling.updates, count, loss, count)
+                    done = stage * how.updates + update
+                    _tell(context, jobs[0], done, stages * how.updates, count, loss, count)
 
-                lessons = each(_lessons, whole, cores)
+                examples = each(_lessons, whole, cores)
                 net = train_refiner(
-                    lessons,
-                    schooling,
+                    examples,
+                    how,
                     seed=context.seed,
                     stage=stage,
                     purpose=family,
                     cores=cores,
                     tick=tick,
-                    recorder=recorder_for(context.device),
+                    capturer=capture_for(context.device),
                     note=note,
                 )
             state = {key: value.cpu() for key, value in net.state_dict().items()}
-            context.shelf.save(f"network-{family}-{stage}", state)
+            context.cache.save(f"network-{family}-{stage}", state)
         else:
-            net = blank(channels, schooling.width).to(context.device)
+            net = blank(channels, how.width).to(context.device)
             net.load_state_dict(kept)
         net = net.eval().requires_grad_(False)
         last = stage == stages - 1
@@ -172,11 +171,11 @@ def _sound(work: _Work) -> bool:
     return all(bool(one.weight.isfinite().all()) for one in (work.whole, *work.parts))
 
 
-def _lessons(work: _Work) -> Lessons:
+def _lessons(work: _Work) -> Examples:
     pairs, picture = work.pairs, work.picture
     if pairs is None or picture is None:
         raise ValueError("pairs were not kept for training")
-    return Lessons(
+    return Examples(
         picture=picture,
         correction=_cross_fitted_correction(work, pairs, picture),
         wanted=pairs.images,
@@ -186,7 +185,7 @@ def _lessons(work: _Work) -> Lessons:
     )
 
 
-def _cross_fitted_correction(work: _Work, pairs: Pairs, picture: Tensor) -> Tensor:
+def _cross_fitted_correction(work: _Work, pairs: AuxPairs, picture: Tensor) -> Tensor:
     error = pairs.reps - represent(work.extract, picture)
     out = torch.empty_like(picture)
     for fold, part in enumerate(work.parts):
@@ -217,7 +216,7 @@ def _improve(work: _Work, net: Refiner, *, pairs_too: bool) -> None:
 def _prepare(
     observation: Observation,
     context: Context,
-    job: Job,
+    job: MapJob,
     aux: Tensor,
     linear: Linear,
     *,
@@ -265,7 +264,7 @@ def _prepare(
     parts: list[LinearMap] = []
     picture = None
     if room and pairs is not None:
-        pairs = Pairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
+        pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
         parts = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
         picture = torch.empty_like(pairs.images)
         for one, part in enumerate(parts):
@@ -287,7 +286,7 @@ def _aux(observation: Observation, device: torch.device) -> Tensor:
 
 def _tell(
     context: Context,
-    job: Job,
+    job: MapJob,
     step: int,
     of: int,
     total: int,
@@ -302,7 +301,7 @@ def _tell(
         "total": total,
         "match": match,
     }
-    context.report(Report("attack.step", data))
+    context.report(Event("attack.step", data))
 
 
 def _result(work: _Work, aux: Tensor) -> dict[str, Tensor]:
@@ -315,7 +314,7 @@ def _result(work: _Work, aux: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _join(jobs: list[Job], pieces: list[dict[str, Tensor]], why: str) -> Reconstruction:
+def _join(jobs: list[MapJob], pieces: list[dict[str, Tensor]], why: str) -> Reconstruction:
     """Put answers back into the order of the observation."""
     back = torch.cat([job.index for job in jobs]).argsort()
     images, prior, match = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedre_privacy.core.types import Observation
 
-from .map_jobs import Job
+from .map_jobs import MapJob
 from .simulate import blend_weights, folds_of, prototype_weights, views
 
 FOLDS = 4
@@ -23,7 +23,7 @@ SIMULATED = 3000
 
 
 @dataclass(frozen=True)
-class Pairs:
+class AuxPairs:
     """Representations (m, d) and images (m, C, H, W) of one extractor, and their folds (m,).
 
     Held rows (m,) come from images that no network learns from.
@@ -37,7 +37,7 @@ class Pairs:
 
 def some_views(
     aux: Tensor, reps: list[Tensor], copies: int, room: int, draws: torch.Generator
-) -> Pairs:
+) -> AuxPairs:
     """Keep the representations and pictures of some views of some images, in mixed order."""
     device = aux.device
     chosen = torch.randperm(copies * len(aux), generator=draws)[:room].to(device)
@@ -45,7 +45,7 @@ def some_views(
     images = torch.empty(len(chosen), *aux.shape[1:], device=device)
     for one, moved in enumerate(views(aux, copies)):
         images[number == one] = moved[base[number == one]]
-    return Pairs(
+    return AuxPairs(
         torch.cat(reps)[chosen],
         images,
         folds_of(len(aux), FOLDS).to(device)[base],
@@ -55,11 +55,11 @@ def some_views(
 
 def simulated(
     observation: Observation,
-    job: Job,
+    job: MapJob,
     aux: Tensor,
     reps: list[Tensor],
     draws: torch.Generator,
-) -> Pairs:
+) -> AuxPairs:
     """Average images as the targets did, in representation and in pixels.
 
     Means of a fold take images of that fold alone.
@@ -88,7 +88,7 @@ def simulated(
             fold.append(torch.full((wanted,), one))
             held.append(torch.full((wanted,), checked))
     order = torch.randperm(sum(map(len, fold)), generator=draws).to(aux.device)
-    return Pairs(
+    return AuxPairs(
         torch.cat(made_reps)[order],
         torch.cat(made_images)[order],
         torch.cat(fold).to(aux.device)[order],

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded, stream
 
-from ..running.graphs import Recorder, Step, captured, set_rate
+from ..running.graphs import GraphCapture, Step, captured, set_rate
 
 SLOPE = 0.1
 PART = 16
@@ -35,7 +35,7 @@ CHECKS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schooling:
+class DecoderTraining:
     """How the network is trained: settings of `decoder`.
 
     Loss "psnr" is squared error; "sharp" is absolute error plus `match` times the relative squared
@@ -100,7 +100,7 @@ def blank(channels: int, width: int) -> Refiner:
 
 
 @dataclass(frozen=True)
-class Lessons:
+class Examples:
     """Pairs of one extractor.
 
     Args:
@@ -121,17 +121,17 @@ class Lessons:
 class Pool:
     """The pairs of all extractors, numbered one after another."""
 
-    def __init__(self, lessons: Sequence[Lessons], schooling: Schooling) -> None:
-        self.lessons, self.schooling = lessons, schooling
-        self.picture = torch.cat([one.picture for one in lessons])
-        self.correction = torch.cat([one.correction for one in lessons])
-        self.wanted = torch.cat([one.wanted for one in lessons])
-        self.ends = torch.tensor([len(one.held) for one in lessons]).cumsum(0)
-        held = torch.cat([one.held for one in lessons]).cpu()
+    def __init__(self, examples: Sequence[Examples], how: DecoderTraining) -> None:
+        self.examples, self.how = examples, how
+        self.picture = torch.cat([one.picture for one in examples])
+        self.correction = torch.cat([one.correction for one in examples])
+        self.wanted = torch.cat([one.wanted for one in examples])
+        self.ends = torch.tensor([len(one.held) for one in examples]).cumsum(0)
+        held = torch.cat([one.held for one in examples]).cpu()
         self.learnt = (~held).nonzero().squeeze(1)
         """Numbers of the pairs to learn from, on the host as the next."""
         checked = [part.nonzero().squeeze(1) for part in held.tensor_split(self.ends[:-1])]
-        most = max(1, 512 // len(lessons))
+        most = max(1, 512 // len(examples))
         starts = [0, *self.ends[:-1].tolist()]
         self.checked = torch.cat([c[:most] + at for c, at in zip(checked, starts, strict=True)])
 
@@ -139,66 +139,66 @@ class Pool:
         """Loss of each of some pairs (n,); for loss=sharp, numbers ascend and are on the host."""
         made: Tensor = net(self.picture[numbers], self.correction[numbers])
         wanted = self.wanted[numbers]
-        if self.schooling.loss == "psnr":
+        if self.how.loss == "psnr":
             return (made - wanted).square().flatten(1).mean(1)
         owners = torch.bucketize(numbers, self.ends, right=True)
-        counts = owners.bincount(minlength=len(self.lessons)).tolist()
+        counts = owners.bincount(minlength=len(self.examples)).tolist()
         starts = [0, *self.ends[:-1].tolist()]
         missed = []
         for one, start, index, part in zip(
-            self.lessons, starts, numbers.split(counts), made.split(counts), strict=True
+            self.examples, starts, numbers.split(counts), made.split(counts), strict=True
         ):
             if len(index):
                 reps = one.reps[index - start]
                 error = (one.extract(part.clamp(0, 1)) - reps).square().sum(1)
                 missed.append(error / (reps.square().sum(1) + 1e-8))
-        return (made - wanted).abs().flatten(1).mean(1) + self.schooling.match * torch.cat(missed)
+        return (made - wanted).abs().flatten(1).mean(1) + self.how.match * torch.cat(missed)
 
 
 def train_refiner(
-    lessons: Sequence[Lessons],
-    schooling: Schooling,
+    examples: Sequence[Examples],
+    how: DecoderTraining,
     *,
     seed: int,
     stage: int,
     purpose: str,
     cores: int,
     tick: Callable[[int, Tensor], None],
-    recorder: Recorder | None = None,
+    capturer: GraphCapture | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Refiner:
     """Train one network on the pairs of all extractors; the best on held-out pairs is kept.
 
     Args:
         tick: called at each check with the number of updates done and the held-out loss (1,).
-        recorder: how steps are captured and replayed; None runs them one by one. Under loss=sharp
+        capturer: how steps are captured and replayed; None runs them one by one. Under loss=sharp
             none is captured: each sends other numbers of rows through each extractor.
         note: told why, when steps cannot be captured.
     """
-    device = lessons[0].picture.device
-    if schooling.loss == "sharp":
-        recorder = None
+    device = examples[0].picture.device
+    if how.loss == "sharp":
+        capturer = None
     with seeded(seed, f"refiner {purpose}", index=stage):
-        net = Refiner(lessons[0].picture.shape[1], schooling.width).to(device)
-    spread = torch.stack([one.correction.square().mean() for one in lessons]).mean().sqrt()
+        net = Refiner(examples[0].picture.shape[1], how.width).to(device)
+    spread = torch.stack([one.correction.square().mean() for one in examples]).mean().sqrt()
     net.scale.copy_(spread.clamp(min=1e-6))
-    pool = Pool(lessons, schooling)
+    pool = Pool(examples, how)
     draws = stream(seed, f"refiner batches {purpose}", index=stage)
     parameters = list(net.parameters())
     optimiser = torch.optim.AdamW(
         parameters,
-        lr=torch.full((), schooling.lr, device=device) if recorder else schooling.lr,
+        lr=torch.full((), how.lr, device=device) if capturer else how.lr,
         foreach=True,
-        capturable=recorder is not None,
+        capturable=capturer is not None,
     )
     spent = torch.zeros(1, device=device)
-    numbers = torch.zeros(schooling.batch, dtype=torch.int64)
+    numbers = torch.zeros(how.batch, dtype=torch.int64)
     checked = pool.checked
-    if schooling.loss == "psnr":
+    if how.loss == "psnr":
         numbers, checked = numbers.to(device), checked.to(device)
 
     def part_gradient(part: Tensor) -> list[Tensor]:
-        loss = pool.losses(net, part).sum() / schooling.batch
+        loss = pool.losses(net, part).sum() / how.batch
         return [loss.detach(), *torch.autograd.grad(loss, parameters)]
 
     def part_losses(part: Tensor) -> Tensor:
@@ -206,12 +206,12 @@ def train_refiner(
             return pool.losses(net, part)
 
     crew = ThreadPoolExecutor(
-        min(cores, math.ceil(schooling.batch / PART)),
+        min(cores, math.ceil(how.batch / PART)),
         initializer=torch.set_num_threads,
         initargs=(1,),
     )
-    cut = device.type == "cpu" and recorder is None  # a capture sees its own thread only
-    over, size = (crew.map, PART) if cut else (map, schooling.batch)
+    cut = device.type == "cpu" and capturer is None  # a capture sees its own thread only
+    over, size = (crew.map, PART) if cut else (map, how.batch)
 
     def check() -> Tensor:
         pieces = checked.split(PART if cut else len(checked))
@@ -224,29 +224,29 @@ def train_refiner(
             parameter.grad = torch.stack(parts).sum(0)
         optimiser.step()
 
-    every = max(1, schooling.updates // CHECKS)
+    every = max(1, how.updates // CHECKS)
     run: Step = step
     with crew:
         best, best_loss, waited = copy.deepcopy(net.state_dict()), float(check()), 0
-        for update in range(schooling.updates):
-            done = update / schooling.updates
+        for update in range(how.updates):
+            done = update / how.updates
             rate = min(1.0, (update + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))
-            set_rate(optimiser, schooling.lr * rate)
-            drawn = torch.randint(len(pool.learnt), (schooling.batch,), generator=draws)
+            set_rate(optimiser, how.lr * rate)
+            drawn = torch.randint(len(pool.learnt), (how.batch,), generator=draws)
             numbers.copy_(pool.learnt[drawn].sort().values)
             run()
-            if update == 0 and recorder is not None:
+            if update == 0 and capturer is not None:
                 moments = [m for one in optimiser.state.values() for m in one.values()]
                 state = [*parameters, *moments, spent]
-                run = captured(step, recorder, state=state, match=spent, note=note) or step
-            if (update + 1) % every == 0 or update == schooling.updates - 1:
+                run = captured(step, capturer, state=state, match=spent, note=note) or step
+            if (update + 1) % every == 0 or update == how.updates - 1:
                 now = check()
                 tick(update, now)
                 if float(now) < best_loss:
                     best, best_loss, waited = copy.deepcopy(net.state_dict()), float(now), 0
                 else:
                     waited += 1
-                if waited > schooling.patience:
+                if waited > how.patience:
                     break
     net.load_state_dict(best)
     return net.eval().requires_grad_(False)

@@ -18,7 +18,7 @@ LEAST_AUX = 8
 
 
 @dataclass(frozen=True)
-class Job:
+class MapJob:
     """Targets of one kind that one extractor made; `index` are their rows in the observation."""
 
     family: str
@@ -36,7 +36,7 @@ class Job:
         return f"{self.family}-{client:06d}-{round:06d}-{self.first:06d}"
 
 
-def jobs_of(observation: Observation, linear: Linear) -> list[Job]:
+def jobs_of(observation: Observation, linear: Linear) -> list[MapJob]:
     """Sort targets by kind and extractor; refuse what cannot be answered."""
     shape = observation.image_shape
     aux = observation.aux
@@ -81,7 +81,7 @@ def jobs_of(observation: Observation, linear: Linear) -> list[Job]:
     jobs, first = [], 0
     for key in sorted(found):
         index = torch.tensor(found[key])
-        jobs.append(Job(key[0], key[1], index, rows[index].float(), *detail[key], first=first))
+        jobs.append(MapJob(key[0], key[1], index, rows[index].float(), *detail[key], first=first))
         first += len(index)
     return jobs
 

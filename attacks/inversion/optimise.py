@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..running.graphs import Recorder, Step, captured, set_rate
+from ..running.graphs import GraphCapture, Step, captured, set_rate
 from ..running.objectives import Objective, total_variation
 
 Extract = Callable[[Tensor], Tensor]
@@ -176,7 +176,7 @@ def fit_tile(
     tick: Callable[[int, Tensor], None] = lambda step, match: None,
     start: Start | None = None,
     extract_some: Callable[[list[int]], Extract] | None = None,
-    recorder: Recorder | None = None,
+    capturer: GraphCapture | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
     """Optimise one tile of targets.
@@ -191,7 +191,7 @@ def fit_tile(
             `prior` either way.
         extract_some: what to use in place of `extract` when only the rows given are left; None
             where `extract` treats all rows alike.
-        recorder: how steps are captured and replayed; None runs them one by one.
+        capturer: how steps are captured and replayed; None runs them one by one.
         note: told what the user should know, such as a step that could not be captured.
     """
     if budget.steps < 1:
@@ -217,7 +217,7 @@ def fit_tile(
         [p.detach().requires_grad_() for p in parameters],
         constants,
         wanted,
-        recorder,
+        capturer,
     )
 
     every = max(1, budget.steps // LOGGED)
@@ -282,7 +282,7 @@ class Search:
     Args:
         parameters, constants: of the prior, stacked, on the device; the former take gradients.
         wanted: representations (n, d).
-        recorder: how steps are captured and replayed; None runs them one by one.
+        capturer: how steps are captured and replayed; None runs them one by one.
     """
 
     average: Tensor
@@ -299,12 +299,12 @@ class Search:
         parameters: list[Tensor],
         constants: list[Tensor],
         wanted: Tensor,
-        recorder: Recorder | None,
+        capturer: GraphCapture | None,
     ) -> None:
         self.prior, self.extract, self.objective, self.budget = prior, extract, objective, budget
         self.parameters, self.constants, self.wanted = parameters, constants, wanted
-        self.recorder = recorder
-        self.capturable = recorder is not None
+        self.capturer = capturer
+        self.capturable = capturer is not None
         self.optimiser = self._adam()
         self.clock = torch.zeros((), device=wanted.device)
         self.begun = False
@@ -352,13 +352,13 @@ class Search:
 
     def ready(self, note: Callable[[str], None]) -> Step:
         """A way to make further steps: captured where that works."""
-        if self.recorder is None:
+        if self.capturer is None:
             return self.step
         moments = [m for one in self.optimiser.state.values() for m in one.values()]
         state = [*self.parameters, *moments, self.average, self.match, self.best, self.best_step]
-        replay = captured(self.step, self.recorder, state=state, match=self.match, note=note)
+        replay = captured(self.step, self.capturer, state=state, match=self.match, note=note)
         if replay is None:
-            self.recorder = None
+            self.capturer = None
         return replay or self.step
 
     def keep(self, rows: Tensor, extract: Extract | None) -> None:

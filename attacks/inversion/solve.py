@@ -18,7 +18,7 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from ..running.channels import objective_as_sent
-from ..running.graphs import recorder_for
+from ..running.graphs import capture_for
 from ..running.objectives import Objective
 from ..running.tiles import CPU_TILE, in_tiles, measured_rows, progress
 from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
@@ -66,7 +66,7 @@ def invert(
 
     def piece(first: int, last: int, stopped: Event) -> dict[str, Tensor]:
         name = f"rows-{first:06d}-{last:06d}"
-        kept = context.shelf.load(name)
+        kept = context.cache.load(name)
         if kept is None:
             kept = _fit(
                 rows[first:last],
@@ -83,7 +83,7 @@ def invert(
                 note=note,
                 begin=None if start is None else start.rows(first, last),
             )
-            context.shelf.save(name, kept)
+            context.cache.save(name, kept)
         return kept
 
     if chunk is None and device.type != "cpu":
@@ -217,7 +217,7 @@ def _fit(
             tick=tick,
             start=begin,
             extract_some=lambda kept: by_owner(extractors, [repeated[i] for i in kept]),
-            recorder=recorder_for(context.device),
+            capturer=capture_for(context.device),
             note=note,
         )
 

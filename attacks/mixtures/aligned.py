@@ -34,16 +34,16 @@ class Alignment:
         uploads (T, d).
         errors (T, T): covariance over rounds of what the maps get wrong on an image left out, in
             units of the images' variance per dimension; zero for the round wanted.
-        loud (T,): by how much each upload, and so the noise on it, was multiplied.
+        scale (T,): by how much each upload, and so the noise on it, was multiplied.
     """
 
     uploads: Tensor
     errors: Tensor
-    loud: Tensor
+    scale: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class AuxImages:
     """Representations of the auxiliary images in one round, ready for regressions on them.
 
     Shape: reps, inputs (centred) (m, d); centre (d,); values (m,) and vectors (m, m), the
@@ -58,7 +58,7 @@ class Images:
     size: Tensor
 
 
-def images_of(reps: Tensor) -> Images:
+def images_of(reps: Tensor) -> AuxImages:
     """Prepare the representations (m, d) of a round's auxiliary images."""
     reps = reps.double()
     centre = reps.mean(0)
@@ -66,11 +66,11 @@ def images_of(reps: Tensor) -> Images:
     kernel = inputs @ inputs.T
     values, vectors = torch.linalg.eigh(kernel)
     size = kernel.diagonal().mean().clamp(min=1e-300)
-    return Images(reps, centre, inputs, values.clamp(min=0), vectors, size)
+    return AuxImages(reps, centre, inputs, values.clamp(min=0), vectors, size)
 
 
 def align(
-    rounds: Sequence[Images], uploads: Tensor, penalty: float | None = None, *, at: int = -1
+    rounds: Sequence[AuxImages], uploads: Tensor, penalty: float | None = None, *, at: int = -1
 ) -> Alignment:
     """Learn the maps to one round and carry the uploads over.
 
@@ -101,7 +101,7 @@ def align(
 
 
 def _carry(
-    images: Images, wanted: Tensor, upload: Tensor, penalty: float | None
+    images: AuxImages, wanted: Tensor, upload: Tensor, penalty: float | None
 ) -> tuple[Tensor, Tensor]:
     """An upload carried over, and the map's errors (m, d) on each image left out."""
     values, vectors, size = images.values, images.vectors, images.size
@@ -143,16 +143,16 @@ def aligned(
         noises: tried, in units of the spread of the prototypes per dimension.
         centred: m is known to be 0.
     """
-    models = error_models(weights, alignment.errors, noises, alignment.loud)
+    models = error_models(weights, alignment.errors, noises, alignment.scale)
     return most_likely(models, uploads, centred=centred)[0]
 
 
 def error_models(
-    weights: Tensor, errors: Tensor, noises: Sequence[float], loud: Tensor
+    weights: Tensor, errors: Tensor, noises: Sequence[float], scale: Tensor
 ) -> Iterator[Model]:
     """The models of the grid, see `aligned`."""
     products = weights @ weights.T
-    own = loud.square().diag()
+    own = scale.square().diag()
     prior = weights.new_ones(weights.shape[1])
     for size, noise in product(ERRORS, noises):
         yield Model(products * (1 + size * errors) + noise**2 * own, weights.T, prior)

@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 """Relative to the matches, summed over rows: a single row near a kink proves nothing."""
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """A way to capture a step."""
 
     def capture(self, step: Step) -> Step:
@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class CudaRecorder:
+class CudaGraphCapture:
     """Captures CUDA graphs."""
 
     device: torch.device
@@ -60,14 +60,14 @@ class CudaRecorder:
             return replay
 
 
-def recorder_for(device: torch.device) -> Recorder | None:
+def capture_for(device: torch.device) -> GraphCapture | None:
     """How steps are captured on a device; None where they are not."""
-    return CudaRecorder(device) if device.type == "cuda" else None
+    return CudaGraphCapture(device) if device.type == "cuda" else None
 
 
 def captured(
     step: Step,
-    recorder: Recorder,
+    capturer: GraphCapture,
     *,
     state: Sequence[Tensor],
     match: Tensor,
@@ -95,7 +95,7 @@ def captured(
 
     wanted = trial(step)
     try:
-        replay = recorder.capture(step)
+        replay = capturer.capture(step)
         gap = (trial(replay) - wanted).abs().sum(1)
         if bool((gap <= TOLERANCE * wanted.abs().sum(1)).all()):
             return replay

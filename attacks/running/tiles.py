@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event
 from typing import TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import OutOfMemoryError
-from fedre_privacy.core.events import Event as Report
+from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import free_bytes
 
 CPU_TILE = 8
@@ -28,7 +28,7 @@ TRIED = 4
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-Piece = Callable[[int, int, Event], dict[str, Tensor]]
+Piece = Callable[[int, int, threading.Event], dict[str, Tensor]]
 """(first row, row after the last, set when work should stop) to what the rows came to."""
 
 
@@ -42,7 +42,7 @@ def in_tiles(
     """
     if context.device.type != "cpu":
         return in_turn(piece, count, max(1, gpu), context)
-    tile, stopped = max(1, cpu), Event()
+    tile, stopped = max(1, cpu), threading.Event()
 
     def one(first: int) -> dict[str, Tensor]:
         return piece(first, min(first + tile, count), stopped)
@@ -73,7 +73,7 @@ def each(
     work: Callable[[Item], Made],
     items: Sequence[Item],
     cores: int,
-    stopped: Event | None = None,
+    stopped: threading.Event | None = None,
 ) -> list[Made]:
     """Do the same work on every item, one item per core at a time, in `single_threaded`.
 
@@ -82,7 +82,7 @@ def each(
     """
     if cores == 1:
         return [work(item) for item in items]
-    stopped = stopped or Event()
+    stopped = stopped or threading.Event()
     with ThreadPoolExecutor(
         max(1, min(cores, len(items))), initializer=torch.set_num_threads, initargs=(1,)
     ) as crew:
@@ -107,7 +107,7 @@ def in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[
     while start < count:
         stop = min(start + tile, count)
         try:
-            pieces.append(piece(start, stop, Event()))
+            pieces.append(piece(start, stop, threading.Event()))
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if tile == 1:
@@ -117,7 +117,7 @@ def in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[
                     "--device cpu, and add --resume.",
                 ) from None
             tile //= 2
-            context.report(Report("note", {"text": f"GPU memory: chunk halved to {tile}"}))
+            context.report(Event("note", {"text": f"GPU memory: chunk halved to {tile}"}))
             continue
         start = stop
     return pieces
@@ -167,7 +167,7 @@ class Stopped(Exception):
 
 
 def progress(
-    context: Context, stopped: Event, *, of: int, first: int, rows: int, total: int
+    context: Context, stopped: threading.Event, *, of: int, first: int, rows: int, total: int
 ) -> Callable[[int, Tensor], None]:
     """Make the function to be called with (step, match of each row) along the way.
 
@@ -183,6 +183,6 @@ def progress(
         if stopped.is_set():
             raise Stopped
         data = {"step": step, "of": of, "first": first, "rows": rows, "total": total}
-        context.report(Report("attack.step", {**data, "match": match}))
+        context.report(Event("attack.step", {**data, "match": match}))
 
     return tick

@@ -145,7 +145,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     require_complete(run)
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     result = run_attack(run, settings, isolation=options.isolation, **how)
-    other = "representations" if result.game.kind != "representations" else "prototypes"
+    other = "representations" if result.trial.kind != "representations" else "prototypes"
     print_result(
         result,
         output,

@@ -17,8 +17,8 @@ from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
     SETTINGS,
-    Cell,
     Measured,
+    ReportedCell,
     Shares,
     Spread,
     Subset,
@@ -163,7 +163,7 @@ def _shares(key: str, options: argparse.Namespace) -> Shares:
     return share_out(key)
 
 
-def _with_runs(cell: Cell, runs: Iterable[Measured]) -> Cell:
+def _with_runs(cell: ReportedCell, runs: Iterable[Measured]) -> ReportedCell:
     """Add what runs of the cell's own setting sent."""
     notes = [cell.note] if cell.note else []
     for run in runs:
@@ -194,7 +194,7 @@ def _spread(sent: Spread) -> str:
     return f"{sent.mean / 1000:,.2f} [{sent.least / 1000:,.2f}, {sent.most / 1000:,.2f}]"
 
 
-def _print_data_set(key: str, own: Shares, cells: Sequence[Cell], output: Output) -> None:
+def _print_data_set(key: str, own: Shares, cells: Sequence[ReportedCell], output: Output) -> None:
     data = DATA_SETS[key]
     output.text(f"TABLE 11 of FedRE: {data.name}   thousands of scalars, 10 clients, one round")
     output.line("Labels", own.source + _match(own))
@@ -227,7 +227,7 @@ def _match(own: Shares) -> str:
     return " (another order than CIFAR-10's: not the published indices, the same counts)"
 
 
-def _ordered(cells: Sequence[Cell]) -> list[Cell]:
+def _ordered(cells: Sequence[ReportedCell]) -> list[ReportedCell]:
     """Settings side by side: by method, then direction, then setting."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     return sorted(
@@ -240,14 +240,14 @@ def _ordered(cells: Sequence[Cell]) -> list[Cell]:
     )
 
 
-def _models(cells: Sequence[Cell]) -> str:
+def _models(cells: Sequence[ReportedCell]) -> str:
     return " + ".join(SHORT[cell.setting] for cell in cells)
 
 
-def _merged(cells: Sequence[Cell]) -> list[dict[str, str]]:
+def _merged(cells: Sequence[ReportedCell]) -> list[dict[str, str]]:
     """One row for cells that agree in everything but the setting."""
 
-    def row(cell: Cell) -> tuple[Any, ...]:
+    def row(cell: ReportedCell) -> tuple[Any, ...]:
         return (cell.method, cell.direction, cell.published, cell.paper, cell.complete)
 
     rows = []
@@ -370,7 +370,7 @@ def _formula(count: Count | None) -> str:
 
 
 def _events(
-    cells: Sequence[Cell],
+    cells: Sequence[ReportedCell],
     subset: Sequence[Subset],
     totals: Sequence[Total],
     costs: Sequence[UploadCost],

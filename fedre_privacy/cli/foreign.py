@@ -91,17 +91,17 @@ def run_foreign(
         options.aux, options.truth,
     )  # fmt: skip
     device = choose_device(options.device)
-    game = prepare_given(read_foreign(recorded, settings.evaluation.round), settings)
+    trial = prepare_given(read_foreign(recorded, settings.evaluation.round), settings)
     if options.dry_run:
-        for heading, text in game.lines().items():
+        for heading, text in trial.lines().items():
             output.line(heading, text)
         output.line("Attack", f"{settings.attack.name}: everything fits; nothing was attacked")
         output.final(None, {"checked": True})
         return 0
     result = attack_into(
-        foreign_folder(recorded, settings, game, options.runs_dir),
+        foreign_folder(recorded, settings, trial, options.runs_dir),
         settings,
-        lambda: game,
+        lambda: trial,
         device=device,
         resume=options.resume,
         restart=options.restart,
@@ -109,6 +109,6 @@ def run_foreign(
         isolation=options.isolation,
     )
     attack_page(result)
-    command, _ = game.run.repeat(settings.attack.name, result.folder)
+    command, _ = trial.run.repeat(settings.attack.name, result.folder)
     print_result(result, output, of={"uploads": recorded.uploads}, again=command)
     return 0

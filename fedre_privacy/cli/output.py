@@ -150,7 +150,7 @@ class Output:
         elif event.name == "attack.scoring":
             if self._progress is not None and "attack" in self._tasks:
                 self._progress.update(self._tasks["attack"], description="scoring", note="")
-        elif event.name == "attack.game":
+        elif event.name == "attack.trial":
             for heading, text in data["lines"].items():
                 self.line(heading, text)
         elif event.name == "note":

@@ -20,7 +20,7 @@ def print_result(
         again: the command that repeats the attack.
         then: a command worth giving next, or empty.
     """
-    game, card = result.game, result.card
+    trial, card = result.trial, result.card
     if "attack.reused" in output.reused:
         output.line("Note", "this attack was finished before and is read back (--restart repeats)")
     lost = f", {card.diverged} diverged" if card.diverged else ""
@@ -42,8 +42,8 @@ def print_result(
         result.folder,
         {
             **of,
-            "target": game.kind,
-            "counterfactual": game.counterfactual,
+            "target": trial.kind,
+            "counterfactual": trial.counterfactual,
             "oracles": result.record["oracles"],
             "verdict": card.verdict.word,
             "because": card.verdict.because,

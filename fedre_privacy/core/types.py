@@ -543,7 +543,7 @@ class ThreatModel:
         name: as given to ``--threat``.
         grants: what the attacker holds.
         rounds: ``"last"`` or ``"all"``: the rounds whose uploads are observed.
-        summary: one sentence, printed as the game of every attack.
+        summary: one sentence, printed as the trial of every attack.
         reference: where the model comes from.
     """
 

@@ -18,7 +18,7 @@ from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Artifact, Content, Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
-from fedre_privacy.defenses.base import Defense, Scene
+from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
@@ -118,7 +118,7 @@ def _defended(
         defended(
             defenses,
             emission,
-            Scene(
+            Sending(
                 protocol=protocol.name,
                 client=task.client,
                 round=task.round,

@@ -42,8 +42,8 @@ def write_attack_report(result: AttackResult) -> Path:
     Returns:
         The file.
     """
-    game, record, card = result.game, result.record, result.card
-    run, settings = game.run, game.settings
+    trial, record, card = result.trial, result.record, result.card
+    run, settings = trial.run, trial.settings
     command, meaning = run.repeat(settings.attack.name, result.folder)
     sections = [
         Section("Result", _headline(result)),
@@ -74,7 +74,7 @@ def write_attack_report(result: AttackResult) -> Path:
     ]
     lead = html.join(
         html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
-        if game.counterfactual
+        if trial.counterfactual
         else Html(""),
         html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
         if isinstance(result.card, Unscored)
@@ -85,10 +85,10 @@ def write_attack_report(result: AttackResult) -> Path:
         html.verdict(card.verdict.word, card.verdict.because),
         html.facts(
             dict(run.headline())
-            | {name: " ".join(words.split()) for name, words in record["game"].items()}
+            | {name: " ".join(words.split()) for name, words in record["trial"].items()}
         ),
     )
-    title = f"{settings.attack.name} on {game.kind} of {run.name}"
+    title = f"{settings.attack.name} on {trial.kind} of {run.name}"
     path = result.folder / NAME
     files.write_text(path, html.page(title, lead, sections))
     return path
@@ -115,7 +115,7 @@ def _targets(result: AttackResult) -> Html:
     recovered = outcome.images
     if recovered.shape[1] not in (1, 3):
         return html.paragraph("Images of this many channels cannot be shown.")
-    classes = result.game.run.class_names
+    classes = result.trial.run.class_names
     measures = [m for m in scores.whole() if f"{m.key}_floor" in scores.rows]
     shown = []
     for row in scores.own_rows.head(SHOWN_TARGETS).to_dict("records"):
@@ -224,7 +224,7 @@ def _notes(result: AttackResult) -> list[str]:
     record = result.record
     given = [
         *result.card.notes,
-        *result.game.run.notes,
+        *result.trial.run.notes,
     ]
     if record.get("stopped_because"):
         given.append(f"The attack stopped: {record['stopped_because']}.")
@@ -277,5 +277,5 @@ def _provenance(result: AttackResult) -> dict[str, str]:
         ),
         "Device": str(record["device"]),
         "Versions": versions(record),
-        **result.game.run.provenance(),
+        **result.trial.run.provenance(),
     }

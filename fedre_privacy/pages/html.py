@@ -145,7 +145,7 @@ def details(summary: str, body: Html, *, shown: bool = False) -> Html:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _TableCell:
     """A cell of a table: its text, style, the number it is sorted by, and where it leads."""
 
     shown: str
@@ -180,17 +180,17 @@ def _all_numbers(values: Sequence[object]) -> bool:
     return bool(numbers) and all(numbers)
 
 
-def _cell(value: object, right: bool) -> _Cell:
+def _cell(value: object, right: bool) -> _TableCell:
     """The cell of a value; `right` for a column of numbers."""
     if isinstance(value, Link):
-        return _Cell(value.text, to=value.to)
+        return _TableCell(value.text, to=value.to)
     shown, number = _shown(value), _number(value)
     if shown in _WITHOUT_VALUE:
-        return _Cell(shown, "number" if right else "", "")
+        return _TableCell(shown, "number" if right else "", "")
     wide = len(shown) > WIDE
     if number is not None:
-        return _Cell(shown, "words" if wide else "number", f"{number:.10g}")
-    return _Cell(shown, "words" if wide else "")
+        return _TableCell(shown, "words" if wide else "number", f"{number:.10g}")
+    return _TableCell(shown, "words" if wide else "")
 
 
 def _shown(value: object) -> str:

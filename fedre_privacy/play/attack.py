@@ -55,7 +55,7 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import Game, Question, is_uploaded, questions
+from .questions.base import Question, Trial, is_uploaded, questions
 
 
 def question_of(settings: AttackSettings) -> Question:
@@ -63,7 +63,7 @@ def question_of(settings: AttackSettings) -> Question:
     return questions.get(settings.attack.answers)()
 
 
-def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Game:
+def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Trial:
     """Check that the attack fits the run, choose targets, and build the observation.
 
     Raises:
@@ -234,14 +234,14 @@ class AttackResult:
 
     Args:
         folder: the attack's folder inside the run.
-        game: what was played.
+        trial: what was played.
         outcome: what the attack returned.
         card: its scores beside their floors.
         record: the contents of ``record.json``.
     """
 
     folder: Path
-    game: Game
+    trial: Trial
     outcome: Outcome
     card: Card
     record: dict[str, Any] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class AttackResult:
 
     def figures(self) -> dict[str, Figure]:
         """Figures by file name, the main one first."""
-        return question_of(self.game.settings).figures(self.game, self.outcome, self.card)
+        return question_of(self.trial.settings).figures(self.trial, self.outcome, self.card)
 
     def figure(self) -> Figure:
         """The main figure."""
@@ -269,12 +269,12 @@ class AttackResult:
     def __repr__(self) -> str:
         verdict = self.card.verdict
         return (
-            f"AttackResult({self.game.settings.attack.name} on {self.game.kind} of "
-            f"{self.game.run.name}: {verdict.word}; {verdict.because})"
+            f"AttackResult({self.trial.settings.attack.name} on {self.trial.kind} of "
+            f"{self.trial.run.name}: {verdict.word}; {verdict.because})"
         )
 
 
-class _Shelf:
+class _FolderCache:
     """Finished tiles in the attack's folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -302,7 +302,7 @@ def attack(
     resume: bool = False,
     restart: bool = False,
     report: Report = silent,
-    game: Game | None = None,
+    trial: Trial | None = None,
     isolation: str = AUTO,
 ) -> AttackResult:
     """Attack a recorded run, score the result, and write the attack's folder.
@@ -319,7 +319,7 @@ def attack(
     return attack_into(
         run.folder / "attacks" / settings.folder_name,
         settings,
-        lambda: game or prepare_attack(run, settings),
+        lambda: trial or prepare_attack(run, settings),
         device=device,
         resume=resume,
         restart=restart,
@@ -331,7 +331,7 @@ def attack(
 def attack_into(
     folder: Path,
     settings: AttackSettings,
-    prepare: Callable[[], Game],
+    prepare: Callable[[], Trial],
     *,
     device: torch.device,
     resume: bool = False,
@@ -339,11 +339,11 @@ def attack_into(
     report: Report = silent,
     isolation: str = AUTO,
 ) -> AttackResult:
-    """Attack what a game holds, of whatever recording, and write a folder; see `attack`.
+    """Attack what a trial holds, of whatever recording, and write a folder; see `attack`.
 
     Args:
         folder: where a finished attack of these settings is, or will be.
-        prepare: makes the game; called once nothing unfinished is in the way.
+        prepare: makes the trial; called once nothing unfinished is in the way.
     """
     chosen(isolation, device)
     finished = begin(folder, resume=resume, restart=restart, what="Attack")
@@ -354,46 +354,46 @@ def attack_into(
 def _attack(
     folder: Path,
     settings: AttackSettings,
-    game: Game,
+    trial: Trial,
     finished: bool,
     device: torch.device,
     report: Report,
     isolation: str,
 ) -> AttackResult:
-    report(Event("attack.game", {"lines": game.lines()}))
+    report(Event("attack.trial", {"lines": trial.lines()}))
     started = time.monotonic()
     record: dict[str, Any] = {
         "status": PARTIAL,
-        **game.run.identity(),
+        **trial.run.identity(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         "device": device_name(device),
-        **game.settings.plain(),
-        "kind": game.kind,
-        "counterfactual": game.counterfactual,
+        **trial.settings.plain(),
+        "kind": trial.kind,
+        "counterfactual": trial.counterfactual,
         "oracles": sorted(settings.threat.grants & ORACLES),
-        "game": game.lines(),
-        "adaptation": [asdict(one) for stage in game.adaptations() for one in stage],
+        "trial": trial.lines(),
+        "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }
-    shelf = _Shelf(folder / "checkpoints")
+    cache = _FolderCache(folder / "checkpoints")
     if finished:
         report(Event("attack.reused", {"folder": str(folder)}))
         outcome = _read_back(folder, question_of(settings))
         record = files.read_json(folder / "record.json")
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**game.run.plain(), **settings.plain()}
+        config = {**trial.run.plain(), **settings.plain()}
         files.write_yaml(folder / "config.yaml", config)
         files.write_json(folder / "record.json", record)
-        context = Context(game.attack_seed, device, report, shelf)
+        context = Context(trial.attack_seed, device, report, cache)
         try:
             played = play(
                 settings.attack,
-                game.observation,
+                trial.observation,
                 context,
                 outcome=question_of(settings).outcome(),
                 isolation=isolation,
-                hidden=[*game.hidden(), folder.parent.resolve()],
+                hidden=[*trial.hidden(), folder.parent.resolve()],
             )
         except BaseException as error:
             record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
@@ -406,8 +406,8 @@ def _attack(
         files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
-    card = question_of(settings).score(game, outcome)
-    result = AttackResult(folder, game, outcome, card, record)
+    card = question_of(settings).score(trial, outcome)
+    result = AttackResult(folder, trial, outcome, card, record)
     if not finished:
         record |= {
             "status": COMPLETE,
@@ -418,7 +418,7 @@ def _attack(
             **card.record(),
         }
         _write(result)
-        shelf.clear()
+        cache.clear()
         files.write_json(folder / "record.json", record)
     report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return result
@@ -435,7 +435,7 @@ def _read_back(folder: Path, question: Question) -> Outcome:
 def _write(result: AttackResult) -> None:
     folder = result.folder
     files.write_frame(folder / "scores.csv", result.frame())
-    question_of(result.game.settings).write(folder, result.game, result.outcome)
+    question_of(result.trial.settings).write(folder, result.trial, result.outcome)
     for name, figure in result.figures().items():
         save_figure(figure, folder / name)
 

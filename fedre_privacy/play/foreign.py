@@ -29,7 +29,7 @@ from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
 from .checks import Shape, as_images, shape_text
 from .given import Given, classes_seen, truth_of
-from .questions.base import Game
+from .questions.base import Trial
 
 THREAT = ThreatModel(
     "foreign",
@@ -124,10 +124,10 @@ def read_foreign(recorded: Recorded, round: int | None) -> Given:
     )
 
 
-def foreign_folder(recorded: Recorded, settings: AttackSettings, game: Game, runs: Path) -> Path:
+def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:
     """``foreign-attack-hash`` in a folder of runs: other uploads or files are another attack."""
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
-    artifacts = [a for upload in game.observation.targets for a in upload.artifacts]
+    artifacts = [a for upload in trial.observation.targets for a in upload.artifacts]
     named = {
         **recorded.plain(),
         **settings.plain(),

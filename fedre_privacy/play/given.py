@@ -35,9 +35,9 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Key
 
 from .checks import Shape, output_width, shape_text
-from .questions.base import Game
-from .questions.images import TARGET, ImageGame
-from .questions.unscored import UnscoredGame
+from .questions.base import Trial
+from .questions.images import TARGET, ImageTrial
+from .questions.unscored import UnscoredTrial
 from .targets import TargetGroup
 
 Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
@@ -134,7 +134,7 @@ class Given:
         return {name.replace("_", " "): str(v) for name, v in told.items() if v is not None}
 
     def headline(self) -> dict[str, str]:
-        """Nothing beside what the game says."""
+        """Nothing beside what the trial says."""
         return {}
 
     def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
@@ -145,7 +145,7 @@ class Given:
         return shlex.join([*self.command, "--attack", attack, "--config", config]), ""
 
 
-def prepare_given(given: Given, settings: AttackSettings) -> Game:
+def prepare_given(given: Given, settings: AttackSettings) -> Trial:
     """Check that an attack fits what was given, choose targets, and build the observation.
 
     Targets are the first ones in the order given. With truth one half of the public images makes
@@ -228,9 +228,9 @@ def prepare_given(given: Given, settings: AttackSettings) -> Game:
         targets[0].round,
     )
     if given.truth is None or floors is None:
-        return UnscoredGame(*common)
+        return UnscoredTrial(*common)
     group = TargetGroup(kind, False, targets, given.truth(targets))
-    return ImageGame(*common, groups={TARGET: group}, public=floors, unit=given.unit)
+    return ImageTrial(*common, groups={TARGET: group}, public=floors, unit=given.unit)
 
 
 def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Upload, ...]:

@@ -39,7 +39,7 @@ from .attack import AttackResult, attack_into, question_of
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
-from .questions.base import Game
+from .questions.base import Trial
 
 OWN = (0, 1)
 """(client, round) under which the module stands."""
@@ -56,7 +56,7 @@ class ModuleResult:
     """What an attack recovered from one's own module, and how well; printing it shows a table.
 
     Args:
-        game: what was played.
+        trial: what was played.
         outcome: what the attack returned.
         card: its scores beside their floors, or the evidence where no truth was given.
         isolation: where the attack ran. A module given as an object cannot be handed to another
@@ -64,7 +64,7 @@ class ModuleResult:
         written: the result with its folder, where one was asked for.
     """
 
-    game: Game
+    trial: Trial
     outcome: Reconstruction
     card: Card
     isolation: str
@@ -73,7 +73,7 @@ class ModuleResult:
     @property
     def notes(self) -> Sequence[str]:
         """What was done to the module."""
-        return self.game.run.notes
+        return self.trial.run.notes
 
     @property
     def images(self) -> Tensor:
@@ -98,7 +98,7 @@ class ModuleResult:
         Raises:
             IncompatibleError: there is nothing to draw.
         """
-        figures = question_of(self.game.settings).figures(self.game, self.outcome, self.card)
+        figures = question_of(self.trial.settings).figures(self.trial, self.outcome, self.card)
         if not figures:
             raise IncompatibleError("There is nothing to draw: no image of 1 or 3 channels.")
         return next(iter(figures.values()))
@@ -116,7 +116,7 @@ class ModuleResult:
         return f"<div><strong>{html.escape(self._title())}</strong>{table}{said}</div>"
 
     def _title(self) -> str:
-        return f"{self.game.settings.attack.name} on {self.game.kind} of {self.game.run.name}"
+        return f"{self.trial.settings.attack.name} on {self.trial.kind} of {self.trial.run.name}"
 
 
 def attack_module(
@@ -240,12 +240,12 @@ def attack_module(
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
-    game = prepare_given(given, settings)
-    return _played(game, settings, _device(device), isolation, folder, report)
+    trial = prepare_given(given, settings)
+    return _played(trial, settings, _device(device), isolation, folder, report)
 
 
 def _played(
-    game: Game,
+    trial: Trial,
     settings: AttackSettings,
     device: torch.device,
     isolation: str,
@@ -260,24 +260,24 @@ def _played(
                 f"The folder {place} holds something already.", next_step="Give another folder=."
             )
         written = attack_into(
-            place, settings, lambda: game, device=device, report=report, isolation=isolation
+            place, settings, lambda: trial, device=device, report=report, isolation=isolation
         )
         outcome, card, how = written.outcome, written.card, str(written.record["isolation"])
     else:
         chosen(isolation, device)
-        context = Context(game.attack_seed, device, report)
+        context = Context(trial.attack_seed, device, report)
         played = play(
             settings.attack,
-            game.observation,
+            trial.observation,
             context,
             outcome=Reconstruction,
             isolation=isolation,
         )
         outcome, how = played.outcome, played.how
-        card = question_of(settings).score(game, outcome)
+        card = question_of(settings).score(trial, outcome)
     if not isinstance(outcome, Reconstruction):
         raise TypeError(f"expected images, not {outcome}")
-    return ModuleResult(game, outcome, card, how, written)
+    return ModuleResult(trial, outcome, card, how, written)
 
 
 def _threat(what: str) -> ThreatModel:

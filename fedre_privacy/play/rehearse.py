@@ -67,19 +67,19 @@ def rehearse(
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
             lines["Data"] = repr(prepared.data)
         if settings is not None:
-            game = prepare_attack(run, settings)
-            lines |= {k: v for k, v in game.lines().items() if k != "Uploaded" or train_s == 0}
+            trial = prepare_attack(run, settings)
+            lines |= {k: v for k, v in trial.lines().items() if k != "Uploaded" or train_s == 0}
             budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
-            trial = dataclasses.replace(settings.attack, **budget)
-            targets = _targets(game.observation)
+            shortened = dataclasses.replace(settings.attack, **budget)
+            targets = _targets(trial.observation)
             for _ in range(2):  # the first pass warms up
                 started = time.monotonic()
                 play(
-                    trial,
-                    game.observation,
-                    Context(game.attack_seed, device),
+                    shortened,
+                    trial.observation,
+                    Context(trial.attack_seed, device),
                     outcome=question_of(settings).outcome(),
-                    hidden=game.hidden(),
+                    hidden=trial.hidden(),
                 )
                 attack_s = time.monotonic() - started
             attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)

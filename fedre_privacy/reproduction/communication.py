@@ -196,7 +196,7 @@ DIRECTIONS = ("up", "down")
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReportedCell:
     """One published number beside ours.
 
     Args:
@@ -231,7 +231,7 @@ def sizes_of(key: str, shares: Shares) -> Sizes:
     return Sizes.of(shares.class_counts, dim=DATA_SETS[key].dim, **_sizes(key))
 
 
-def table_11(shares: Mapping[str, Shares]) -> list[Cell]:
+def table_11(shares: Mapping[str, Shares]) -> list[ReportedCell]:
     """Recompute Table 11 of FedRE for some data sets: 42 cells each."""
     return [
         _cell(method, setting, key, direction, published, sizes)
@@ -246,7 +246,7 @@ def table_11(shares: Mapping[str, Shares]) -> list[Cell]:
 
 def _cell(
     method: str, setting: str, key: str, direction: str, published: float, sizes: Sizes
-) -> Cell:
+) -> ReportedCell:
     protocol, note, paper = METHODS[method], "", None
     exchange = scalars(protocol, sizes)
     if method == "FedGen" and setting == "homogeneous":
@@ -269,7 +269,7 @@ def _cell(
         status, note = RUN_DEPENDENT, "ranks of one run"
     else:
         status = EXACT if printed(paper) == f"{published:.2f}" else DIFFERS
-    return Cell(
+    return ReportedCell(
         method,
         protocol,
         setting,
@@ -305,7 +305,7 @@ class Subset:
     status: str
 
 
-def table_2(cells: Sequence[Cell]) -> list[Subset]:
+def table_2(cells: Sequence[ReportedCell]) -> list[Subset]:
     """Find each number of Table 2 in Table 11's CIFAR-100 cells."""
     out = []
     for method, pair in TABLE_2.items():
@@ -487,7 +487,7 @@ class Measured:
     nbytes: Mapping[str, Spread | None] = field(default_factory=dict)
     formula: Exchange | None = None
 
-    def belongs_to(self, cell: Cell) -> bool:
+    def belongs_to(self, cell: ReportedCell) -> bool:
         """Whether it is a run of a cell's method, data set, models and number of clients."""
         mine = (self.protocol, self.data_set, self.setting, self.clients)
         return mine == (cell.protocol, cell.data_set, cell.setting, CLIENTS)

@@ -47,7 +47,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording:
+class RecordSettings:
     """What a run keeps beside its uploads."""
 
     keep_every: int = knob(
@@ -109,7 +109,7 @@ class TrainSettings:
     model: ModelSettings
     protocol: Protocol
     train: Training
-    record: Recording
+    record: RecordSettings
     defense: tuple[Defense, ...] = ()
     """What clients do to their training and uploads, in order."""
 
@@ -220,7 +220,7 @@ def resolve_training(
         parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
     parts["model"] = group(ModelSettings, "model")
     parts["train"] = group(Training, "train")
-    parts["record"] = group(Recording, "record")
+    parts["record"] = group(RecordSettings, "record")
     parts["defense"] = resolve_defenses(values.get("defense"), where, problems)
     if any(part is None for part in parts.values()):
         return None

@@ -35,7 +35,7 @@ WROTE = "output.txt"
 """What an attack printed, in its folder."""
 
 
-class DistantShelf:
+class RemoteCache:
     """Finished pieces, kept on the other side of the line."""
 
     def __init__(self, line: Line) -> None:
@@ -94,7 +94,7 @@ def _run(head: Head, line: Line) -> None:
         plain = {k: v for k, v in event.data.items() if k not in numbers}
         line.send({"is": "event", "name": event.name, "data": plain}, numbers)
 
-    context = Context(head["seed"], torch.device("cpu"), report, DistantShelf(line))
+    context = Context(head["seed"], torch.device("cpu"), report, RemoteCache(line))
     outcome = attack(unpack(folder), context)
     tensors, texts = outcome.save()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

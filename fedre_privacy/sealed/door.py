@@ -64,7 +64,7 @@ OWN_MODULES_MOST = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class SealedResult:
     """What came of an attack.
 
     Args:
@@ -111,13 +111,13 @@ def play(
     outcome: type[Outcome],
     isolation: str = AUTO,
     hidden: Sequence[Path] = (),
-) -> Played:
+) -> SealedResult:
     """Run an attack on a sealed copy of an observation.
 
     Args:
         observation: its modules are `modules.Modules`, so that they can be built anew in another
             process. Modules that are given as objects stay in this one: the attack gets copies.
-        context: its shelf and listener stay on this side.
+        context: its cache and listener stay on this side.
         outcome: what the attack is to return.
         isolation: see `ISOLATION`.
         hidden: files and folders that the attack must not be able to open.
@@ -142,15 +142,15 @@ def play(
             pack(dataclasses.replace(observation, extractors=none, models=none), folder)
             extractors, models = map(frozen_copies, held)
             sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
-            return Played(attack(sealed, context), SAME)
+            return SealedResult(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
-            return Played(attack(unpack(folder), context), how)
+            return SealedResult(attack(unpack(folder), context), how)
         frame = _order(attack, observation, context, folder)
         if how == STRICT:
             frame |= {"walls": True, "read": [str(p) for p in _readable(hidden)]}
         answer, peak = _played(frame, context, folder, outcome)
-    return Played(accepted(attack, observation, answer), how, peak)
+    return SealedResult(accepted(attack, observation, answer), how, peak)
 
 
 def warm() -> None:
@@ -303,10 +303,10 @@ def _attended(
             if head.get("name") in REPORTED and isinstance(data, dict):
                 context.report(Event(head["name"], {**data, **tensors}))
         case "load":
-            kept = context.shelf.load(_piece(head, attack))
+            kept = context.cache.load(_piece(head, attack))
             line.send({"is": "piece", "found": kept is not None}, kept)
         case "save":
-            context.shelf.save(_piece(head, attack), tensors)
+            context.cache.save(_piece(head, attack), tensors)
         case "refused":
             kind = getattr(errors, str(head.get("type")), None)
             if not (isinstance(kind, type) and issubclass(kind, FedreError)):

@@ -223,8 +223,8 @@ def run_job(
                 continue
             verdict = done.card.verdict
             entry["verdict"], entry["because"] = verdict.word, verdict.because
-            entry["round"], entry["folder"] = done.game.round, done.folder.name
-            entry["counterfactual"] = done.game.counterfactual
+            entry["round"], entry["folder"] = done.trial.round, done.folder.name
+            entry["counterfactual"] = done.trial.counterfactual
             entry["measures"] = [asdict(measure) for measure in done.card.measures]
         result["status"] = COMPLETE
     except Exception as error:

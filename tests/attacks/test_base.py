@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import (
     Attack,
-    EmptyShelf,
+    NoCache,
     attacks,
     mismatch,
     needed_for,
@@ -137,9 +137,9 @@ def test_readers_of_a_kind():
 
 
 def test_the_empty_shelf_keeps_nothing():
-    shelf = EmptyShelf()
-    shelf.save("a", {"x": torch.ones(1)})
-    assert shelf.load("a") is None
+    cache = NoCache()
+    cache.save("a", {"x": torch.ones(1)})
+    assert cache.load("a") is None
 
 
 def test_what_reads_some_kinds_is_named_by_question():

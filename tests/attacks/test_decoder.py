@@ -130,16 +130,16 @@ def test_the_order_of_uploads_and_the_threads_change_nothing(make, problem):
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_killed_attack_goes_on_and_a_finished_one_is_read_back(make, problem):
     box = Box()
-    whole = make()(problem, Context(shelf=box))
+    whole = make()(problem, Context(cache=box))
     events = []
     again = Box(box.kept)
     assert torch.equal(
-        make()(problem, Context(shelf=again, report=events.append)).images, whole.images
+        make()(problem, Context(cache=again, report=events.append)).images, whole.images
     )
     assert again.saved == [] and events == []
     for name in sorted(box.saved):
         half = Box({name: box.kept[name]})
-        assert torch.equal(make()(problem, Context(shelf=half)).images, whole.images)
+        assert torch.equal(make()(problem, Context(cache=half)).images, whole.images)
         assert name not in half.saved
 
 
@@ -168,7 +168,7 @@ def test_kinds_are_learnt_apart(problem):
     means = Prototypes(other.artifacts[0].reps, torch.arange(8))
     both = replace(problem, targets=(one, replace(other, artifacts=(means,))))
     box = Box()
-    found = AmortisedDecoder(**BRIEF)(both, Context(shelf=box))
+    found = AmortisedDecoder(**BRIEF)(both, Context(cache=box))
     assert {name.split("-")[1] for name in box.saved} == {"single", "prototypes"}
     plain = AmortisedDecoder(**BRIEF, match_targets=False)(both)
     assert not torch.equal(found.images[8:], plain.images[8:])
@@ -205,9 +205,9 @@ def test_a_search_begins_from_the_linear_answer(kind, problem):
 
 def test_a_start_is_kept_for_resume(problem):
     box = Box()
-    whole = PixelInversion(steps=2, start="linear")(problem, Context(shelf=box))
+    whole = PixelInversion(steps=2, start="linear")(problem, Context(cache=box))
     begun = {name for name in box.saved if name.startswith("start-linear-")}
     assert len(begun) == 2
     half = Box({name: box.kept[name] for name in begun})
-    again = PixelInversion(steps=2, start="linear")(problem, Context(shelf=half))
+    again = PixelInversion(steps=2, start="linear")(problem, Context(cache=half))
     assert torch.equal(again.images, whole.images) and not begun & set(half.saved)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.gradient.match import Match, gradient
+from fedre_privacy.attacks.gradient.match import UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import cosine
 from fedre_privacy.attacks.gradient.search import Found, signed_adam
 from fedre_privacy.attacks.gradient.unroll import LocalSteps
@@ -28,14 +28,14 @@ from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.inversion import amortised
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.inversion.optimise import Budget, Fitted, fit_tile
-from fedre_privacy.attacks.running.graphs import CudaRecorder, captured, recorder_for
+from fedre_privacy.attacks.running.graphs import CudaGraphCapture, capture_for, captured
 from fedre_privacy.attacks.running.objectives import l2rel
 
 COUNT = 5
 
 
 class Tape(TorchDispatchMode):
-    """A recorder: repeats the tensor calls of one step."""
+    """A capturer: repeats the tensor calls of one step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Tape(TorchDispatchMode):
 
 
 class Refuses:
-    """A recorder that runs the step, as a warm-up does, and then cannot capture it."""
+    """A capturer that runs the step, as a warm-up does, and then cannot capture it."""
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
@@ -80,7 +80,7 @@ class Refuses:
 
 
 class Frozen:
-    """A recorder whose replay computes the match but moves nothing."""
+    """A capturer whose replay computes the match but moves nothing."""
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
@@ -140,8 +140,8 @@ def test_captured_steps_equal_plain_ones(loss, restarts):
     """Step size, clock, running mean and trace all come from buffers that the replay reads."""
     budget = Budget(steps=40, lr=0.05, warmup=5, tv=0.5, loss=loss, restarts=restarts)
     tape, notes = Tape(), []
-    found = fit(budget, recorder=tape, note=notes.append)
-    assert_same(fit(budget, recorder=Refuses()), found)
+    found = fit(budget, capturer=tape, note=notes.append)
+    assert_same(fit(budget, capturer=Refuses()), found)
     assert_same(fit(budget), found, 1e-2)
     assert tape.captures == 1 and notes == []
     assert tape.replays == 2 + budget.steps - 1  # two to check; the first step is a plain one
@@ -149,7 +149,7 @@ def test_captured_steps_equal_plain_ones(loss, restarts):
 
 def test_rows_given_up_leave_a_smaller_capture():
     budget, tape = Budget(steps=300, lr=0.05, patience=15), Tape()
-    assert_same(fit(budget, recorder=Refuses()), fit(budget, recorder=tape))
+    assert_same(fit(budget, capturer=Refuses()), fit(budget, capturer=tape))
     assert tape.captures > 1
 
 
@@ -158,7 +158,7 @@ def test_whole_attacks_are_captured(observe, rotation, originals, monkeypatch):
     problem = observe([net(originals[:3])], {(0, 1): net})
     attack = DeepImagePrior(steps=6, channels=(4,), skip=2, depth=2)
     plain, tape = attack(problem), Tape()
-    monkeypatch.setattr(inversion, "recorder_for", lambda device: tape)
+    monkeypatch.setattr(inversion, "capture_for", lambda device: tape)
     found = attack(problem)
     assert tape.replays > 0
     assert torch.allclose(found.images, plain.images, atol=1e-3)
@@ -168,24 +168,24 @@ def test_whole_attacks_are_captured(observe, rotation, originals, monkeypatch):
 def test_a_prior_that_reads_the_clock_on_the_host_is_not_captured():
     notes: list[str] = []
     prior = Pixels(read=float)
-    found = fit(SHORT, prior, recorder=Tape(), note=notes.append)
+    found = fit(SHORT, prior, capturer=Tape(), note=notes.append)
     assert_same(fit(SHORT, prior), found, 1e-5)
     assert len(notes) == 1 and "not permitted" in notes[0]
 
 
 @pytest.mark.parametrize(
-    ("recorder", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
+    ("capturer", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
 )
-def test_what_cannot_be_captured_runs_as_before(recorder, why):
+def test_what_cannot_be_captured_runs_as_before(capturer, why):
     notes: list[str] = []
-    assert_same(fit(SHORT), fit(SHORT, recorder=recorder, note=notes.append), 1e-5)
+    assert_same(fit(SHORT), fit(SHORT, capturer=capturer, note=notes.append), 1e-5)
     assert len(notes) == 1 and why in notes[0] and "\n" not in notes[0]
 
 
 def test_what_cannot_be_captured_is_not_tried_again():
     notes: list[str] = []
-    found = fit(budget := Budget(steps=300, lr=0.05, patience=15), recorder=Refuses())
-    assert_same(found, fit(budget, recorder=Frozen(), note=notes.append))
+    found = fit(budget := Budget(steps=300, lr=0.05, patience=15), capturer=Refuses())
+    assert_same(found, fit(budget, capturer=Frozen(), note=notes.append))
     assert len(notes) == 1
 
 
@@ -211,7 +211,7 @@ def test_an_error_of_the_step_itself_is_not_hidden():
 def test_one_note_for_all_tiles(observe, rotation, originals, monkeypatch):
     net, notes = rotation(), []
     problem = observe([net(originals)], {(0, 1): net})
-    monkeypatch.setattr(inversion, "recorder_for", lambda device: Refuses())
+    monkeypatch.setattr(inversion, "capture_for", lambda device: Refuses())
     context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
     DeepImagePrior(steps=2, channels=(4,), skip=2, depth=2)(problem, context)  # two tiles
     assert len(notes) == 1 and "not permitted" in notes[0]["text"]
@@ -228,17 +228,17 @@ def problem_with_aux(observe, rotation, originals, digits):
     return replace(seen, aux=digits.images[10:].float() / 255, aux_labels=digits.labels[10:])
 
 
-@pytest.mark.parametrize("recorder", ["tape", "refuses"])
-def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch, recorder):
+@pytest.mark.parametrize("capturer", ["tape", "refuses"])
+def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch, capturer):
     """Step size and pairs come from buffers that the replay reads."""
     attack = AmortisedDecoder(updates=10, width=4, views=1, stages=1, patience=99)
     plain, given, notes = attack(problem_with_aux), {"tape": Tape(), "refuses": Refuses()}, []
-    monkeypatch.setattr(amortised, "recorder_for", lambda device: given[recorder])
+    monkeypatch.setattr(amortised, "capture_for", lambda device: given[capturer])
     context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
     found = attack(problem_with_aux, context)
     assert torch.allclose(found.images, plain.images, atol=1e-3)
     assert not torch.allclose(found.images, found.prior, atol=0.1)
-    if recorder == "tape":
+    if capturer == "tape":
         assert notes == [] and given["tape"].replays == 2 + 10 - 1
     else:
         assert len(notes) == 1 and "not permitted" in notes[0]["text"]
@@ -246,7 +246,7 @@ def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch
 
 def test_a_sharp_training_is_not_captured(problem_with_aux, monkeypatch):
     tape = Tape()
-    monkeypatch.setattr(amortised, "recorder_for", lambda device: tape)
+    monkeypatch.setattr(amortised, "capture_for", lambda device: tape)
     AmortisedDecoder(updates=3, width=4, views=1, stages=1, loss="sharp")(problem_with_aux)
     assert tape.captures == 0
 
@@ -267,7 +267,7 @@ def match_gradients(simulate=gradient, rows: int = 4, device: str = "cpu", **mor
         for _ in range(2)
     ]
     people = [Victim(k, 1, net, upload, False) for k, upload in enumerate(uploads)]
-    match = Match(
+    match = UpdateMatch(
         [people[i * 2 // rows] for i in range(rows)],
         simulate,
         cosine,
@@ -301,24 +301,24 @@ def test_captured_matching_equals_plain_steps(simulate, rows, consensus):
     how = {"consensus": consensus, "restarts": max(1, rows // 2)}
     tape, notes = Tape(), []
     plain = match_gradients(simulate, rows, **how)
-    assert_equal(plain, match_gradients(simulate, rows, **how, recorder=tape, note=notes.append))
+    assert_equal(plain, match_gradients(simulate, rows, **how, capturer=tape, note=notes.append))
     assert notes == [] and tape.captures == 1
     assert tape.replays == 2 + 40 - 1  # two to check; the first step is a plain one
     assert int(plain.redrawn.sum()) > 0 and bool(plain.fit.isfinite().all())
 
 
 @pytest.mark.parametrize(
-    ("recorder", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
+    ("capturer", "why"), [(Refuses(), "not permitted"), (Frozen(), "other numbers")]
 )
-def test_matching_that_cannot_be_captured_runs_as_before(recorder, why):
+def test_matching_that_cannot_be_captured_runs_as_before(capturer, why):
     notes: list[str] = []
-    assert_equal(match_gradients(), match_gradients(recorder=recorder, note=notes.append))
+    assert_equal(match_gradients(), match_gradients(capturer=capturer, note=notes.append))
     assert len(notes) == 1 and why in notes[0]
 
 
 def test_only_gpus_capture():
-    assert recorder_for(torch.device("cpu")) is None
-    assert isinstance(recorder_for(torch.device("cuda", 0)), CudaRecorder)
+    assert capture_for(torch.device("cpu")) is None
+    assert isinstance(capture_for(torch.device("cuda", 0)), CudaGraphCapture)
 
 
 @pytest.mark.gpu
@@ -334,7 +334,7 @@ def test_a_cuda_graph_equals_plain_steps(observe, rotation, originals, monkeypat
     attack = DeepImagePrior(steps=4, channels=(4,), skip=2, depth=2, precision=precision)
     found = attack(problem, context)
     assert notes == []
-    monkeypatch.setattr(inversion, "recorder_for", lambda device: None)
+    monkeypatch.setattr(inversion, "capture_for", lambda device: None)
     plain = attack(problem, context)
     assert torch.allclose(found.trace[:3], plain.trace[:3], rtol=1e-2)
 
@@ -343,8 +343,8 @@ def test_a_cuda_graph_equals_plain_steps(observe, rotation, originals, monkeypat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_matches_gradients_as_plain_steps_do():
     notes: list[str] = []
-    recorder = CudaRecorder(torch.device("cuda", 0))
-    found = match_gradients(device="cuda", recorder=recorder, note=notes.append)
+    capturer = CudaGraphCapture(torch.device("cuda", 0))
+    found = match_gradients(device="cuda", capturer=capturer, note=notes.append)
     assert notes == []
     plain = match_gradients(device="cuda")
     torch.testing.assert_close(found.trace[:3], plain.trace[:3], equal_nan=True)

@@ -21,7 +21,7 @@ HELD = [1, 4, 5]
 DIM, CLASSES = 64, 10
 
 
-def scene(held, *, moved=True, broadcast=True):
+def seen(held, *, moved=True, broadcast=True):
     """A client with samples of some classes trains A by plain steps; its extractor flattens."""
     rng = torch.Generator().manual_seed(0)
     centres = torch.rand(CLASSES, DIM, generator=rng)
@@ -59,7 +59,7 @@ def scene(held, *, moved=True, broadcast=True):
 
 @pytest.mark.parametrize("held", [HELD, [0, 9]])
 def test_held_classes_lie_in_the_span_of_the_change(held):
-    found = MatrixClasses()(scene(held))
+    found = MatrixClasses()(seen(held))
     assert (found.support[0] > 0.5).nonzero().flatten().tolist() == held
     assert bool(found.proportions.isnan().all()) and bool(found.sizes.isnan().all())
 
@@ -69,7 +69,7 @@ def test_noise_for_blocks_tells_no_classes():
         said = set((MatrixClasses()(observation).support[0] > 0.5).nonzero().flatten().tolist())
         return len(said & set(HELD)) / max(len(said | set(HELD)), 1)
 
-    whole = scene(HELD)
+    whole = seen(HELD)
     noisy = []
     for seed in range(12):
         blocks = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(seed))
@@ -80,7 +80,7 @@ def test_noise_for_blocks_tells_no_classes():
 
 def test_a_matrix_that_was_never_sent_is_refused():
     with pytest.raises(IncompatibleError, match="No matrix was sent to client 0 in round 1"):
-        MatrixClasses()(scene(HELD, broadcast=False))
+        MatrixClasses()(seen(HELD, broadcast=False))
 
 
 def test_the_cut_lies_between_two_groups():

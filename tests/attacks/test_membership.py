@@ -252,7 +252,7 @@ def test_without_auxiliary_data_other_clients_candidates_do():
 def test_joint_statistics_are_named_a_stronger_game():
     observation, member = two_clients()
     found = attack(observation, reference="joint")
-    assert all("stronger game" in note for note in found.notes)
+    assert all("stronger trial" in note for note in found.notes)
     assert roc_auc_score(member, found.scores) > 0.8
     alone = replace(
         observation,
@@ -264,7 +264,7 @@ def test_joint_statistics_are_named_a_stronger_game():
             ))
         ),
     )  # fmt: skip
-    assert "stronger game" in attack(alone).notes[0]  # nobody else's are there
+    assert "stronger trial" in attack(alone).notes[0]  # nobody else's are there
 
 
 def test_images_asked_about_twice_are_no_reference_for_themselves():

@@ -388,7 +388,7 @@ def test_extractors_of_others_are_not_touched(observe, rotation):
 def test_restarts_share_a_tile(observe, rotation, restarts, tiles):
     names = []
 
-    class Shelf:
+    class ResultCache:
         def load(self, name: str) -> None:
             names.append(name)
 
@@ -396,7 +396,7 @@ def test_restarts_share_a_tile(observe, rotation, restarts, tiles):
             assert tensors["images"].shape[0] == len(range(*map(int, name.split("-")[1:])))
 
     problem = observe([torch.rand(10, 256)], {(0, 1): rotation()})
-    found = PixelInversion(steps=2, restarts=restarts)(problem, Context(shelf=Shelf()))
+    found = PixelInversion(steps=2, restarts=restarts)(problem, Context(cache=ResultCache()))
     assert len(found.images) == 10 and len(set(names)) == len(names) == tiles
 
 

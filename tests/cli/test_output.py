@@ -30,7 +30,7 @@ def test_json_is_one_object_per_line(cli: Any, tiny: list[str], fast: list[str],
     done = cli.attack(*tiny, *fast, "--target", "prototypes", "--json", "--runs-dir", tmp_path)
     assert done.code == 0 and done.err == ""
     names = [event["event"] for event in done.events]
-    assert names[:3] == ["train.round"] * 3 and names[3:6] == ["train.done", "run", "attack.game"]
+    assert names[:3] == ["train.round"] * 3 and names[3:6] == ["train.done", "run", "attack.trial"]
     assert set(names[6:-3]) == {"attack.step"}
     assert names[-3:] == ["attack.scoring", "attack.done", "result"]
     result = done.events[-1]

@@ -118,7 +118,7 @@ def test_every_target_of_every_protocol(
     flag = f"COUNTERFACTUAL: not uploaded by {protocol}"
     assert (flag in done.line("Target")) == counterfactual
     assert record["counterfactual"] is counterfactual
-    assert (flag in record["game"]["Target"]) == counterfactual
+    assert (flag in record["trial"]["Target"]) == counterfactual
     assert any(flag in words for words in drawn) == counterfactual
     assert record["kind"] == kind and folder.name.startswith(f"{attack}-{target}-")
     assert any(done.line("Uploaded").split(":")[0] in words for words in drawn)

@@ -362,7 +362,7 @@ def test_all_diverged_is_an_error_with_a_next_step(name, problem):
 
 
 class Box:
-    """A shelf in memory that remembers what was asked of it."""
+    """A cache in memory that remembers what was asked of it."""
 
     def __init__(self, kept: dict[str, dict[str, Tensor]] | None = None) -> None:
         self.kept = dict(kept or {})
@@ -379,7 +379,7 @@ class Box:
 @pytest.mark.parametrize("name", sorted(set(NAMES) - JOINT))
 def test_a_killed_attack_goes_on_where_it_was(name, problem):
     box = Box()
-    whole = make(name)(problem, Context(shelf=box))
+    whole = make(name)(problem, Context(cache=box))
     assert_same(whole, make(name)(problem))
     first = min(box.saved)
     assert len(set(box.saved)) == len(box.saved) > 1
@@ -387,7 +387,7 @@ def test_a_killed_attack_goes_on_where_it_was(name, problem):
     worked_on = set()
     half = Box({first: box.kept[first]})
     resumed = make(name)(
-        problem, Context(shelf=half, report=lambda event: worked_on.add(event.data.get("first")))
+        problem, Context(cache=half, report=lambda event: worked_on.add(event.data.get("first")))
     )
     assert_same(resumed, whole)
     assert first not in half.saved and set(half.saved) == set(box.saved) - {first}
@@ -397,10 +397,10 @@ def test_a_killed_attack_goes_on_where_it_was(name, problem):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_finished_attack_is_read_back(name, problem):
     box = Box()
-    whole = make(name)(problem, Context(shelf=box))
+    whole = make(name)(problem, Context(cache=box))
     events = []
     again = Box(box.kept)
-    assert_same(make(name)(problem, Context(shelf=again, report=events.append)), whole)
+    assert_same(make(name)(problem, Context(cache=again, report=events.append)), whole)
     assert again.saved == [] and events == []
 
 
@@ -417,12 +417,12 @@ def test_an_interruption_keeps_finished_tiles(name, problem):
     torch.set_num_threads(1)  # one tile after another
     try:
         with pytest.raises(Kill):
-            make(name)(problem, Context(report=report, shelf=box))
+            make(name)(problem, Context(report=report, cache=box))
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
     assert len(box.saved) == 1
-    assert_same(make(name)(problem, Context(shelf=box)), make(name)(problem))
+    assert_same(make(name)(problem, Context(cache=box)), make(name)(problem))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -435,5 +435,5 @@ def test_a_failing_tile_stops_the_others(name, problem):
 
     box, threads = Box(), torch.get_num_threads()
     with pytest.raises(Kill):
-        make(name)(problem, Context(report=report, shelf=box))
+        make(name)(problem, Context(report=report, cache=box))
     assert box.saved == [] and torch.get_num_threads() == threads

@@ -18,7 +18,7 @@ from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.defenses.statement import state
 
 _defences = runpy.run_path(str(Path(__file__).parents[1] / "defenses" / "conftest.py"))
-artifacts, scene, facts = (_defences[name] for name in ("artifacts", "scene", "facts"))
+artifacts, sending, facts = (_defences[name] for name in ("artifacts", "sending", "facts"))
 NEEDED: dict[str, dict[str, Any]] = {
     "gaussian": {"clip": 1.0, "noise": 1.0},
     "laplace": {"clip": 1.0},
@@ -46,13 +46,13 @@ def test_declarations(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_form_stays_and_the_same_stream_gives_the_same(name, artifacts, scene):
+def test_form_stays_and_the_same_stream_gives_the_same(name, artifacts, sending):
     made, before = make(name), torch.random.get_rng_state()
     for artifact in artifacts.values():
         if not is_one_of(type(artifact), made.acts_on):
             continue
         old = {key: value.clone() for key, value in artifact.tensors().items()}
-        where = scene(kinds=(type(artifact),))
+        where = sending(kinds=(type(artifact),))
         sent = [made.defend(artifact, where, torch.Generator().manual_seed(4)) for _ in range(2)]
         assert {n: t.shape for n, t in sent[0].tensors().items()} == {
             n: t.shape for n, t in old.items()

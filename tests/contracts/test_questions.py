@@ -80,8 +80,8 @@ def test_declarations(name):
 @pytest.mark.parametrize("name", RUN)
 def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, trained):
     protocol, settings = asked(name)
-    game = prepare_attack(trained(protocol), settings)
-    seen = game.observation
+    trial = prepare_attack(trained(protocol), settings)
+    seen = trial.observation
     sent = [a for u in (*seen.targets, *seen.uploads) for a in u.artifacts]
     before = [t.clone() for a in sent for t in a.tensors().values()]
     torch.manual_seed(7)
@@ -96,7 +96,7 @@ def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, tr
     after = [t for a in sent for t in a.tensors().values()]
     assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
     assert same(type(first).load(*first.save()), first)
-    assert game.lines()["Unknown"] and questions.get(settings.attack.answers)().score(game, first)
+    assert trial.lines()["Unknown"] and questions.get(settings.attack.answers)().score(trial, first)
 
 
 def same(one: Outcome, other: Outcome) -> bool:

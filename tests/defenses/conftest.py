@@ -24,7 +24,7 @@ from fedre_privacy.core.types import (
     RepStatistic,
     SmallModelState,
 )
-from fedre_privacy.defenses.base import Facts, Scene
+from fedre_privacy.defenses.base import Facts, Sending
 
 _tests = Path(__file__).parent.parent
 federation = runpy.run_path(str(_tests / "protocols" / "conftest.py"))["federation"]
@@ -61,10 +61,10 @@ def artifacts() -> dict[str, Artifact]:
 
 
 @pytest.fixture
-def scene() -> Callable[..., Scene]:
-    """Make a scene; client 0 in round 1 of 10 with 2, 0, 5 and 3 samples of its classes."""
+def sending() -> Callable[..., Sending]:
+    """Make a sending; client 0 in round 1 of 10 with 2, 0, 5 and 3 samples of its classes."""
 
-    def make(**changes) -> Scene:
+    def make(**changes) -> Sending:
         mixture = Mixture(
             torch.tensor([0, 0, 1, 1, 1, 1, 1, 2, 2, 2]),
             torch.arange(10),
@@ -75,7 +75,7 @@ def scene() -> Callable[..., Scene]:
             "protocol": "test", "client": 0, "round": 1, "rounds": 10, "kinds": (Prototypes,),
             "class_counts": (2, 0, 5, 3), "mixture": mixture, "seed": 0, **changes,
         }  # fmt: skip
-        return Scene(**values)
+        return Sending(**values)
 
     return make
 

@@ -32,7 +32,7 @@ from fedre_privacy.defenses.base import defenses
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.questions.images import ImageGame
+from fedre_privacy.play.questions.images import ImageTrial
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
@@ -145,11 +145,11 @@ def asked(run, name, *, attacker="adaptive", threat="strong", target=None, **set
     return prepare_attack(run, resolve_attack(values, {}, []))
 
 
-def answer(game, observation):
+def answer(trial, observation):
     """What an attack returns, of images those of the targets and not of what stands beside them."""
-    found = game.settings.attack(observation, Context(seed=game.attack_seed)).save()[0]
-    if isinstance(game, ImageGame) and not game.observation.images_per_target:
-        return {"images": found["images"][: len(game.groups["target"])]}
+    found = trial.settings.attack(observation, Context(seed=trial.attack_seed)).save()[0]
+    if isinstance(trial, ImageTrial) and not trial.observation.images_per_target:
+        return {"images": found["images"][: len(trial.groups["target"])]}
     return found
 
 
@@ -159,12 +159,12 @@ def same(one, other):
 
 def told_truly(run, name, **settings):
     """Check what is said of an attack on a run, and return it."""
-    game = asked(run, name, **settings)
-    *_, found = game.adaptations()
-    naive = replace(game.observation, defenses=())
-    changes = not same(answer(game, game.observation), answer(game, naive))
+    trial = asked(run, name, **settings)
+    *_, found = trial.adaptations()
+    naive = replace(trial.observation, defenses=())
+    changes = not same(answer(trial, trial.observation), answer(trial, naive))
     assert changes == any(one.used for one in found), found
-    assert sentence(found) in game.lines()["Attacker"]
+    assert sentence(found) in trial.lines()["Attacker"]
     return found
 
 
@@ -309,11 +309,11 @@ def test_attacks_adapt_to_a_defence_of_which_nothing_here_knows(own_module, tiny
     for name in READERS:
         (found,) = told_truly(run, name)
         assert found.defense == mine and "bound" in found.used
-    game, sealed = asked(run, "average"), tmp_path / "sealed"
+    trial, sealed = asked(run, "average"), tmp_path / "sealed"
     sealed.mkdir()
-    pack(game.observation, sealed)
-    assert same(answer(game, unpack(sealed)), answer(game, game.observation))
-    assert f"; adaptive to {mine}" in game.lines()["Attacker"]
+    pack(trial.observation, sealed)
+    assert same(answer(trial, unpack(sealed)), answer(trial, trial.observation))
+    assert f"; adaptive to {mine}" in trial.lines()["Attacker"]
 
 
 def test_a_defence_that_describes_nothing_is_said_not_to_be_adapted_to(own_module, tiny, tmp_path):

@@ -86,7 +86,7 @@ def net():
     return model.eval().requires_grad_(False)
 
 
-def test_a_pruned_gradient_is_matched_where_it_was_sent(net, digits, scene):
+def test_a_pruned_gradient_is_matched_where_it_was_sent(net, digits, sending):
     image = F.avg_pool2d(digits.images[:1].float() / 255, 2)
     model = net.requires_grad_(True)
     loss = F.cross_entropy(model(image), digits.labels[:1].long())
@@ -95,7 +95,7 @@ def test_a_pruned_gradient_is_matched_where_it_was_sent(net, digits, scene):
         {n: g for (n, _), g in zip(model.named_parameters(), slopes, strict=True)}
     )
     net.requires_grad_(False)
-    sent = defenses.get("prune")(keep=0.3).defend(whole, scene(), rng())
+    sent = defenses.get("prune")(keep=0.3).defend(whole, sending(), rng())
     given = observed(
         [Upload(0, 1, (sent,))], models={(0, 1): net}, images_per_target=1,
         defenses=(known("prune", keep=0.3),),
@@ -233,10 +233,10 @@ def test_what_was_shortened_is_lengthened_again(name):
 
 @pytest.mark.parametrize("name", ["average", "disentangle"])
 @pytest.mark.parametrize("rescale", [False, True])
-def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, scene):
+def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, sending):
     true = prototypes_near(0.5)
     mask = defenses.get("mask")(keep=0.25, rescale=rescale)
-    uploads = rounds_of(name, true, 24, lambda a, t: mask.defend(a, scene(), rng(500 + t)))
+    uploads = rounds_of(name, true, 24, lambda a, t: mask.defend(a, sending(), rng(500 + t)))
     given = strongly_observed(uploads, known("mask", keep=0.25, rescale=rescale))
     attack = attacks.get(name)()
     aware, naive = both(given, lambda o: relative(attack(o, Context()).vectors, true))
@@ -245,7 +245,7 @@ def test_coordinates_are_taken_from_the_rounds_that_had_them(name, rescale, scen
     # noise in place of what was sent tells nothing: no nearer than the class means
     noise = rounds_of(
         name, true, 24,
-        lambda a, t: mask.defend(with_rows(a, _noise_like(a, t)), scene(), rng(500 + t)),
+        lambda a, t: mask.defend(with_rows(a, _noise_like(a, t)), sending(), rng(500 + t)),
     )  # fmt: skip
     drowned = attack(replace(given, targets=tuple(noise[-1:]), uploads=tuple(noise)), Context())
     assert relative(drowned.vectors, true) > 0.95 * floor
@@ -351,7 +351,7 @@ class Rotation(nn.Module):
     ("defence", "margin"), [(("gaussian", {"clip": 5.0, "noise": 0.02}), 2.0),
                             (("quantise", {"bits": 2}), 1.3)],
 )  # fmt: skip
-def test_maps_learn_from_defended_representations(defence, margin, digits, scene):
+def test_maps_learn_from_defended_representations(defence, margin, digits, sending):
     images = F.avg_pool2d(digits.images.float() / 255, 2)
     private, aux = images[:12], images[12:]
     extractor = Rotation()
@@ -359,7 +359,7 @@ def test_maps_learn_from_defended_representations(defence, margin, digits, scene
     made = defenses.get(name)(**settings)
     with torch.no_grad():
         clear = Representations(extractor(private), digits.labels[:12].long())
-    sent = made.defend(clear, scene(kinds=(Representations,)), rng())
+    sent = made.defend(clear, sending(kinds=(Representations,)), rng())
     given = observed(
         [Upload(0, 1, (sent,))], extractors={(0, 1): extractor}, aux=aux,
         aux_labels=digits.labels[12 : len(images)].long(), defenses=(known(name, **settings),),
@@ -448,11 +448,11 @@ def test_updates_are_bounded_and_masked_as_declared():
 @pytest.mark.parametrize(("name", "settings"), [
     ("gaussian", {"clip": 2.0, "noise": 0.5}), ("laplace", {"clip": 2.0, "epsilon": 40.0}),
 ])  # fmt: skip
-def test_the_noise_that_an_attacker_expects_is_the_noise_that_is_added(name, settings, scene):
+def test_the_noise_that_an_attacker_expects_is_the_noise_that_is_added(name, settings, sending):
     rows = torch.zeros(4, 2000)
     made = defenses.get(name)(**settings)
     sent = made.defend(
-        Prototypes(rows, torch.arange(4)), scene(kinds=(Prototypes,), rounds=1), rng()
+        Prototypes(rows, torch.arange(4)), sending(kinds=(Prototypes,), rounds=1), rng()
     )
     channel = known(name, **settings).channel
     (noise,) = [step for step in channel.rows if isinstance(step, Noise)]
@@ -489,11 +489,11 @@ def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
         )
         results[attacker] = attack(run, settings)
     aware, naive = results["adaptive"], results["naive"]
-    (fact,) = aware.game.observation.defenses
+    (fact,) = aware.trial.observation.defenses
     assert fact.name == "gaussian" and fact.settings["noise"] > 0  # derived from epsilon
-    assert naive.game.observation.defenses == ()
+    assert naive.trial.observation.defenses == ()
     assert aware.record["eval"]["attacker"] == "adaptive" and aware.folder != naive.folder
-    assert "; adaptive to gaussian (noise; not bound)" in aware.game.lines()["Attacker"]
+    assert "; adaptive to gaussian (noise; not bound)" in aware.trial.lines()["Attacker"]
     assert aware.record["adaptation"] == [
         {
             "attack": "average", "defense": "gaussian", "described": True,
@@ -501,5 +501,5 @@ def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
         }
     ]  # fmt: skip
     assert naive.record["adaptation"] == []
-    assert "naive: does not know gaussian" in naive.game.lines()["Attacker"]
+    assert "naive: does not know gaussian" in naive.trial.lines()["Attacker"]
     assert aware.outcome.rounds_used.max() == 3 and naive.outcome.rounds_used.max() == 1

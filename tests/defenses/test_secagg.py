@@ -138,13 +138,13 @@ def test_a_sum_of_gradients_is_one_update_of_more_images(tiny, tmp_path):
     )  # fmt: skip
     assert not problems
     result = attack(run, wanted)
-    (target,) = result.game.observation.targets
+    (target,) = result.trial.observation.targets
     assert target.client == AGGREGATE
-    truth = result.game.groups["target"].truth
+    truth = result.trial.groups["target"].truth
     assert len(truth.images) == sum(
         min(settings.train.batch_size, sum(counts)) for counts in run.record["class_counts"]
     )
-    assert "one sum over 3 clients" in result.game.lines()["Uploaded"]
+    assert "one sum over 3 clients" in result.trial.lines()["Uploaded"]
 
 
 @pytest.mark.parametrize(

@@ -50,44 +50,44 @@ def flat(values):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_form_stays_inputs_stay_and_the_same_stream_gives_the_same(name, artifacts, scene):
+def test_form_stays_inputs_stay_and_the_same_stream_gives_the_same(name, artifacts, sending):
     defense = make(name)
     for artifact in artifacts.values():
         if not is_one_of(type(artifact), defense.acts_on):
             continue
         before = copied(artifact)
-        once = defense.defend(artifact, scene(), rng())
+        once = defense.defend(artifact, sending(), rng())
         assert same(artifact, before)
         assert type(once) is type(artifact)
         shapes = {n: (t.shape, t.dtype) for n, t in artifact.tensors().items()}
         assert {n: (t.shape, t.dtype) for n, t in once.tensors().items()} == shapes
-        assert same(once, defense.defend(artifact, scene(), rng()))
+        assert same(once, defense.defend(artifact, sending(), rng()))
         if "labels" in before.tensors():
             assert torch.equal(once.labels, artifact.labels)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "quantise", "mask"])
-def test_another_stream_gives_another_result(name, artifacts, scene):
+def test_another_stream_gives_another_result(name, artifacts, sending):
     artifact = artifacts["model"]
-    one, other = (make(name).defend(artifact, scene(), rng(s)) for s in (0, 1))
+    one, other = (make(name).defend(artifact, sending(), rng(s)) for s in (0, 1))
     assert not same(one, other)
 
 
 # --- clip ----------------------------------------------------------------------------------------
 
 
-def test_clip_shortens_what_is_longer_and_nothing_else(artifacts, scene):
+def test_clip_shortens_what_is_longer_and_nothing_else(artifacts, sending):
     rows = torch.stack([torch.full((4,), 3.0), torch.full((4,), 0.1)])
-    sent = make("clip", norm=2.0).defend(Prototypes(rows, torch.tensor([0, 1])), scene(), rng())
+    sent = make("clip", norm=2.0).defend(Prototypes(rows, torch.tensor([0, 1])), sending(), rng())
     torch.testing.assert_close(sent.means, torch.stack([torch.ones(4), torch.full((4,), 0.1)]))
-    zero = make("clip").defend(Prototypes(rows * 0, torch.tensor([0, 1])), scene(), rng())
+    zero = make("clip").defend(Prototypes(rows * 0, torch.tensor([0, 1])), sending(), rng())
     assert torch.equal(zero.means, rows * 0)
 
 
-def test_clip_bounds_the_update_not_the_model(artifacts, scene):
+def test_clip_bounds_the_update_not_the_model(artifacts, sending):
     sent = artifacts["model"]
     before = ModelState({name: value - 0.3 for name, value in sent.params.items()})
-    there = scene(received=before)
+    there = sending(received=before)
     clipped = make("clip", norm=1.5).defend(sent, there, rng())
     assert flat(update_of(clipped, there)).norm().item() == pytest.approx(1.5, rel=1e-4)
     kept = make("clip", norm=1e4).defend(sent, there, rng())
@@ -101,11 +101,11 @@ def test_clip_bounds_the_update_not_the_model(artifacts, scene):
 # --- noise ---------------------------------------------------------------------------------------
 
 
-def errors(defense, artifact, scene, count=300):
+def errors(defense, artifact, sending, count=300):
     """Noise of many draws on an artifact that needs no clipping, (count, numbers)."""
     clean = flat(values_of(artifact))
     return torch.stack(
-        [flat(values_of(defense.defend(artifact, scene, rng(s)))) - clean for s in range(count)]
+        [flat(values_of(defense.defend(artifact, sending, rng(s)))) - clean for s in range(count)]
     )
 
 
@@ -119,9 +119,9 @@ def short(artifact):
 
 @pytest.mark.parametrize("kind", ["entangled", "prototypes", "model", "class-logits", "gradient"])
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
-def test_noise_for_a_client_has_the_stated_variance(name, kind, artifacts, scene):
+def test_noise_for_a_client_has_the_stated_variance(name, kind, artifacts, sending):
     artifact = short(artifacts[kind])
-    found = errors(make(name), artifact, scene(), 60 if kind in ("model", "gradient") else 300)
+    found = errors(make(name), artifact, sending(), 60 if kind in ("model", "gradient") else 300)
     sensitivity = 2 * math.sqrt(num_rows(artifact))
     if name == "gaussian":
         std = 0.5 * sensitivity
@@ -136,31 +136,31 @@ def test_noise_for_a_client_has_the_stated_variance(name, kind, artifacts, scene
     assert tails == pytest.approx(0.0027 if name == "gaussian" else 0.0144, rel=0.5)
 
 
-def test_noise_for_a_record_follows_the_size_of_its_class(artifacts, scene):
+def test_noise_for_a_record_follows_the_size_of_its_class(artifacts, sending):
     artifact = short(artifacts["prototypes"])
-    found = errors(make("gaussian", unit="record"), artifact, scene()).reshape(-1, 3, 40)
+    found = errors(make("gaussian", unit="record"), artifact, sending()).reshape(-1, 3, 40)
     for row, count in enumerate((2, 5, 3)):
         assert found[:, row].std().item() == pytest.approx(0.5 * 2 / count, rel=0.05)
 
 
-def test_noise_for_a_record_follows_the_largest_weight_of_a_mix(artifacts, scene):
+def test_noise_for_a_record_follows_the_largest_weight_of_a_mix(artifacts, sending):
     artifact = short(artifacts["entangled"])
     weights = torch.tensor([0.05, 0.3, 0.25, 0.4])
     whole = Mixture(torch.zeros(4, dtype=torch.int64), torch.arange(4), weights, 1)
-    found = errors(make("gaussian", unit="record"), artifact, scene(mixture=whole))
+    found = errors(make("gaussian", unit="record"), artifact, sending(mixture=whole))
     assert found.std().item() == pytest.approx(0.5 * 2 * 0.4, rel=0.05)
     decoyed = Mixture(whole.row, whole.sample, weights / 2, 1)
-    found = errors(make("gaussian", unit="record"), artifact, scene(mixture=decoyed))
+    found = errors(make("gaussian", unit="record"), artifact, sending(mixture=decoyed))
     assert found.std().item() == pytest.approx(0.5 * 2 * (0.2 + 0.5 / 4), rel=0.05)
 
 
-def test_noise_for_a_record_needs_to_know_where_rows_come_from(artifacts, scene):
+def test_noise_for_a_record_needs_to_know_where_rows_come_from(artifacts, sending):
     defense = make("gaussian", unit="record")
     with pytest.raises(IncompatibleError, match="does not say which records"):
-        defense.defend(artifacts["entangled"], scene(mixture=None), rng())
+        defense.defend(artifacts["entangled"], sending(mixture=None), rng())
     twice = Mixture(torch.tensor([0, 1]), torch.tensor([4, 4]), torch.ones(2), 2)
     with pytest.raises(IncompatibleError, match="entered several rows"):
-        defense.defend(artifacts["prototypes"], scene(mixture=twice), rng())
+        defense.defend(artifacts["prototypes"], sending(mixture=twice), rng())
 
 
 def test_replacing_one_clipped_record_moves_a_prototype_by_its_share_at_most():
@@ -179,11 +179,11 @@ def test_replacing_one_clipped_record_moves_a_prototype_by_its_share_at_most():
     assert attained == pytest.approx(2 / 7, rel=1e-4)
 
 
-def test_noise_from_epsilon_is_the_noise_that_spends_it(artifacts, scene, facts):
+def test_noise_from_epsilon_is_the_noise_that_spends_it(artifacts, sending, facts):
     wanted = make("gaussian", noise=None, epsilon=4.38)
     (release,) = wanted.cost(facts()).releases[0]
     assert release.count == 100 and release.noise == pytest.approx(10, rel=5e-3)
-    here = scene(kinds=(EntangledRep,), rounds=100)
+    here = sending(kinds=(EntangledRep,), rounds=100)
     found = errors(wanted, short(artifacts["entangled"]), here)
     assert found.std().item() == pytest.approx(2 * release.noise, rel=0.05)
     assert wanted.public(facts())["noise"] == release.noise
@@ -192,10 +192,10 @@ def test_noise_from_epsilon_is_the_noise_that_spends_it(artifacts, scene, facts)
 # --- heuristics ----------------------------------------------------------------------------------
 
 
-def test_prune_keeps_the_largest_changes(artifacts, scene):
+def test_prune_keeps_the_largest_changes(artifacts, sending):
     sent = artifacts["head"]
     before = copied(artifacts["model"])
-    there = scene(received=type(sent)(before.params))
+    there = sending(received=type(sent)(before.params))
     old = flat(update_of(sent, there))
     new = flat(update_of(make("prune", keep=0.1).defend(sent, there, rng()), there))
     kept = new.abs() > 1e-6
@@ -204,41 +204,41 @@ def test_prune_keeps_the_largest_changes(artifacts, scene):
     assert old[kept].abs().min() >= old[~kept].abs().max()
 
 
-def test_quantise_has_few_levels_and_is_right_on_average(artifacts, scene):
+def test_quantise_has_few_levels_and_is_right_on_average(artifacts, sending):
     artifact = artifacts["entangled"]
     defense = make("quantise", bits=2)
-    draws = torch.stack([defense.defend(artifact, scene(), rng(s)).rep for s in range(2000)])
+    draws = torch.stack([defense.defend(artifact, sending(), rng(s)).rep for s in range(2000)])
     assert len(draws.unique()) == 4
     top = artifact.rep.abs().max()
     gap = 2 * top / 3
     assert (draws - artifact.rep).abs().max() < gap
     assert (draws.mean(0) - artifact.rep).abs().max() < 5 * gap / 2 / math.sqrt(2000)
-    fine = make("quantise", bits=16).defend(artifact, scene(), rng()).rep
+    fine = make("quantise", bits=16).defend(artifact, sending(), rng()).rep
     assert (fine - artifact.rep).abs().max() <= 2 * top / (2**16 - 1) + 1e-6
     zero = EntangledRep(artifact.rep * 0, artifact.encoding)
-    assert torch.equal(defense.defend(zero, scene(), rng()).rep, zero.rep)
+    assert torch.equal(defense.defend(zero, sending(), rng()).rep, zero.rep)
 
 
-def test_mask_drops_the_same_coordinates_of_all_rows(artifacts, scene):
-    sent = make("mask", keep=0.25).defend(artifacts["prototypes"], scene(), rng())
+def test_mask_drops_the_same_coordinates_of_all_rows(artifacts, sending):
+    sent = make("mask", keep=0.25).defend(artifacts["prototypes"], sending(), rng())
     kept = sent.means != 0
     assert kept.sum(1).tolist() == [10, 10, 10] and torch.equal(kept[0], kept[1])
     torch.testing.assert_close(sent.means[kept], artifacts["prototypes"].means[kept])
-    more = make("mask", keep=0.25, rescale=True).defend(artifacts["prototypes"], scene(), rng())
+    more = make("mask", keep=0.25, rescale=True).defend(artifacts["prototypes"], sending(), rng())
     torch.testing.assert_close(more.means, 4 * sent.means)
 
 
-def test_a_fixed_mask_stays_and_is_the_clients_own(artifacts, scene):
+def test_a_fixed_mask_stays_and_is_the_clients_own(artifacts, sending):
     defense = make("mask", fixed=True)
     sent = [
-        defense.defend(artifacts["entangled"], scene(client=k, round=r), rng(r)).rep != 0
+        defense.defend(artifacts["entangled"], sending(client=k, round=r), rng(r)).rep != 0
         for k, r in ((0, 1), (0, 2), (1, 1))
     ]
     assert torch.equal(sent[0], sent[1]) and not torch.equal(sent[0], sent[2])
 
 
-def test_label_smoothing_leaves_no_class_out(artifacts, scene):
-    sent = make("label-smoothing", alpha=0.2).defend(artifacts["entangled"], scene(), rng())
+def test_label_smoothing_leaves_no_class_out(artifacts, sending):
+    sent = make("label-smoothing", alpha=0.2).defend(artifacts["entangled"], sending(), rng())
     torch.testing.assert_close(sent.encoding, torch.tensor([0.45, 0.05, 0.29, 0.21]))
     assert torch.equal(sent.rep, artifacts["entangled"].rep)
 
@@ -246,9 +246,9 @@ def test_label_smoothing_leaves_no_class_out(artifacts, scene):
 # --- several, in order ---------------------------------------------------------------------------
 
 
-def test_defences_act_in_order_each_with_its_own_stream(artifacts, scene):
-    emission = Emission(artifacts["entangled"], scene().mixture)
-    send = partial(defended, scene=scene(), number=0)
+def test_defences_act_in_order_each_with_its_own_stream(artifacts, sending):
+    emission = Emission(artifacts["entangled"], sending().mixture)
+    send = partial(defended, sending=sending(), number=0)
     noise, few = make("gaussian"), make("quantise", bits=3)
     one = send([noise, few], emission)
     assert len(one.artifact.rep.unique()) <= 8
@@ -258,17 +258,17 @@ def test_defences_act_in_order_each_with_its_own_stream(artifacts, scene):
     alone, second = send([noise], emission), send([make("clip", norm=1e6), noise], emission)
     assert not torch.equal(alone.artifact.rep, second.artifact.rep)
     for other in (
-        partial(defended, scene=scene(client=1), number=0),
-        partial(defended, scene=scene(round=2), number=0),
-        partial(defended, scene=scene(seed=1), number=0),
-        partial(defended, scene=scene(), number=1),
+        partial(defended, sending=sending(client=1), number=0),
+        partial(defended, sending=sending(round=2), number=0),
+        partial(defended, sending=sending(seed=1), number=0),
+        partial(defended, sending=sending(), number=1),
     ):
         assert not torch.equal(other([noise], emission).artifact.rep, alone.artifact.rep)
 
 
-def test_counts_are_nobodys(artifacts, scene):
+def test_counts_are_nobodys(artifacts, sending):
     for name in NAMES:
-        sent = defended([make(name)], Emission(artifacts["counts"]), scene(), number=0)
+        sent = defended([make(name)], Emission(artifacts["counts"]), sending(), number=0)
         assert same(sent.artifact, artifacts["counts"])
 
 
@@ -278,7 +278,7 @@ class Grows(Defense):
     name = "grows"
     acts_on = (EntangledRep,)
 
-    def defend(self, artifact, scene, rng):
+    def defend(self, artifact, sending, rng):
         return EntangledRep(torch.cat([artifact.rep, torch.ones(1)]), artifact.encoding)
 
 
@@ -288,29 +288,29 @@ class Breaks(Defense):
     name = "breaks"
     acts_on = (EntangledRep,)
 
-    def defend(self, artifact, scene, rng):
+    def defend(self, artifact, sending, rng):
         return EntangledRep(artifact.rep / 0, artifact.encoding)
 
 
 @pytest.mark.parametrize(("defense", "says"), [(Grows(), "must stay"), (Breaks(), "not finite")])
-def test_a_broken_defence_is_named(defense, says, artifacts, scene):
+def test_a_broken_defence_is_named(defense, says, artifacts, sending):
     with pytest.raises(IncompatibleError, match=f"Defence '{defense.name}' made .*{says}"):
-        defended([defense], Emission(artifacts["entangled"]), scene(), number=0)
+        defended([defense], Emission(artifacts["entangled"]), sending(), number=0)
 
 
-def test_representations_collected_elsewhere_are_not_called_bounded(artifacts, scene):
-    emission = Emission(artifacts["prototypes"], scene().mixture)
+def test_representations_collected_elsewhere_are_not_called_bounded(artifacts, sending):
+    emission = Emission(artifacts["prototypes"], sending().mixture)
     defense = make("gaussian", unit="record")
     with pytest.raises(IncompatibleError, match="collected those of client 0 elsewhere"):
-        defended([defense], emission, scene(), number=0, passes=0)
-    defended([defense], emission, scene(), number=0, passes=1)
+        defended([defense], emission, sending(), number=0, passes=0)
+    defended([defense], emission, sending(), number=0, passes=1)
 
 
-def test_an_artifact_outside_the_account_is_refused(artifacts, scene):
+def test_an_artifact_outside_the_account_is_refused(artifacts, sending):
     for kind, round in (("rep-statistic", 1), ("prototypes", 0)):
-        emission = Emission(artifacts[kind], scene().mixture)
+        emission = Emission(artifacts[kind], sending().mixture)
         with pytest.raises(IncompatibleError, match="the accounting of defence 'gaussian'"):
-            defended([make("gaussian")], emission, scene(round=round), number=0)
+            defended([make("gaussian")], emission, sending(round=round), number=0)
 
 
 # --- bad values ----------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ def test_settings_without_privacy_are_refused(name, settings, says):
         defenses.get(name)(**settings)
 
 
-def test_single_representations_have_the_full_sensitivity(scene):
+def test_single_representations_have_the_full_sensitivity(sending):
     reps = Representations(torch.zeros(3, 40), torch.tensor([0, 1, 2]))
     each = Mixture(torch.arange(3), torch.arange(3), torch.ones(3), 3)
-    found = errors(make("gaussian", unit="record"), reps, scene(mixture=each))
+    found = errors(make("gaussian", unit="record"), reps, sending(mixture=each))
     assert found.std().item() == pytest.approx(0.5 * 2, rel=0.05)

@@ -14,13 +14,13 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import GRANTED, auc, evaluate_membership
 
 
-def game(gap: float, *, each: int = 30, clients: int = 6, classes: int = 2, seed: int = 0):
+def trial(gap: float, *, each: int = 30, clients: int = 6, classes: int = 2, seed: int = 0):
     """Scores of members and others a number of standard deviations apart."""
     count = clients * classes * each * 2
     members = torch.arange(count) % 2 == 0
     owner = torch.arange(count) * clients // count
     labels = torch.arange(count) // 2 % classes
-    scores = torch.randn(count, generator=stream(seed, "game")) + gap * members
+    scores = torch.randn(count, generator=stream(seed, "trial")) + gap * members
     return scores, members, owner, labels
 
 
@@ -33,7 +33,7 @@ def auc_of(*given: Tensor, **more):
 
 
 def test_the_area_is_that_of_scikit_learn_with_ties():
-    scores, members, _, _ = game(0.7)
+    scores, members, _, _ = trial(0.7)
     for values in (scores, scores.round()):
         expected = roc_auc_score(members, values)
         assert auc(values, members) == pytest.approx(expected, abs=1e-9)
@@ -52,7 +52,7 @@ def test_nan_counts_as_the_lowest():
 
 def test_only_pairs_of_one_client_and_class_count():
     # The classes and clients differ by far more than members do; inside each the order is right.
-    scores, members, owner, labels = game(0.0)
+    scores, members, owner, labels = trial(0.0)
     scores = members + 100.0 * labels + 1000.0 * owner
     found = report(scores, members, owner, labels)
     # no error in any resample: as sure as one trial per client is, not surer
@@ -64,7 +64,7 @@ def test_only_pairs_of_one_client_and_class_count():
 
 
 def test_the_leak_of_the_support_is_told_apart():
-    scores, members, owner, labels = game(0.0)
+    scores, members, owner, labels = trial(0.0)
     absent = ~members & (torch.arange(len(members)) % 3 == 0)
     labels = torch.where(absent, 9, labels)  # a class that the client does not hold
     scores = torch.where(absent, scores.min(), scores)
@@ -79,14 +79,14 @@ def test_the_interval_holds_the_expected_area(gap):
     expected = float(torch.distributions.Normal(0, 1).cdf(torch.tensor(gap / 2**0.5)))
     hits = 0
     for seed in range(20):
-        low, high = auc_of(*game(gap, seed=seed)).interval
+        low, high = auc_of(*trial(gap, seed=seed)).interval
         assert low < high
         hits += low <= expected <= high
     assert hits >= 16
 
 
 def test_clients_that_differ_widen_the_interval():
-    scores, members, owner, labels = game(0.0)
+    scores, members, owner, labels = trial(0.0)
     same = scores + 1.0 * members
     split = scores + 2.0 * members * (owner < 3)
     narrow, wide = (auc_of(s, members, owner, labels).interval for s in (same, split))
@@ -94,7 +94,7 @@ def test_clients_that_differ_widen_the_interval():
 
 
 def test_the_gain_over_the_baseline_is_paired():
-    scores, members, owner, labels = game(0.5)
+    scores, members, owner, labels = trial(0.5)
     found = auc_of(scores, members, owner, labels, baseline=scores - 0.1 * members, beside=GRANTED)
     below, above = found.over_interval
     assert 0 < below < found.over < above < 0.06
@@ -106,7 +106,7 @@ def test_the_gain_over_the_baseline_is_paired():
 
 
 def test_model_and_image_stand_beside_each_other():
-    scores, members, owner, labels = game(1.0)
+    scores, members, owner, labels = trial(1.0)
     noise = torch.randn(len(scores), generator=stream(3, "floor")).double()
     found = report(scores, members, owner, labels, baseline=scores, floor=noise)
     model, image = found.get("auc_over_model"), found.get("auc")
@@ -124,11 +124,11 @@ def test_model_and_image_stand_beside_each_other():
 
 
 def test_low_rates_need_enough_others():
-    found = report(*game(1.0, each=30))  # 360 others
+    found = report(*trial(1.0, each=30))  # 360 others
     few = found.get("tpr_at_fpr_0.001")
     assert found.get("tpr_at_fpr_0.01").value is not None and few.value is None
     assert "360 candidates" in few.over_text() and "at least 1000" in few.over_text()
-    many = report(*game(1.0, each=100), draws=20).get("tpr_at_fpr_0.001")
+    many = report(*trial(1.0, each=100), draws=20).get("tpr_at_fpr_0.001")
     assert many.value is not None and many.note == ""
 
 
@@ -147,7 +147,7 @@ def test_a_rate_by_hand():
 
 
 def test_scores_without_information_are_at_the_floor():
-    found = report(*game(0.0, each=100), draws=100)
+    found = report(*trial(0.0, each=100), draws=100)
     assert abs(found.get("auc").value - 0.5) < 0.04
     assert abs(found.get("balanced_accuracy").value - 0.5) < 0.04
     assert found.get("auc").interval[0] < 0.5 < found.get("auc").interval[1]
@@ -155,7 +155,7 @@ def test_scores_without_information_are_at_the_floor():
 
 
 def test_groups_by_class_size():
-    scores, members, owner, labels = game(0.0)
+    scores, members, owner, labels = trial(0.0)
     sizes = torch.where(labels == 0, 1, 100)
     scores = torch.where(sizes == 1, scores + 3.0 * members, scores)
     found = report(scores, members, owner, labels, class_sizes=sizes)
@@ -165,7 +165,7 @@ def test_groups_by_class_size():
 
 
 def test_areas_are_means_over_pairs_and_the_order_of_candidates_changes_nothing():
-    scores, members, owner, labels = game(0.6)
+    scores, members, owner, labels = trial(0.6)
     found = report(scores, members, owner, labels, baseline=-scores)
     assert found.rows["member"].tolist() == members.tolist()
     parts = []
@@ -182,14 +182,14 @@ def test_areas_are_means_over_pairs_and_the_order_of_candidates_changes_nothing(
 
 
 def test_one_client_and_same_seed():
-    given = game(0.5, clients=1)
+    given = trial(0.5, clients=1)
     first, second = auc_of(*given, seed=4), auc_of(*given, seed=4)
     assert first == second and first != auc_of(*given, seed=5)
     assert first.interval[0] < first.value < first.interval[1]
 
 
 def test_refusals():
-    scores, members, owner, labels = game(0.5)
+    scores, members, owner, labels = trial(0.5)
     with pytest.raises(IncompatibleError, match="one entry per candidate"):
         report(scores[:-1], members, owner, labels)
     with pytest.raises(IncompatibleError, match="0 others"):

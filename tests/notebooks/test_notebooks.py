@@ -27,7 +27,7 @@ def test_kept_without_outputs(repo, name):
 
 def test_first_attack(cells, execute):
     found = execute(cells("first_attack"))
-    assert found["prototypes"].game.counterfactual and not found["entangled"].game.counterfactual
+    assert found["prototypes"].trial.counterfactual and not found["entangled"].trial.counterfactual
     assert (found["prototypes"].folder / "report.html").is_file()
     assert len(found["attacked"]) == found["prototypes"].card.targets
 

@@ -33,7 +33,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack, question_of
-from fedre_privacy.play.questions.membership import MembershipGame
+from fedre_privacy.play.questions.membership import MembershipTrial
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
 
@@ -152,7 +152,7 @@ CHEATS: dict[str, Cheat] = {
 
 
 @pytest.fixture(scope="module")
-def membership_games(split_runs) -> list[MembershipGame]:
+def membership_games(split_runs) -> list[MembershipTrial]:
     return [
         prepare_attack(run, ask("membership", eval={"seed": seed}))
         for run in split_runs
@@ -160,10 +160,10 @@ def membership_games(split_runs) -> list[MembershipGame]:
     ]
 
 
-def pooled_auc(games: list[tuple[Candidates, Tensor]], rule: Cheat) -> tuple[float, int]:
-    """AUC within a game, client and class, over all games; and candidates compared."""
+def pooled_auc(trials: list[tuple[Candidates, Tensor]], rule: Cheat) -> tuple[float, int]:
+    """AUC within a trial, client and class, over all trials; and candidates compared."""
     scores, members, strata, labels = [], [], [], []
-    for number, (asked, inside) in enumerate(games):
+    for number, (asked, inside) in enumerate(trials):
         scores.append(rule(asked))
         members.append(inside)
         strata.append(asked.clients + 1000 * number)
@@ -176,8 +176,8 @@ def pooled_auc(games: list[tuple[Candidates, Tensor]], rule: Cheat) -> tuple[flo
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_the_list_of_candidates_tells_nothing(membership_games, name):
-    games = [(game.candidates, game.members) for game in membership_games]
-    found, compared = pooled_auc(games, CHEATS[name])
+    trials = [(trial.candidates, trial.members) for trial in membership_games]
+    found, compared = pooled_auc(trials, CHEATS[name])
     assert compared > 2000
     assert abs(found - 0.5) < SLACK
 
@@ -185,56 +185,56 @@ def test_the_list_of_candidates_tells_nothing(membership_games, name):
 @pytest.mark.parametrize("name", CHEATS)
 def test_no_cheat_is_called_a_leak(split_runs, name):
     settings = ask("membership", MembershipCheat(rule=CHEATS[name]))
-    game = prepare_attack(split_runs[0], settings)
-    card = question_of(settings).score(game, settings.attack(game.observation))
+    trial = prepare_attack(split_runs[0], settings)
+    card = question_of(settings).score(trial, settings.attack(trial.observation))
     assert card.verdict.word != "leaks"
 
 
-def planted(game: MembershipGame, order: Tensor) -> tuple[Candidates, Tensor]:
-    asked = game.candidates
+def planted(trial: MembershipTrial, order: Tensor) -> tuple[Candidates, Tensor]:
+    asked = trial.candidates
     kept = Candidates(asked.images[order], asked.labels[order], asked.clients[order])
-    return kept, game.members[order]
+    return kept, trial.members[order]
 
 
-def members_first(game: MembershipGame) -> tuple[Candidates, Tensor]:
+def members_first(trial: MembershipTrial) -> tuple[Candidates, Tensor]:
     """The list as it would be without a shuffle: clients in turn, members before others."""
-    key = game.candidates.clients * 2 + (~game.members).long()
-    return planted(game, key.argsort(stable=True))
+    key = trial.candidates.clients * 2 + (~trial.members).long()
+    return planted(trial, key.argsort(stable=True))
 
 
-def members_at_odd_places(game: MembershipGame) -> tuple[Candidates, Tensor]:
-    sides = [game.members.nonzero(), (~game.members).nonzero()]
-    return planted(game, torch.stack(sides[::-1], dim=1).flatten())
+def members_at_odd_places(trial: MembershipTrial) -> tuple[Candidates, Tensor]:
+    sides = [trial.members.nonzero(), (~trial.members).nonzero()]
+    return planted(trial, torch.stack(sides[::-1], dim=1).flatten())
 
 
-def in_pairs_of_members(game: MembershipGame) -> tuple[Candidates, Tensor]:
+def in_pairs_of_members(trial: MembershipTrial) -> tuple[Candidates, Tensor]:
     """Others first, by an order of their own; members sorted by client and class."""
-    asked = game.candidates
+    asked = trial.candidates
     key = asked.clients * 1000 + asked.labels
-    inside = game.members.nonzero().squeeze(1)
+    inside = trial.members.nonzero().squeeze(1)
     inside = inside[key[inside].argsort(stable=True)]
-    return planted(game, torch.cat([(~game.members).nonzero().squeeze(1), inside]))
+    return planted(trial, torch.cat([(~trial.members).nonzero().squeeze(1), inside]))
 
 
-def others_asked_of_two(game: MembershipGame) -> tuple[Candidates, Tensor]:
-    asked = game.candidates
-    twice = (~game.members).nonzero().squeeze(1)
+def others_asked_of_two(trial: MembershipTrial) -> tuple[Candidates, Tensor]:
+    asked = trial.candidates
+    twice = (~trial.members).nonzero().squeeze(1)
     more = Candidates(
         torch.cat([asked.images, asked.images[twice]]),
         torch.cat([asked.labels, asked.labels[twice]]),
         torch.cat([asked.clients, (asked.clients[twice] + 1) % 4]),
     )
-    return more, torch.cat([game.members, torch.zeros(len(twice)).bool()])
+    return more, torch.cat([trial.members, torch.zeros(len(twice)).bool()])
 
 
-def members_off_grid(game: MembershipGame) -> tuple[Candidates, Tensor]:
+def members_off_grid(trial: MembershipTrial) -> tuple[Candidates, Tensor]:
     """Members that went through one more product and quotient."""
-    asked = game.candidates
-    moved = torch.where(game.members[:, None, None, None], asked.images * 3.3 / 3.3, asked.images)
-    return replace(asked, images=moved), game.members
+    asked = trial.candidates
+    moved = torch.where(trial.members[:, None, None, None], asked.images * 3.3 / 3.3, asked.images)
+    return replace(asked, images=moved), trial.members
 
 
-PLANTED: dict[str, tuple[Callable[[MembershipGame], tuple[Candidates, Tensor]], float]] = {
+PLANTED: dict[str, tuple[Callable[[MembershipTrial], tuple[Candidates, Tensor]], float]] = {
     "index": (members_first, 1.0),
     "order within the client": (members_first, 1.0),
     "order within client and class": (members_first, 1.0),
@@ -249,15 +249,15 @@ PLANTED: dict[str, tuple[Callable[[MembershipGame], tuple[Candidates, Tensor]], 
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_cheats_find_what_is_planted(membership_games, name):
     plant, least = PLANTED[name]
-    found, _ = pooled_auc([plant(game) for game in membership_games], CHEATS[name])
+    found, _ = pooled_auc([plant(trial) for trial in membership_games], CHEATS[name])
     assert found >= least
 
 
 def test_candidates_are_drawn_evenly(membership_games):
-    for game in membership_games:
-        asked = game.candidates
+    for trial in membership_games:
+        asked = trial.candidates
         key = asked.clients * 1000 + asked.labels
-        inside, outside = key[game.members].sort().values, key[~game.members].sort().values
+        inside, outside = key[trial.members].sort().values, key[~trial.members].sort().values
         assert torch.equal(inside, outside)  # as many of each in every client and class
         assert len(set(digests(asked))) == len(asked)
         assert len(asked) >= 100
@@ -293,8 +293,8 @@ def tensors_in(value: Any, at: str = "") -> Iterator[tuple[str, Tensor]]:
 def test_no_tensor_shows_more_than_its_values(runs, protocol, target):
     """A view into a larger tensor, a graph or an attribute would carry what was not granted."""
     attack = {"attack": {"name": "pixel"}} if target not in ("labels", "membership") else {}
-    game = prepare_attack(runs[protocol], ask(target, **attack))
-    for at, tensor in tensors_in(game.observation):
+    trial = prepare_attack(runs[protocol], ask(target, **attack))
+    for at, tensor in tensors_in(trial.observation):
         whole = tensor.numel() * tensor.element_size()
         assert tensor.untyped_storage().nbytes() == whole, at
         assert tensor._base is None or tensor._base.numel() == tensor.numel(), at
@@ -351,8 +351,8 @@ LABEL_CHEATS: dict[str, Callable[[int, Upload], int]] = {
 def test_labels_are_not_told_by_place_or_memory(split_runs, name):
     for run in split_runs[:2]:
         settings = ask("labels", LabelCheat(rule=LABEL_CHEATS[name]))
-        game = prepare_attack(run, settings)
-        card = question_of(settings).score(game, settings.attack(game.observation))
+        trial = prepare_attack(run, settings)
+        card = question_of(settings).score(trial, settings.attack(trial.observation))
         assert card.verdict.word != "leaks"
 
 
@@ -405,8 +405,8 @@ IMAGE_CHEATS: dict[str, Callable[[Observation, int], Tensor]] = {
 @pytest.mark.parametrize("name", IMAGE_CHEATS)
 def test_images_are_not_told_by_order_or_memory(split_runs, name, target):
     settings = ask(target, ImageCheat(rule=IMAGE_CHEATS[name]), eval={"targets": 24})
-    game = prepare_attack(split_runs[0], settings)
-    card = question_of(settings).score(game, settings.attack(game.observation))
+    trial = prepare_attack(split_runs[0], settings)
+    card = question_of(settings).score(trial, settings.attack(trial.observation))
     assert card.verdict.word != "leaks"
 
 
@@ -458,6 +458,6 @@ PROTOTYPE_CHEATS: dict[str, Callable[[Upload, int, int], Tensor]] = {
 @pytest.mark.parametrize("name", PROTOTYPE_CHEATS)
 def test_prototypes_are_not_told_by_class_numbers(runs, name):
     settings = ask("uploaded", PrototypeCheat(rule=PROTOTYPE_CHEATS[name]))
-    game = prepare_attack(runs["fedre"], settings)
-    card = question_of(settings).score(game, settings.attack(game.observation))
+    trial = prepare_attack(runs["fedre"], settings)
+    card = question_of(settings).score(trial, settings.attack(trial.observation))
     assert card.verdict.word != "leaks"

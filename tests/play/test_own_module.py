@@ -82,7 +82,7 @@ def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, rep
     psnr = torch.tensor(found.frame()["psnr"].to_numpy())
     assert torch.allclose(psnr, -10 * mse.double().log10(), atol=1e-3)
     assert found.figure().axes
-    assert Knowledge.AUX_DATA in found.game.observation.threat.grants
+    assert Knowledge.AUX_DATA in found.trial.observation.threat.grants
 
 
 def test_images_of_any_number_of_channels_are_scored_and_those_that_can_are_drawn(tmp_path):
@@ -118,7 +118,7 @@ def test_prototypes_know_by_class_which_images_made_them(extractor, images):
     )  # fmt: skip
     assert found.frame()["support_size"].tolist() == [6, 6]
     assert found.frame()["label"].tolist() == [1, 0]
-    mixture = found.game.groups["target"].truth.mixture
+    mixture = found.trial.groups["target"].truth.mixture
     assert mixture.support(0).tolist() == [1, 3, 5, 7, 9, 11]
 
 
@@ -138,7 +138,7 @@ def test_a_gradient_gives_its_images_away(images, named):
     assert float(found.frame()["psnr"].min()) > float(found.frame()["psnr_floor"].max())
     assert sorted(found.outcome.labels.tolist()) == [1, 3]
     assert "1 gradient" in found.verdict()
-    assert Knowledge.TRAINING not in found.game.observation.threat.grants
+    assert Knowledge.TRAINING not in found.trial.observation.threat.grants
     without = fp.attack_module(
         model, gradient=sent, images=2, image_shape=SHAPE, attack="analytic", device="cpu"
     )

@@ -65,12 +65,12 @@ def test_labels_of_enough_clients_leak_or_do_not():
 
 def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
     result = attack(kept, ask("uploaded", "disentangle"))
-    game, outcome = result.game, result.outcome
+    trial, outcome = result.trial, result.outcome
     answered = outcome.vectors.isfinite().all(1).nonzero().squeeze(1)
     assert len(answered) > 4
     vectors = outcome.vectors.clone()
     vectors[answered[::2]] = torch.nan
-    quits = PrototypesQuestion().score(game, dataclasses.replace(outcome, vectors=vectors))
+    quits = PrototypesQuestion().score(trial, dataclasses.replace(outcome, vectors=vectors))
     assert quits.diverged > result.card.diverged
     for key, sign in (("identified", 1), ("centred_cosine", 1), ("relative_error", -1)):
         before, after = result.card.get(key), quits.get(key)
@@ -101,14 +101,14 @@ def test_how_far_restarts_end_apart_is_told_of_every_target(kept):
 
 
 def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
-    game = prepare_attack(kept, ask("membership"))
+    trial = prepare_attack(kept, ask("membership"))
     counts = torch.tensor(kept.record["class_counts"])
-    asked = game.candidates
+    asked = trial.candidates
     assert bool((counts[asked.clients, asked.labels] > 0).all())
-    assert torch.equal(game.class_sizes, counts[asked.clients, asked.labels])
-    assert 0 < int(game.members.sum()) < len(asked)
+    assert torch.equal(trial.class_sizes, counts[asked.clients, asked.labels])
+    assert 0 < int(trial.members.sum()) < len(asked)
     # what the attacker gets does not say who is a member
-    assert game.observation.candidates is asked and not hasattr(asked, "members")
+    assert trial.observation.candidates is asked and not hasattr(asked, "members")
     card = attack(kept, ask("membership")).card
     auc = card.measures[0]
     assert auc.key == "auc" and auc.floor is not None and auc.n > 0
@@ -144,8 +144,8 @@ def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
     settings = resolve_attack(values, {}, problems, uploads=uploads)
     assert settings.attack.name == "loss-membership" and not problems
     result = attack(run, settings)
-    game, card = result.game, result.card
-    assert card.n == len(game.members) >= 12 and card.diverged == 0
+    trial, card = result.trial, result.card
+    assert card.n == len(trial.members) >= 12 and card.diverged == 0
     half = protocol == "lg-fedavg"  # whose extractor is granted, and tells by itself
     name = "the granted extractor and the head before the upload" if half else BEFORE
     names = {"auc": "image alone", "auc_over_model": name}
@@ -163,24 +163,24 @@ def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
 
 def test_before_the_upload_is_the_broadcast(tiny, tmp_path):
     run = train(tiny(protocol="fedavg"), runs=tmp_path)
-    game = prepare_attack(run, ask("membership", "loss-membership"))
-    asked = game.candidates
+    trial = prepare_attack(run, ask("membership", "loss-membership"))
+    asked = trial.candidates
     with torch.no_grad():
-        model = game.observation.models[0, 2]
+        model = trial.observation.models[0, 2]
         mine = asked.clients == 0
         logits = model(asked.images[mine])
     expected = -torch.nn.functional.cross_entropy(logits, asked.labels[mine], reduction="none")
-    torch.testing.assert_close(game.baseline[mine].float(), expected, rtol=1e-4, atol=1e-5)
-    same = type(game.settings.attack)(score="loss")(
+    torch.testing.assert_close(trial.baseline[mine].float(), expected, rtol=1e-4, atol=1e-5)
+    same = type(trial.settings.attack)(score="loss")(
         replace(
-            game.observation,
+            trial.observation,
             targets=tuple(
-                replace(upload, artifacts=game.observation.broadcasts[-1].artifacts)
-                for upload in game.observation.targets
+                replace(upload, artifacts=trial.observation.broadcasts[-1].artifacts)
+                for upload in trial.observation.targets
             ),
         )
     )
-    torch.testing.assert_close(same.scores, game.baseline.float())
+    torch.testing.assert_close(same.scores, trial.baseline.float())
 
 
 def test_recovered_prototypes_are_compared_with_the_true_ones(kept):
@@ -199,13 +199,13 @@ def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
     settings = ask("recovered-prototypes", pixel, eval={"targets": 6, "ceiling": 2})
     assert settings.via.name == "disentangle"
     result = attack(kept, settings)
-    game = result.game
-    assert list(game.groups) == ["target", "true", "actual", "ceiling"]
-    target, true = game.groups["target"], game.groups["true"]
+    trial = result.trial
+    assert list(trial.groups) == ["target", "true", "actual", "ceiling"]
+    target, true = trial.groups["target"], trial.groups["true"]
     assert torch.equal(target.truth.target_labels, true.truth.target_labels)
     assert torch.equal(target.truth.target_clients, true.truth.target_clients)
-    assert not game.counterfactual and true.counterfactual
-    assert any(isinstance(a, EntangledRep) for u in game.observation.uploads for a in u.artifacts)
+    assert not trial.counterfactual and true.counterfactual
+    assert any(isinstance(a, EntangledRep) for u in trial.observation.uploads for a in u.artifacts)
     groups = {m.group for m in result.card.measures if m.key == "psnr"}
     assert {"", "actual", "true", "ceiling"} <= groups
     assert (result.folder / "prototypes.safetensors").is_file()
@@ -225,8 +225,8 @@ def test_what_stands_beside_the_targets_is_what_the_attack_reads(kept):
 
 
 def test_only_targets_of_few_images(kept):
-    game = prepare_attack(kept, ask("prototypes", "pixel", eval={"max_images": 3}))
-    sizes = torch.bincount(game.groups["target"].truth.mixture.row)
+    trial = prepare_attack(kept, ask("prototypes", "pixel", eval={"max_images": 3}))
+    sizes = torch.bincount(trial.groups["target"].truth.mixture.row)
     assert sizes.max() <= 3
     whole = prepare_attack(kept, ask("prototypes", "pixel", eval={"targets": 1000}))
     all_sizes = torch.bincount(whole.groups["target"].truth.mixture.row)
@@ -235,8 +235,8 @@ def test_only_targets_of_few_images(kept):
 
 def test_targets_of_the_fewest_images_come_first(kept):
     def sizes(**eval):
-        game = prepare_attack(kept, ask("prototypes", "pixel", eval=eval))
-        return torch.bincount(game.groups["target"].truth.mixture.row).sort().values
+        trial = prepare_attack(kept, ask("prototypes", "pixel", eval=eval))
+        return torch.bincount(trial.groups["target"].truth.mixture.row).sort().values
 
     least = sizes(targets=4, fewest_first=True)
     assert least.tolist() == sizes(targets=1000)[:4].tolist()
@@ -258,13 +258,13 @@ def test_a_weak_threat_model_sees_no_past_extractors(kept):
 
 def test_who_uploads_a_model_gives_its_extractor_away(tiny, tmp_path):
     run = train(tiny(protocol="fedavg"), runs=tmp_path)
-    game = prepare_attack(run, ask("prototypes", "pixel", threat="realistic"))
-    assert Knowledge.EXTRACTOR in game.observation.threat.grants
-    assert "this protocol hands over" in game.lines()["Attacker"]
+    trial = prepare_attack(run, ask("prototypes", "pixel", threat="realistic"))
+    assert Knowledge.EXTRACTOR in trial.observation.threat.grants
+    assert "this protocol hands over" in trial.lines()["Attacker"]
     key = (0, 2)
-    assert key in game.observation.models
-    sent = game.observation.broadcasts[-1].artifacts[0].params
-    for name, value in game.observation.models[key].named_parameters():
+    assert key in trial.observation.models
+    sent = trial.observation.broadcasts[-1].artifacts[0].params
+    for name, value in trial.observation.models[key].named_parameters():
         assert torch.equal(value, sent[name])
 
 

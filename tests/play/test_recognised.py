@@ -82,7 +82,7 @@ def test_clients_of_one_class(tmp_path):
     assert all("one class, the upload is its prototype" in note for note in result.outcome.notes)
     assert "more belong to clients of one class" in result.verdict()
     for client, vector in zip(result.outcome.clients, result.outcome.vectors, strict=True):
-        own = next(u for u in result.game.observation.targets if u.client == int(client))
+        own = next(u for u in result.trial.observation.targets if u.client == int(client))
         assert torch.equal(own.artifacts[0].rows()[0], vector)
 
 
@@ -107,7 +107,7 @@ def test_nothing_finite_and_nothing_said_is_lost():
 def test_joint_disentangling_is_scored_like_the_two_stages(trained):
     brief = {"name": "joint-disentangle", "steps": 3, "channels": [4], "views": 2}
     result = attack(trained({}), ask("recovered-prototypes", brief))
-    assert list(result.game.groups) == ["target", "true", "actual", "ceiling"]
+    assert list(result.trial.groups) == ["target", "true", "actual", "ceiling"]
     assert {row["metric"] for row in result.table()} >= {"PSNR dB", "SSIM"}
     for column in ("floor", "true prototypes"):
         assert all(column in row for row in result.table())

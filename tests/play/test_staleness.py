@@ -64,10 +64,10 @@ def test_younger_extractors_are_not_held(kept):
 
 def test_it_is_said_and_recorded(kept):
     result = attack(kept, ask(staleness=1))
-    assert result.game.lines()["Attacker"].endswith("the newest extractor held is 1 round old")
+    assert result.trial.lines()["Attacker"].endswith("the newest extractor held is 1 round old")
     record = json.loads((result.folder / "record.json").read_text())
     assert record["eval"]["staleness"] == 1
-    assert "1 round old" in record["game"]["Attacker"]
+    assert "1 round old" in record["trial"]["Attacker"]
     assert result.folder.name != attack(kept, ask()).folder.name
     assert "newest extractor" not in prepare_attack(kept, ask()).lines()["Attacker"]
 
@@ -83,8 +83,8 @@ def test_disentangling_leaves_out_what_it_has_no_extractor_for(kept):
 
 
 def test_recovered_prototypes_of_old_extractors_are_still_targets(kept):
-    game = prepare_attack(kept, ask("recovered-prototypes", None, "strong", staleness=2))
-    target = game.groups["target"].uploads[0]
+    trial = prepare_attack(kept, ask("recovered-prototypes", None, "strong", staleness=2))
+    target = trial.groups["target"].uploads[0]
     assert isinstance(target.artifacts[0], Prototypes) and target.round == 5
 
 

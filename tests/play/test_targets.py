@@ -233,12 +233,12 @@ def test_held_out_images_were_trained_on_by_nobody(runs, digits, name):
     values = {"attack": "pixel", "threat": "strong", "eval": {"metrics": "psnr", "targets": 6}}
     settings = resolve_attack(values, {}, problems)
     assert not problems
-    game = prepare_attack(runs[name], settings, data=digits)
+    trial = prepare_attack(runs[name], settings, data=digits)
     train_parts, test_parts = runs[name].split_indices()
     trained = set(torch.cat(train_parts).tolist())
-    public = set(_indices(game.public.images, digits))
-    aux = set(_indices(game.observation.aux, digits))
+    public = set(_indices(trial.public.images, digits))
+    aux = set(_indices(trial.observation.aux, digits))
     assert public and aux and not public & trained and not aux & trained and not public & aux
     assert public | aux <= set(torch.cat(test_parts).tolist())
-    for group in game.groups.values():
+    for group in trial.groups.values():
         assert set(_indices(group.truth.images, digits)) <= trained

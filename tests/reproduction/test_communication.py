@@ -25,7 +25,7 @@ from fedre_privacy.models.families import count_parameters
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedgen import FedGen
 from fedre_privacy.reproduction import communication as comm
-from fedre_privacy.reproduction.communication import Cell, Shares
+from fedre_privacy.reproduction.communication import ReportedCell, Shares
 from fedre_privacy.reproduction.published_tables import DATA_SETS, TABLE_2, TABLE_11
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_training
@@ -149,7 +149,7 @@ def shares() -> dict[str, Shares]:
 
 
 @pytest.fixture(scope="module")
-def cells(shares: dict[str, Shares]) -> list[Cell]:
+def cells(shares: dict[str, Shares]) -> list[ReportedCell]:
     return comm.table_11(shares)
 
 
@@ -167,7 +167,7 @@ def test_facts_behind_the_tables(shares: dict[str, Shares]) -> None:
     assert generators == [531_456, 577_536, 1_416_704]
 
 
-def test_108_cells_are_exact_to_the_printed_digits(cells: list[Cell]) -> None:
+def test_108_cells_are_exact_to_the_printed_digits(cells: list[ReportedCell]) -> None:
     assert len(cells) == 126
     for cell in cells:
         if cell.method == "FedKD":
@@ -182,7 +182,7 @@ def test_108_cells_are_exact_to_the_printed_digits(cells: list[Cell]) -> None:
     assert statuses == {"exact": 108, "consistent": 6, "run-dependent": 12}
 
 
-def test_fpl_clusters_inferred_from_the_broadcast(cells: list[Cell]) -> None:
+def test_fpl_clusters_inferred_from_the_broadcast(cells: list[ReportedCell]) -> None:
     notes = [c.note for c in cells if (c.method, c.direction) == ("FPL", "down")]
     assert [int(note.split()[0]) for note in notes] == [17, 22, 179, 231, 477, 516]
 
@@ -201,7 +201,7 @@ def test_a_wrong_number_is_called_different(
     ]
 
 
-def test_table_2_mixes_settings(cells: list[Cell]) -> None:
+def test_table_2_mixes_settings(cells: list[ReportedCell]) -> None:
     found = comm.table_2(cells)
     assert len(found) == 2 * len(TABLE_2) == 18
     by_place = {(n.method, n.direction): n for n in found}
@@ -246,7 +246,7 @@ def test_numbers_of_the_models_named_in_the_text(shares: dict[str, Shares]) -> N
     }  # fmt: skip
 
 
-def test_against_an_independent_check(cells: list[Cell]) -> None:
+def test_against_an_independent_check(cells: list[ReportedCell]) -> None:
     """Every recomputed scalar of the shared check; ours names labels that it leaves implicit."""
     folder = os.environ.get("FEDRE_TEST_DATA")
     path = Path(folder or "") / ".." / "reference" / "accounting_check.csv"
@@ -286,7 +286,7 @@ def call(*arguments: object) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def test_the_whole_table_as_text_and_csv(tmp_path: Path, cells: list[Cell]) -> None:
+def test_the_whole_table_as_text_and_csv(tmp_path: Path, cells: list[ReportedCell]) -> None:
     path = tmp_path / "new" / "cells.csv"
     code, out, err = call("--communication", "--csv", path)
     assert code == 0 and err == ""
@@ -304,7 +304,7 @@ def test_the_whole_table_as_text_and_csv(tmp_path: Path, cells: list[Cell]) -> N
     assert float(written[0]["published"]) == 8785.38 and written[0]["nbytes"] == str(8_785_380 * 4)
 
 
-def test_rows_fit_a_hundred_columns(cells: list[Cell]) -> None:
+def test_rows_fit_a_hundred_columns(cells: list[ReportedCell]) -> None:
     for key in DATA_SETS:
         own = [cell for cell in cells if cell.data_set == key]
         lines = table_lines(communication._merged(own))
@@ -403,7 +403,7 @@ def test_measured_runs_are_shown_beside_their_formula(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[Cell]) -> None:
+def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[ReportedCell]) -> None:
     sent = {"up": comm.Spread(3_000_000.0, 2_000_000, 4_000_000), "down": None}
     run = comm.Measured(
         "kd", "fedkd", "cifar10", "homogeneous", 10, "", 1, paper=sent, complete=sent, nbytes=sent

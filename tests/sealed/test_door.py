@@ -50,11 +50,11 @@ class Plugin(Attack):
         return Reconstruction(**{**values, **others})
 
     def run(self, observation, context):
-        line = context.shelf._line
+        line = context.cache._line
 """
 
 
-class Shelf:
+class ResultCache:
     """Keeps pieces in memory."""
 
     def __init__(self) -> None:
@@ -82,12 +82,14 @@ def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, name, raising=False)
 
-    def run(*lines: str, more: str = "", shelf: Shelf | None = None, **settings: float):
+    def run(*lines: str, more: str = "", cache: ResultCache | None = None, **settings: float):
         body = "\n".join(f"        {line}" for line in lines)
         (tmp_path / f"{name}.py").write_text(f"{BEGIN}{body}\n{more}")
         module = __import__(name)
         events: list[str] = []
-        context = Context(5, report=lambda event: events.append(event.name), shelf=shelf or Shelf())
+        context = Context(
+            5, report=lambda event: events.append(event.name), cache=cache or ResultCache()
+        )
         done = play(
             module.Plugin(**settings),
             observation(),
@@ -101,20 +103,20 @@ def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
 
 
 def test_settings_events_and_pieces_cross(run_plugin):
-    shelf = Shelf()
+    cache = ResultCache()
     found, events = run_plugin(
         "from fedre_privacy.core.events import Event",
-        "assert context.shelf.load('tile-0') is None",
-        "context.shelf.save('tile-0', {'x': torch.arange(3)})",
-        "assert context.shelf.load('tile-0')['x'].tolist() == [0, 1, 2]",
+        "assert context.cache.load('tile-0') is None",
+        "context.cache.save('tile-0', {'x': torch.arange(3)})",
+        "assert context.cache.load('tile-0')['x'].tolist() == [0, 1, 2]",
         "context.report(Event('note', {'text': 'hello'}))",
         "context.report(Event('attack.reused', {}))",
         "return self.answer(observation, stopped_because=str(context.seed))",
         level=0.25,
-        shelf=shelf,
+        cache=cache,
     )
     assert float(found.images.mean()) == 0.25 and found.stopped_because == "5"
-    assert events == ["note"] and list(shelf.kept) == ["tile-0"]
+    assert events == ["note"] and list(cache.kept) == ["tile-0"]
 
 
 def test_a_plugin_brings_its_own_modules_but_not_its_folder(run_plugin, tmp_path):
@@ -134,8 +136,8 @@ def test_a_plugin_brings_its_own_modules_but_not_its_folder(run_plugin, tmp_path
         (["raise ValueError('as it was raised')"], ValueError, "as it was raised"),
         (["raise LookupError('odd')"], RuntimeError, "LookupError: odd"),
         (["raise DivergedError('lost', next_step='again')"], DivergedError, "lost\nagain"),
-        (["context.shelf.save('../up', {})"], IncompatibleError, "keeps a piece under"),
-        (["context.shelf.load('.hidden')"], IncompatibleError, "keeps a piece under"),
+        (["context.cache.save('../up', {})"], IncompatibleError, "keeps a piece under"),
+        (["context.cache.load('.hidden')"], IncompatibleError, "keeps a piece under"),
         (["line.send({'is': 'exec', 'code': 'x'})"], IncompatibleError, "unknown message 'exec'"),
         (["line._end.sendall(b'x' * 64)"], IncompatibleError, "no message"),
         (["line._end.sendall(bytes(3) + bytes([4]) + bytes(8) + b'nope')"], IncompatibleError,
@@ -174,21 +176,21 @@ def test_an_interrupted_attack_leaves_no_process(run_plugin):
     class Stop(Exception):
         pass
 
-    class Stopping(Shelf):
+    class Stopping(ResultCache):
         def save(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
             self.pid = int(tensors["pid"])
             raise Stop
 
-    shelf = Stopping()
+    cache = Stopping()
     with pytest.raises(Stop):
         run_plugin(
-            "context.shelf.save('a', {'pid': torch.tensor(os.getpid())})",
+            "context.cache.save('a', {'pid': torch.tensor(os.getpid())})",
             "import time; time.sleep(600)",
-            shelf=shelf,
+            cache=cache,
         )
     for _ in range(100):
         try:
-            os.kill(shelf.pid, 0)
+            os.kill(cache.pid, 0)
         except ProcessLookupError:
             return
         threading.Event().wait(0.05)
@@ -266,18 +268,18 @@ def test_a_deep_message_is_refused():
 def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
     """Its attack would sleep for ten minutes."""
     (tmp_path / "sleeping.py").write_text(
-        f"{BEGIN}        context.shelf.save('a', {{'pid': torch.tensor(os.getpid())}})\n"
+        f"{BEGIN}        context.cache.save('a', {{'pid': torch.tensor(os.getpid())}})\n"
         "        import time; time.sleep(600)\n"
     )
     (tmp_path / "evaluator.py").write_text(
         "import os, signal, sys\n"
         f"sys.path[:0] = [{str(tmp_path)!r}, {str(Path(__file__).parent)!r}]\n"
         "import sleeping, test_door\n"
-        "class Shelf(test_door.Shelf):\n"
+        "class ResultCache(test_door.ResultCache):\n"
         "    def save(self, name, tensors):\n"
         "        print(int(tensors['pid']), flush=True)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "context = test_door.Context(5, shelf=Shelf())\n"
+        "context = test_door.Context(5, cache=ResultCache())\n"
         "test_door.play(sleeping.Plugin(), test_door.observation(), context,\n"
         "    outcome=test_door.Reconstruction, isolation=test_door.PROCESS)\n"
     )

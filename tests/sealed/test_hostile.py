@@ -68,14 +68,14 @@ def played(run: Run, isolation: str, folder: Path, told: str = "") -> dict[str, 
             problems,
         )
         assert settings is not None, problems
-        game = prepare_attack(run, settings)
+        trial = prepare_attack(run, settings)
         done = play(
             settings.attack,
-            game.observation,
-            Context(game.attack_seed),
+            trial.observation,
+            Context(trial.attack_seed),
             outcome=Reconstruction,
             isolation=isolation,
-            hidden=game.hidden(),
+            hidden=trial.hidden(),
         )
     assert done.how == isolation and isinstance(done.outcome, Reconstruction)
     found: dict[str, Any] = json.loads(done.outcome.stopped_because)

@@ -38,7 +38,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Game:
+class Trial:
     """An attack ready to run: what the attacker gets, and what the evaluator keeps.
 
     Args:
@@ -62,7 +62,7 @@ class Game:
         return self.run.secrets()
 
     def lines(self) -> dict[str, str]:
-        """The game in words: what was uploaded, who attacks, what is sought."""
+        """The trial in words: what was uploaded, who attacks, what is sought."""
         threat = self.observation.threat
         attacker = threat.summary
         given = sorted(threat.grants - self.settings.threat.grants)
@@ -132,7 +132,7 @@ class Question(ABC):
         """Kinds of artifacts that the attack must be able to read."""
 
     @abstractmethod
-    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> Game:
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> Trial:
         """Choose targets and build the observation."""
 
     @abstractmethod
@@ -140,19 +140,19 @@ class Question(ABC):
         """What the attack returns, for reading a finished attack back."""
 
     @abstractmethod
-    def score(self, game: Any, outcome: Any) -> Card:
+    def score(self, trial: Any, outcome: Any) -> Card:
         """Compare an outcome with the truth."""
 
-    def figures(self, game: Any, outcome: Any, card: Any) -> dict[str, Figure]:
+    def figures(self, trial: Any, outcome: Any, card: Any) -> dict[str, Figure]:
         """Figures by file name, the main one first; none where no measure has a value."""
         listed = card.listed()
         if all(measure.value is None for measure in listed):
             return {}
-        title = f"{game.settings.attack.name} on {game.kind} ({game.run.name})"
+        title = f"{trial.settings.attack.name} on {trial.kind} ({trial.run.name})"
         caption = f"Compared with: {card.compared_with}. Means with 95 % intervals over clients."
         return {"figure": measure_chart(listed, title=title, caption=caption)}
 
-    def write(self, folder: Path, game: Any, outcome: Any) -> None:  # noqa: B027 (nothing more)
+    def write(self, folder: Path, trial: Any, outcome: Any) -> None:  # noqa: B027 (nothing more)
         """Write further files."""
 
 

@@ -27,7 +27,7 @@ FEWEST = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class MembershipCandidates:
     """What the attacker is asked, and what only the evaluator knows about it.
 
     Shape: members (M,) bool; class_sizes (M,) samples of the candidate's class at its client.
@@ -45,7 +45,7 @@ def evaluator_stream(seed: int, purpose: str, *, client: int = -1) -> torch.Gene
 
 def draw_candidates(
     source: TargetSource, public: PublicImages, per_client: int, seed: int
-) -> Asked:
+) -> MembershipCandidates:
     """Draw members and as many others of the same classes for every client, in random order.
 
     Images whose bytes occur more than once in the run's data are not asked about: a copy of a
@@ -91,7 +91,7 @@ def draw_candidates(
         return torch.cat([*first, *second])[order]
 
     images = joined([data.images[part] for part in inside], [levels[part] for part in outside])
-    return Asked(
+    return MembershipCandidates(
         Candidates(
             images.float() / 255,
             joined([own for own, _ in labels], [other for _, other in labels]),

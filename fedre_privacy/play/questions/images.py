@@ -27,9 +27,9 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
-from .base import Game, Question, kinds_of, questions
+from .base import Question, Trial, kinds_of, questions
 from .recover import recover
-from .unscored import UnscoredGame, unscored, unscored_figures
+from .unscored import UnscoredTrial, unscored, unscored_figures
 
 NOUNS = {
     "representations": "representation",
@@ -44,7 +44,7 @@ TARGET, TRUE, ACTUAL, CEILING = "target", "true", "actual", "ceiling"
 
 
 @dataclass(frozen=True, eq=False)
-class ImageGame(Game):
+class ImageTrial(Trial):
     """Targets in groups: what is attacked, and what stands beside it.
 
     Args:
@@ -76,7 +76,7 @@ class ImageGame(Game):
 
 
 @questions.register("images")
-class Images(Question):
+class ImagesQuestion(Question):
     """Recover the images behind representations, prototypes, entangled vectors or updates."""
 
     simulates = True
@@ -92,7 +92,7 @@ class Images(Question):
     def outcome(self) -> type[Reconstruction]:
         return Reconstruction
 
-    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> ImageGame:
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> ImageTrial:
         """Choose targets and build the observation.
 
         Raises:
@@ -123,7 +123,7 @@ class Images(Question):
             staleness=evaluation.staleness,
             attacker=evaluation.attacker,
         )
-        return ImageGame(
+        return ImageTrial(
             run,
             settings,
             source.attack_seed,
@@ -172,15 +172,15 @@ class Images(Question):
         read = {name for name, group in groups.items() if _reads(settings.attack, group)}
         return {name: group for name, group in groups.items() if name in read | {TARGET}}
 
-    def score(self, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> Card:
+    def score(self, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction) -> Card:
         """Score the targets, and beside them the other groups; `rows` has the targets of all."""
-        if isinstance(game, UnscoredGame):
-            return unscored(game, outcome)
-        pieces = _pieces(game, outcome)
-        metrics = game.settings.metrics
+        if isinstance(trial, UnscoredTrial):
+            return unscored(trial, outcome)
+        pieces = _pieces(trial, outcome)
+        metrics = trial.settings.metrics
         scores = {
-            name: _score(game, group, pieces[name], metrics, _rule(game))
-            for name, group in game.groups.items()
+            name: _score(trial, group, pieces[name], metrics, _rule(trial))
+            for name, group in trial.groups.items()
         }
         parts = []
         for name, one in scores.items():
@@ -190,48 +190,50 @@ class Images(Question):
         target = scores.pop(TARGET)
         titles = {TRUE: "true prototypes", CEILING: "single representation (ceiling)"}
         if ACTUAL in scores:
-            titles[ACTUAL] = f"{game.groups[ACTUAL].kind} upload (actual)"
+            titles[ACTUAL] = f"{trial.groups[ACTUAL].kind} upload (actual)"
         headings = {name: titles[name] for name in (TRUE, ACTUAL, CEILING) if name in scores}
         return dataclasses.replace(
             target.with_others(scores, headings),
             rows=pd.concat(parts, ignore_index=True),
-            notes=() if game.recovered is None else game.recovered.notes,
-            by_rule=_by_rule(game, pieces[TARGET]),
+            notes=() if trial.recovered is None else trial.recovered.notes,
+            by_rule=_by_rule(trial, pieces[TARGET]),
         )
 
     def figures(
-        self, game: ImageGame | UnscoredGame, outcome: Reconstruction, card: Card
+        self, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction, card: Card
     ) -> dict[str, Figure]:
-        if isinstance(game, UnscoredGame) or not isinstance(card, Scores):
-            return unscored_figures(game, outcome, card)
-        pieces = _pieces(game, outcome)
+        if isinstance(trial, UnscoredTrial) or not isinstance(card, Scores):
+            return unscored_figures(trial, outcome, card)
+        pieces = _pieces(trial, outcome)
         steps, trace = outcome.trace_steps, pieces[TARGET].trace
-        title = f"{game.settings.attack.name} on {game.kind}"
-        words = game.lines()
+        title = f"{trial.settings.attack.name} on {trial.kind}"
+        words = trial.lines()
         caption = (
-            f"Run {game.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
-            f"Attack {game.settings.attack.name} on {words['Target'].split('   ')[0]}."
+            f"Run {trial.run.name}. Uploaded: {words['Uploaded']}. Attacker: {words['Attacker']}. "
+            f"Attack {trial.settings.attack.name} on {words['Target'].split('   ')[0]}."
         )
         drawn: dict[str, Figure] = {}
         if pieces[TARGET].images.shape[1] in (1, 3):
             drawn["figure"] = reconstruction_sheet(
                 card,
                 pieces[TARGET].images,
-                title=f"{title} ({game.run.name})",
+                title=f"{title} ({trial.run.name})",
                 caption=caption,
-                extra=_columns(game, pieces, card),
-                counterfactual=game.run.system if game.counterfactual else None,
-                oracles=sorted(game.observation.threat.grants & ORACLES),
+                extra=_columns(trial, pieces, card),
+                counterfactual=trial.run.system if trial.counterfactual else None,
+                oracles=sorted(trial.observation.threat.grants & ORACLES),
             )
         if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
             drawn["trace"] = attack_trace(steps, trace, title=title)
         return drawn
 
-    def write(self, folder: Path, game: ImageGame | UnscoredGame, outcome: Reconstruction) -> None:
+    def write(
+        self, folder: Path, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction
+    ) -> None:
         """Write the attack's own trace, and what it was fed where that was recovered first."""
-        if isinstance(game, UnscoredGame):
+        if isinstance(trial, UnscoredTrial):
             return
-        rec = _pieces(game, outcome)[TARGET]
+        rec = _pieces(trial, outcome)[TARGET]
         files.write_csv(
             folder / "trace.csv",
             [
@@ -239,8 +241,8 @@ class Images(Question):
                 for step, row in zip(rec.trace_steps, rec.trace, strict=True)
             ],
         )
-        if game.recovered is not None:
-            tensors, texts = game.recovered.save()
+        if trial.recovered is not None:
+            tensors, texts = trial.recovered.save()
             files.write_tensors(folder / "prototypes.safetensors", tensors, metadata=texts)
 
 
@@ -249,14 +251,14 @@ def _reads(attack: Attack, group: TargetGroup) -> bool:
 
 
 def _columns(
-    game: ImageGame, pieces: Mapping[str, Reconstruction], card: Scores
+    trial: ImageTrial, pieces: Mapping[str, Reconstruction], card: Scores
 ) -> dict[str, Tensor]:
     """Further columns of the sheet of reconstructions."""
     out: dict[str, Tensor] = {}
     if TRUE in pieces:
         out["from the true\nprototype"] = pieces[TRUE].images
     if CEILING in pieces:
-        mine, other = game.groups[TARGET].truth, game.groups[CEILING].truth
+        mine, other = trial.groups[TARGET].truth, trial.groups[CEILING].truth
         same_client = mine.target_clients[:, None] == other.target_clients[None]
         same_label = mine.target_labels[:, None] == other.target_labels[None]
         partner = (2 * same_client.int() + same_label.int()).argmax(1)
@@ -267,10 +269,10 @@ def _columns(
     return out
 
 
-def _pieces(game: ImageGame, outcome: Reconstruction) -> dict[str, Reconstruction]:
+def _pieces(trial: ImageTrial, outcome: Reconstruction) -> dict[str, Reconstruction]:
     """The reconstructions of each group of targets."""
-    sizes = [len(group) for group in game.groups.values()]
-    return dict(zip(game.groups, _cut(outcome, sizes), strict=True))
+    sizes = [len(group) for group in trial.groups.values()]
+    return dict(zip(trial.groups, _cut(outcome, sizes), strict=True))
 
 
 def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
@@ -294,59 +296,59 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
     return out
 
 
-def _rule(game: ImageGame) -> str:
-    rule = game.settings.evaluation.rule
+def _rule(trial: ImageTrial) -> str:
+    rule = trial.settings.evaluation.rule
     if rule != "auto":
         return rule
-    return "assigned" if game.observation.images_per_target else "best"
+    return "assigned" if trial.observation.images_per_target else "best"
 
 
 def _score(
-    game: ImageGame,
+    trial: ImageTrial,
     group: TargetGroup,
     rec: Reconstruction,
     metrics: Mapping[str, Metric],
     rule: str,
 ) -> Scores:
-    evaluation = game.settings.evaluation
-    nearest = _nearest_by_representation(game, group) if rule == "nearest-rep" else None
+    evaluation = trial.settings.evaluation
+    nearest = _nearest_by_representation(trial, group) if rule == "nearest-rep" else None
     return evaluate(
         rec,
         group.truth,
-        game.public,
+        trial.public,
         metrics=metrics,
         rule=rule,
         gallery=evaluation.gallery,
         seed=evaluation.seed,
         nearest=nearest,
         noun=NOUNS.get(group.kind, "target"),
-        unit=game.unit,
+        unit=trial.unit,
     )
 
 
-def _by_rule(game: ImageGame, rec: Reconstruction) -> dict[str, Measure]:
+def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
     """PSNR under every matching rule, for targets made of several images.
 
     The paper does not say which rule it used (FedRE, question 2), so all are recorded.
     """
-    group = game.groups[TARGET]
+    group = trial.groups[TARGET]
     if group.kind in ("representations", "update"):
         return {}
     psnr = {"psnr": metric_registry.get("psnr")()}
     return {
-        rule: _score(game, group, rec, psnr, rule).get("psnr")
+        rule: _score(trial, group, rec, psnr, rule).get("psnr")
         for rule in ("best", "mean-image", "nearest-rep")
     }
 
 
-def _nearest_by_representation(game: ImageGame, group: TargetGroup) -> Tensor:
+def _nearest_by_representation(trial: ImageTrial, group: TargetGroup) -> Tensor:
     """For each target the image of its support whose representation is closest to it."""
     truth: Truth = group.truth
     rows = torch.cat([r for u in group.uploads for a in u.artifacts if (r := a.rows()) is not None])
     reps = torch.empty(len(truth.images), rows.shape[1])
     for upload in group.uploads:
         where = (truth.clients == upload.client).nonzero().squeeze(1)
-        extractor = game.run.extractor(upload.client, upload.round)
+        extractor = trial.run.extractor(upload.client, upload.round)
         images = (truth.images[where] * 255).round().to(torch.uint8)
         reps[where] = represent(extractor, Samples(images, truth.labels[where]))
     distance = torch.cdist(rows.double(), reps.double())

@@ -19,12 +19,12 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Game, Question, only_kinds, questions
-from .unscored import UnscoredGame, unscored
+from .base import Question, Trial, only_kinds, questions
+from .unscored import UnscoredTrial, unscored
 
 
 @dataclass(frozen=True, eq=False)
-class LabelGame(Game):
+class LabelTrial(Trial):
     """Uploads of all clients of the round, and the samples of each class that they hold (K, C)."""
 
     counts: Tensor
@@ -35,7 +35,7 @@ class LabelGame(Game):
 
 
 @questions.register("labels")
-class Labels(Question):
+class LabelsQuestion(Question):
     """Infer the labels behind the uploads of every client."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
@@ -45,7 +45,7 @@ class Labels(Question):
     def outcome(self) -> type[LabelEstimate]:
         return LabelEstimate
 
-    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> LabelGame:
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> LabelTrial:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         _, aux = held_out(source, evaluation.public)
@@ -69,7 +69,7 @@ class Labels(Question):
             staleness=settings.evaluation.staleness,
             attacker=settings.evaluation.attacker,
         )
-        return LabelGame(
+        return LabelTrial(
             run,
             settings,
             source.attack_seed,
@@ -80,7 +80,7 @@ class Labels(Question):
             torch.tensor(run.record["class_counts"]),
         )
 
-    def score(self, game: LabelGame | UnscoredGame, outcome: LabelEstimate) -> Card:
-        if isinstance(game, UnscoredGame):
-            return unscored(game, outcome)
-        return evaluate_labels(outcome, game.counts)
+    def score(self, trial: LabelTrial | UnscoredTrial, outcome: LabelEstimate) -> Card:
+        if isinstance(trial, UnscoredTrial):
+            return unscored(trial, outcome)
+        return evaluate_labels(outcome, trial.counts)

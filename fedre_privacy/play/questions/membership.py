@@ -24,7 +24,7 @@ from fedre_privacy.eval.membership import (
     GRANTED,
     HALF_GRANTED,
     RECEIVED,
-    Beside,
+    ModelRule,
     evaluate_membership,
 )
 from fedre_privacy.protocols.base import Protocol
@@ -33,7 +33,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource, resolve_kind
-from .base import Game, Question, is_uploaded, kinds_of, only_kinds, questions
+from .base import Question, Trial, is_uploaded, kinds_of, only_kinds, questions
 from .candidates import by_image_alone, draw_candidates
 from .recover import recover
 
@@ -41,7 +41,7 @@ ALL = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
-class MembershipGame(Game):
+class MembershipTrial(Trial):
     """Candidates, half of them members, and what only the evaluator knows about them.
 
     Shape: members (M,) bool; class_sizes (M,) samples of the candidate's class at its client;
@@ -53,7 +53,7 @@ class MembershipGame(Game):
     class_sizes: Tensor = field(kw_only=True)
     baseline: Tensor = field(kw_only=True)
     floor: Tensor = field(kw_only=True)
-    beside: Beside = field(kw_only=True)
+    beside: ModelRule = field(kw_only=True)
 
     def unknown(self) -> str:
         inside = int(self.members.sum())
@@ -64,7 +64,7 @@ class MembershipGame(Game):
 
 
 @questions.register("membership")
-class Membership(Question):
+class MembershipQuestion(Question):
     """Tell training images from other images of the same classes."""
 
     simulates = True
@@ -77,7 +77,7 @@ class Membership(Question):
     def outcome(self) -> type[MembershipScores]:
         return MembershipScores
 
-    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> MembershipGame:
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> MembershipTrial:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, ALL)
@@ -98,7 +98,7 @@ class Membership(Question):
             attacker=evaluation.attacker,
         )
         before = _before(observation) if models else _granted(source, asked.candidates)
-        return MembershipGame(
+        return MembershipTrial(
             run,
             settings,
             source.attack_seed,
@@ -114,18 +114,18 @@ class Membership(Question):
             beside=(HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
         )
 
-    def score(self, game: MembershipGame, outcome: MembershipScores) -> Card:
+    def score(self, trial: MembershipTrial, outcome: MembershipScores) -> Card:
         return evaluate_membership(
             outcome.scores,
-            game.members,
-            game.candidates.clients,
-            game.candidates.labels,
-            baseline=game.baseline,
-            floor=game.floor,
-            beside=game.beside,
-            class_sizes=game.class_sizes,
+            trial.members,
+            trial.candidates.clients,
+            trial.candidates.labels,
+            baseline=trial.baseline,
+            floor=trial.floor,
+            beside=trial.beside,
+            class_sizes=trial.class_sizes,
             notes=outcome.notes,
-            seed=game.settings.evaluation.seed,
+            seed=trial.settings.evaluation.seed,
         )
 
 

@@ -21,11 +21,11 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Game, Question, only_kinds, questions
+from .base import Question, Trial, only_kinds, questions
 
 
 @dataclass(frozen=True, eq=False)
-class PrototypeGame(Game):
+class PrototypeTrial(Trial):
     """The uploads, and the true prototypes that only the evaluator holds."""
 
     truth: TruePrototypes = field(kw_only=True)
@@ -47,7 +47,7 @@ class PrototypesQuestion(Question):
     def outcome(self) -> type[RecoveredPrototypes]:
         return RecoveredPrototypes
 
-    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PrototypeGame:
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PrototypeTrial:
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, evaluation.public)
@@ -84,7 +84,7 @@ class PrototypesQuestion(Question):
         joined = {
             name: torch.cat(tensors) for name, tensors in parts.items() if all(map(len, tensors))
         }
-        return PrototypeGame(
+        return PrototypeTrial(
             run,
             settings,
             source.attack_seed,
@@ -101,8 +101,8 @@ class PrototypesQuestion(Question):
             ),
         )
 
-    def score(self, game: PrototypeGame, outcome: RecoveredPrototypes) -> Card:
-        return evaluate_prototypes(outcome, game.truth)
+    def score(self, trial: PrototypeTrial, outcome: RecoveredPrototypes) -> Card:
+        return evaluate_prototypes(outcome, trial.truth)
 
 
 def _upload_floor(artifacts: tuple[Artifact, ...], count: int) -> Tensor:

@@ -20,7 +20,7 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.eval import Card, Verdict
 from fedre_privacy.eval.report.figures import image_sheet
 
-from .base import Game
+from .base import Trial
 
 NOT_SCORED = "not scored"
 
@@ -44,7 +44,7 @@ TITLES = {
 
 
 @dataclass(frozen=True, eq=False)
-class UnscoredGame(Game):
+class UnscoredTrial(Trial):
     """Uploads whose truth nobody gave."""
 
     def lines(self) -> dict[str, str]:
@@ -72,12 +72,12 @@ class Unscored(Card):
         return {**super().record(), "table": self.table()}
 
 
-def unscored(game: Game, outcome: Reconstruction | LabelEstimate) -> Unscored:
+def unscored(trial: Trial, outcome: Reconstruction | LabelEstimate) -> Unscored:
     """The card of answers whose truth nobody gave; `rows` as in `evidence`, or of labels."""
     if isinstance(outcome, LabelEstimate):
         rows, lost = label_rows(outcome), 0
     else:
-        rows, lost = evidence(game.observation, outcome), int(outcome.diverged.sum())
+        rows, lost = evidence(trial.observation, outcome), int(outcome.diverged.sum())
     because = "no truth was given"
     if "residual" in rows:
         because += f". {explained(rows)}"
@@ -92,18 +92,18 @@ def unscored(game: Game, outcome: Reconstruction | LabelEstimate) -> Unscored:
     )
 
 
-def unscored_figures(game: Game, outcome: Reconstruction, card: Card) -> dict[str, Figure]:
+def unscored_figures(trial: Trial, outcome: Reconstruction, card: Card) -> dict[str, Figure]:
     """What was recovered, at evenly spaced ranks of the evidence."""
     if outcome.images.shape[1] not in (1, 3):
         return {}
     rank = "residual" if "residual" in card.rows else "fit"
     order = torch.tensor(card.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
     picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
-    caption = " ".join(f"{heading}: {text}." for heading, text in game.lines().items())
+    caption = " ".join(f"{heading}: {text}." for heading, text in trial.lines().items())
     sheet = image_sheet(
         {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
         [_note(card.rows.iloc[int(i)]) for i in picked],
-        title=f"{game.settings.attack.name} on {game.kind} of {game.run.name}",
+        title=f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}",
         caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
         "given, so nothing is scored.",
     )

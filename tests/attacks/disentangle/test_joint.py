@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.joint_disentangle import JointDisentangle
-from fedre_privacy.attacks.mixtures.sightings import sightings, spread
+from fedre_privacy.attacks.mixtures.views import prototype_views, spread
 from fedre_privacy.core.channels import Bound, Channel, Masking
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
@@ -75,7 +75,7 @@ def test_it_is_registered_and_declares_what_it_needs(trained):
 
 def test_prototypes_are_seen_in_every_round(trained):
     seen, _, reps = trained
-    found = sightings(seen, Context(), rounds=4, aux_limit=500)[0]
+    found = prototype_views(seen, Context(), rounds=4, aux_limit=500)[0]
     assert found.rounds == [7, 9, 10, 12] and found.classes.tolist() == [1, 3, 5]
     truth = reps[[6, 8, 9, 11]]
     wrong = (found.vectors - truth).norm(dim=2) / truth.norm(dim=2)
@@ -131,7 +131,7 @@ def test_uploaded_prototypes_are_matched_in_every_round(trained):
         Upload(0, t + 1, (Prototypes(rows.float(), labels),)) for t, rows in enumerate(reps)
     )
     own = replace(seen, uploads=uploads, targets=(uploads[-1],))
-    found = sightings(own, Context(), rounds=3, aux_limit=500)[0]
+    found = prototype_views(own, Context(), rounds=3, aux_limit=500)[0]
     assert torch.allclose(found.vectors, reps[[6, 8, 11]].float().double())
     assert found.rounds == [7, 9, 12]
 
@@ -180,7 +180,7 @@ def test_a_client_of_one_class_is_matched_in_every_round(trained, watch):
     seen, _, reps = trained
     one = watch({0: (torch.ones(ROUNDS, 1), reps[:, 0])}, threat=seen.threat, aux=seen.aux,
                 extractors=seen.extractors)  # fmt: skip
-    found = sightings(one, Context(), rounds=2, aux_limit=500)[0]
+    found = prototype_views(one, Context(), rounds=2, aux_limit=500)[0]
     assert found.rounds == [7, 12] and torch.allclose(found.vectors[:, 0], reps[[6, 11], 0])
 
 
@@ -192,7 +192,7 @@ def test_fixed_weights_and_one_hot_encodings_are_seen_in_no_other_round(trained,
         uploads = torch.einsum("tn,tnd->td", mixed, reps)
         other = watch({0: (mixed, uploads)}, threat=seen.threat, aux=seen.aux,
                       extractors=seen.extractors)  # fmt: skip
-        assert sightings(other, Context(), rounds=4, aux_limit=500) == {}
+        assert prototype_views(other, Context(), rounds=4, aux_limit=500) == {}
 
 
 def test_noise_for_uploads_tells_nothing(trained):

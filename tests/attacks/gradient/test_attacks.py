@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_images_whoever_else_is_attacked(
 
 
 class Refuses:
-    """A recorder that cannot capture a step."""
+    """A capture that refuses a step."""
 
     def capture(self, step):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -147,7 +147,7 @@ def test_steps_that_cannot_be_captured_run_one_by_one_and_say_so_once(
     training = LocalTraining(0.1, 2, 1, dict.fromkeys(range(9), 1))
     attack, seen = attacks.get(name)(steps=3, bn="eval"), watch(sent, model, training=training)
     plain, notes = attack(seen), []
-    monkeypatch.setattr(signed, "recorder_for", lambda device: Refuses())
+    monkeypatch.setattr(signed, "capture_for", lambda device: Refuses())
     context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
     found = attack(seen, context)  # two tiles
     assert torch.equal(found.images, plain.images) and torch.equal(found.trace, plain.trace)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedre_privacy.attacks.gradient.match import Match, gradient
+from fedre_privacy.attacks.gradient.match import UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
 from fedre_privacy.attacks.gradient.search import Descent, align, lbfgs, relative_tv, signed_adam
 from fedre_privacy.attacks.gradient.unroll import LocalSteps
@@ -30,13 +30,13 @@ def test_rows_together_equal_rows_alone(smooth, small, gradient_of, norm, shared
         people.append(Victim(k, 1, model, sent, False))
     images = torch.rand(3, 2, 1, 8, 8, dtype=torch.float64)
     how = {"bn": "eval", "bn_weight": 0.1 if norm else 0.0, "device": CPU, "dtype": torch.float64}
-    together = Match(people, gradient, cosine, **how)
+    together = UpdateMatch(people, gradient, cosine, **how)
     free = images.clone().requires_grad_()
     value = together(free, hot(labels).double())
     (slope,) = torch.autograd.grad(value.sum(), free)
     for k in range(3):
         alone = images[k : k + 1].clone().requires_grad_()
-        one = Match(people[k : k + 1], gradient, cosine, **how)(
+        one = UpdateMatch(people[k : k + 1], gradient, cosine, **how)(
             alone, hot(labels[k : k + 1]).double()
         )
         torch.testing.assert_close(one[0], value[k], rtol=1e-9, atol=1e-11)
@@ -49,7 +49,9 @@ def test_rows_together_equal_rows_alone(smooth, small, gradient_of, norm, shared
 def test_the_right_images_match(smooth, small, gradient_of, distance):
     model, labels = smooth(), torch.tensor([0, 1])
     sent = gradient_of(model, small[:2], labels)
-    match = Match([Victim(0, 1, model, sent, False)], gradient, distance, bn="eval", device=CPU)
+    match = UpdateMatch(
+        [Victim(0, 1, model, sent, False)], gradient, distance, bn="eval", device=CPU
+    )
     right = match(small[:2][None], hot(labels)[None])
     wrong = match(small[2:4][None], hot(labels)[None])
     assert float(right) < 1e-5 < 0.01 < float(wrong)
@@ -63,7 +65,7 @@ def test_batch_statistics_are_a_setting(smooth, small):
     sent = dict(zip(names, torch.autograd.grad(loss, list(twin.parameters())), strict=True))
     value = {
         bn: float(
-            Match([Victim(0, 1, model, sent, False)], gradient, cosine, bn=bn, device=CPU)(
+            UpdateMatch([Victim(0, 1, model, sent, False)], gradient, cosine, bn=bn, device=CPU)(
                 small[:2][None], hot(labels)[None]
             )
         )
@@ -81,7 +83,7 @@ def test_masking_ignores_what_was_not_sent(smooth, small, gradient_of):
     }
     value = [
         float(
-            Match(
+            UpdateMatch(
                 [Victim(0, 1, model, pruned, False)], gradient, l2rel, bn="eval", masked=masked,
                 device=CPU,
             )(small[:1][None], hot(labels)[None])
@@ -105,12 +107,12 @@ def test_the_unroll_is_what_a_client_does(smooth, small, trained, epochs, save_m
     change = {name: p.detach() - after[name] for name, p in model.named_parameters()}
     steps = LocalSteps(0.3, epochs, 1, save_memory)
     victim = Victim(0, 1, model, change, True)
-    match = Match([victim], steps, l2rel, bn="eval", device=CPU)
+    match = UpdateMatch([victim], steps, l2rel, bn="eval", device=CPU)
     images = small[:3][None].clone().requires_grad_()
     assert float(match(images, hot(labels)[None]).detach()) < 1e-7
     off = small[5:8][None].clone().requires_grad_()
     (slope,) = torch.autograd.grad(match(off, hot(labels)[None]).sum(), off)
-    plain = Match([victim], LocalSteps(0.3, epochs, 1), l2rel, bn="eval", device=CPU)
+    plain = UpdateMatch([victim], LocalSteps(0.3, epochs, 1), l2rel, bn="eval", device=CPU)
     (other,) = torch.autograd.grad(plain(off, hot(labels)[None]).sum(), off)
     torch.testing.assert_close(slope, other, rtol=1e-4, atol=1e-7)
     assert float(slope.abs().sum()) > 0
@@ -133,7 +135,9 @@ def test_a_vision_transformer_has_second_derivatives():
 
     model = Tokens().eval().requires_grad_(False)
     zeros = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    match = Match([Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU)
+    match = UpdateMatch(
+        [Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU
+    )
     images = torch.rand(1, 1, 1, 8, 8).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
         (slope,) = torch.autograd.grad(match(images, hot(torch.tensor([[1]]))).sum(), images)
@@ -249,7 +253,9 @@ def test_the_zoo_vit_can_be_attacked():
     model = build_model(ModelSettings(name="vit-b-32"), 0, (3, 32, 32), 10).eval()
     model.requires_grad_(False)
     zeros = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    match = Match([Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU)
+    match = UpdateMatch(
+        [Victim(0, 1, model, zeros, False)], gradient, cosine, bn="eval", device=CPU
+    )
     images = torch.rand(1, 1, 3, 32, 32).requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
         (slope,) = torch.autograd.grad(match(images, hot(torch.tensor([[1]]))).sum(), images)

@@ -19,7 +19,7 @@ from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import Recording, TrainSettings
+from fedre_privacy.runs.settings import RecordSettings, TrainSettings
 from fedre_privacy.runs.training import build_clients, prepare
 
 SMALL = {"fedmrl", "fml", "fedapen", "fedkd"}
@@ -53,7 +53,7 @@ class World:
             partition=partitions.get("iid")(),
             model=ModelSettings(name=models, dim=dim),
             train=Training(**values),
-            record=Recording(),
+            record=RecordSettings(),
             protocol=self.protocol,
         )
         prepared = prepare(self.settings, torch.device("cpu"))

@@ -17,7 +17,7 @@ from .through import aux_reps, lagging
 
 
 @dataclass(frozen=True, eq=False)
-class Sightings:
+class PrototypeViews:
     """One client's prototypes in several rounds, ascending.
 
     Shape: rounds (S,); classes (n,), ascending; vectors (S, n, d) float64, each in the feature
@@ -37,14 +37,14 @@ class Sightings:
         return found if bool(found.isfinite().all()) else None
 
 
-def sightings(
+def prototype_views(
     observation: Observation,
     context: Context,
     *,
     rounds: int,
     aux_limit: int,
     align_penalty: float | None = None,
-) -> dict[int, Sightings]:
+) -> dict[int, PrototypeViews]:
     """See each attacked client's prototypes in several rounds, by client.
 
     Prototypes that were uploaded are taken as they are, and so is the upload of a client with one
@@ -63,7 +63,7 @@ def sightings(
             continue
         if mixing.kind is Kind.SINGLE:
             places = spread(len(mixing.rounds), rounds)
-            found[mixing.client] = Sightings(
+            found[mixing.client] = PrototypeViews(
                 mixing.rounds[places].tolist(), mixing.classes, mixing.uploads[places][:, None]
             )
         elif mixing.kind is Kind.MIXED:
@@ -104,7 +104,7 @@ def _solved(
     rounds: int,
     aux_limit: int,
     penalty: float | None,
-) -> Sightings:
+) -> PrototypeViews:
     reps = aux_reps(
         observation,
         context.device,
@@ -123,10 +123,10 @@ def _solved(
         carried = align(images, mixing.uploads, penalty, at=at)
         answer = aligned(mixing.weights, carried, carried.uploads).vectors
         vectors.append(answer.clamp(min=0) if not_negative else answer)
-    return Sightings(mixing.rounds[places].tolist(), mixing.classes, torch.stack(vectors))
+    return PrototypeViews(mixing.rounds[places].tolist(), mixing.classes, torch.stack(vectors))
 
 
-def _uploaded(observation: Observation, rounds: int) -> dict[int, Sightings]:
+def _uploaded(observation: Observation, rounds: int) -> dict[int, PrototypeViews]:
     """Prototypes that clients uploaded themselves."""
     real = {(u.client, u.round) for u in observation.uploads}
     found = {}
@@ -146,5 +146,5 @@ def _uploaded(observation: Observation, rounds: int) -> dict[int, Sightings]:
         vectors = torch.full(shape, torch.nan, dtype=torch.float64)
         for place, (_, artifact) in enumerate(sent):
             vectors[place, torch.searchsorted(classes, artifact.labels)] = artifact.means.double()
-        found[client] = Sightings([round for round, _ in sent], classes, vectors)
+        found[client] = PrototypeViews([round for round, _ in sent], classes, vectors)
     return found
