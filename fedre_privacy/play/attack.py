@@ -55,12 +55,7 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import Question, Trial, is_uploaded, questions
-
-
-def question_of(settings: AttackSettings) -> Question:
-    """The question that an attack answers."""
-    return questions.get(settings.attack.answers)()
+from .questions.base import Question, Trial, is_uploaded, question_of
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Trial:
@@ -260,7 +255,7 @@ class AttackResult:
 
     def figures(self) -> dict[str, Figure]:
         """Figures by file name, the main one first."""
-        return question_of(self.trial.settings).figures(self.trial, self.outcome, self.card)
+        return self.trial.figures(self.outcome, self.card)
 
     def figure(self) -> Figure:
         """The main figure."""
@@ -406,7 +401,7 @@ def _attack(
         files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
-    card = question_of(settings).score(trial, outcome)
+    card = trial.score(outcome)
     result = AttackResult(folder, trial, outcome, card, record)
     if not finished:
         record |= {
@@ -435,7 +430,7 @@ def _read_back(folder: Path, question: Question) -> Outcome:
 def _write(result: AttackResult) -> None:
     folder = result.folder
     files.write_frame(folder / "scores.csv", result.frame())
-    question_of(result.trial.settings).write(folder, result.trial, result.outcome)
+    result.trial.write(folder, result.outcome)
     for name, figure in result.figures().items():
         save_figure(figure, folder / name)
 

@@ -31,11 +31,12 @@ from fedre_privacy.core.types import (
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
-from .attack import AttackResult, attack_into, question_of
+from .attack import AttackResult, attack_into
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
@@ -98,7 +99,7 @@ class ModuleResult:
         Raises:
             IncompatibleError: there is nothing to draw.
         """
-        figures = question_of(self.trial.settings).figures(self.trial, self.outcome, self.card)
+        figures = self.trial.figures(self.outcome, self.card)
         if not figures:
             raise IncompatibleError("There is nothing to draw: no image of 1 or 3 channels.")
         return next(iter(figures.values()))
@@ -241,7 +242,7 @@ def attack_module(
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
     trial = prepare_given(given, settings)
-    return _played(trial, settings, _device(device), isolation, folder, report)
+    return _played(trial, settings, choose_device(str(device)), isolation, folder, report)
 
 
 def _played(
@@ -274,7 +275,7 @@ def _played(
             isolation=isolation,
         )
         outcome, how = played.outcome, played.how
-        card = question_of(settings).score(trial, outcome)
+        card = trial.score(outcome)
     if not isinstance(outcome, Reconstruction):
         raise TypeError(f"expected images, not {outcome}")
     return ModuleResult(trial, outcome, card, how, written)
@@ -389,9 +390,3 @@ def _settings(
     target = "update" if what == "gradient" else what
     evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))
     return AttackSettings(target, attack, _threat(what), evaluation, made)
-
-
-def _device(given: str | torch.device) -> torch.device:
-    if given == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(given)

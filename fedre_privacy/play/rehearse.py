@@ -20,7 +20,8 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import Prepared, prepare, summary, train
 from fedre_privacy.sealed.door import play
 
-from .attack import check_ahead, peak_memory, prepare_attack, question_of
+from .attack import check_ahead, peak_memory, prepare_attack
+from .questions.base import question_of
 
 
 @dataclass(frozen=True)

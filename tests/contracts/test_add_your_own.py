@@ -69,6 +69,7 @@ def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     groups = {group.removeprefix("fedre_privacy.") for group in points()}
     assert groups == {
         "entanglement", "protocols", "attacks", "eval.metrics", "threats", "data", "partition",
+        "play.questions",
     }  # fmt: skip
     assert all(len(block.splitlines()) <= LONGEST for block in blocks())
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)
@@ -96,7 +97,7 @@ targets: 4
 """
 CONTRACTS = (
     "few-shot or mean-head or nearest-public or max-error or stripes or sorted or few-means "
-    "or leaked-model or top-heavy or smoothed"
+    "or leaked-model or top-heavy or smoothed or largest-class or name-largest"
 )
 
 
@@ -118,5 +119,6 @@ def test_the_examples_are_benchmarked_and_drawn(site, tmp_path):
     results = (folder / "results.csv").read_text(encoding="utf-8")
     for label in ("few-shot", "top-heavy"):
         assert label in page and label in results
-    assert "nearest-public" in page and "nearest-public" in results
+    for part in ("nearest-public", "largest class named"):
+        assert part in page and part in results
     assert (folder / "frontier.png").is_file()

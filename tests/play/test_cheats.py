@@ -32,7 +32,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.eval.membership import evaluate_membership
-from fedre_privacy.play.attack import prepare_attack, question_of
+from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.membership import MembershipTrial
 from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
@@ -186,7 +186,7 @@ def test_the_list_of_candidates_tells_nothing(membership_games, name):
 def test_no_cheat_is_called_a_leak(split_runs, name):
     settings = ask("membership", MembershipCheat(rule=CHEATS[name]))
     trial = prepare_attack(split_runs[0], settings)
-    card = question_of(settings).score(trial, settings.attack(trial.observation))
+    card = trial.score(settings.attack(trial.observation))
     assert card.verdict.word != "leaks"
 
 
@@ -352,7 +352,7 @@ def test_labels_are_not_told_by_place_or_memory(split_runs, name):
     for run in split_runs[:2]:
         settings = ask("labels", LabelCheat(rule=LABEL_CHEATS[name]))
         trial = prepare_attack(run, settings)
-        card = question_of(settings).score(trial, settings.attack(trial.observation))
+        card = trial.score(settings.attack(trial.observation))
         assert card.verdict.word != "leaks"
 
 
@@ -406,7 +406,7 @@ IMAGE_CHEATS: dict[str, Callable[[Observation, int], Tensor]] = {
 def test_images_are_not_told_by_order_or_memory(split_runs, name, target):
     settings = ask(target, ImageCheat(rule=IMAGE_CHEATS[name]), eval={"targets": 24})
     trial = prepare_attack(split_runs[0], settings)
-    card = question_of(settings).score(trial, settings.attack(trial.observation))
+    card = trial.score(settings.attack(trial.observation))
     assert card.verdict.word != "leaks"
 
 
@@ -459,5 +459,5 @@ PROTOTYPE_CHEATS: dict[str, Callable[[Upload, int, int], Tensor]] = {
 def test_prototypes_are_not_told_by_class_numbers(runs, name):
     settings = ask("uploaded", PrototypeCheat(rule=PROTOTYPE_CHEATS[name]))
     trial = prepare_attack(runs["fedre"], settings)
-    card = question_of(settings).score(trial, settings.attack(trial.observation))
+    card = trial.score(settings.attack(trial.observation))
     assert card.verdict.word != "leaks"

@@ -98,6 +98,18 @@ class Trial:
             stages.insert(0, adaptations(via, first))
         return stages
 
+    def score(self, outcome: Any) -> Card:
+        """Compare an outcome with the truth."""
+        return question_of(self.settings).score(self, outcome)
+
+    def figures(self, outcome: Any, card: Card) -> dict[str, Figure]:
+        """Figures by file name, the main one first."""
+        return question_of(self.settings).figures(self, outcome, card)
+
+    def write(self, folder: Path, outcome: Any) -> None:
+        """Write what the question keeps beside scores and figures."""
+        question_of(self.settings).write(folder, self, outcome)
+
     def _defended(self) -> str:
         """What is known of the defences, and what is made of them."""
         declared = [defense.name for defense in self.run.defenses]
@@ -157,6 +169,11 @@ class Question(ABC):
 
 
 questions: Registry[Question] = Registry("question", "fedre_privacy.play.questions")
+
+
+def question_of(settings: AttackSettings) -> Question:
+    """The question that an attack answers."""
+    return questions.get(settings.attack.answers)()
 
 
 def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:

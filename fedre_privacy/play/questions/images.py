@@ -18,7 +18,7 @@ from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.types import ORACLES, Artifact, Reconstruction, RecoveredPrototypes, Truth
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.eval import Card, Measure, Metric, PublicImages, Scores, evaluate
+from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
@@ -29,7 +29,6 @@ from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
 from .base import Question, Trial, kinds_of, questions
 from .recover import recover
-from .unscored import UnscoredTrial, unscored, unscored_figures
 
 NOUNS = {
     "representations": "representation",
@@ -172,10 +171,8 @@ class ImagesQuestion(Question):
         read = {name for name, group in groups.items() if _reads(settings.attack, group)}
         return {name: group for name, group in groups.items() if name in read | {TARGET}}
 
-    def score(self, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction) -> Card:
+    def score(self, trial: ImageTrial, outcome: Reconstruction) -> Scores:
         """Score the targets, and beside them the other groups; `rows` has the targets of all."""
-        if isinstance(trial, UnscoredTrial):
-            return unscored(trial, outcome)
         pieces = _pieces(trial, outcome)
         metrics = trial.settings.metrics
         scores = {
@@ -200,10 +197,8 @@ class ImagesQuestion(Question):
         )
 
     def figures(
-        self, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction, card: Card
+        self, trial: ImageTrial, outcome: Reconstruction, card: Scores
     ) -> dict[str, Figure]:
-        if isinstance(trial, UnscoredTrial) or not isinstance(card, Scores):
-            return unscored_figures(trial, outcome, card)
         pieces = _pieces(trial, outcome)
         steps, trace = outcome.trace_steps, pieces[TARGET].trace
         title = f"{trial.settings.attack.name} on {trial.kind}"
@@ -227,12 +222,8 @@ class ImagesQuestion(Question):
             drawn["trace"] = attack_trace(steps, trace, title=title)
         return drawn
 
-    def write(
-        self, folder: Path, trial: ImageTrial | UnscoredTrial, outcome: Reconstruction
-    ) -> None:
+    def write(self, folder: Path, trial: ImageTrial, outcome: Reconstruction) -> None:
         """Write the attack's own trace, and what it was fed where that was recovered first."""
-        if isinstance(trial, UnscoredTrial):
-            return
         rec = _pieces(trial, outcome)[TARGET]
         files.write_csv(
             folder / "trace.csv",

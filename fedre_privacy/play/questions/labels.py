@@ -20,7 +20,6 @@ from fedre_privacy.runs.settings import AttackSettings
 from ..observe import held_out, observe
 from ..targets import TargetSource
 from .base import Question, Trial, only_kinds, questions
-from .unscored import UnscoredTrial, unscored
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,5 @@ class LabelsQuestion(Question):
             torch.tensor(run.record["class_counts"]),
         )
 
-    def score(self, trial: LabelTrial | UnscoredTrial, outcome: LabelEstimate) -> Card:
-        if isinstance(trial, UnscoredTrial):
-            return unscored(trial, outcome)
+    def score(self, trial: LabelTrial, outcome: LabelEstimate) -> Card:
         return evaluate_labels(outcome, trial.counts)

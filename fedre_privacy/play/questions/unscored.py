@@ -7,6 +7,7 @@ residual means that the attack did what it was asked, not that the image is righ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,17 @@ class UnscoredTrial(Trial):
             clients = len({upload.client for upload in self.observation.targets})
             return f"labels of {plural(clients, 'client')}, {self.observation.num_classes} classes"
         return super().unknown()
+
+    def score(self, outcome: Reconstruction | LabelEstimate) -> Card:
+        """A card of evidence."""
+        return unscored(self, outcome)
+
+    def figures(self, outcome: Reconstruction | LabelEstimate, card: Card) -> dict[str, Figure]:
+        """What was recovered, where that is images."""
+        return unscored_figures(self, outcome, card) if isinstance(outcome, Reconstruction) else {}
+
+    def write(self, folder: Path, outcome: Reconstruction | LabelEstimate) -> None:
+        """Write nothing more: there is no truth to write about."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
