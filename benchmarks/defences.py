@@ -27,7 +27,8 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event
-from fedre_privacy.defenses.accounting import epsilon_of, gdp_mu, least_noise
+from fedre_privacy.core.gdp import gdp_mu
+from fedre_privacy.defenses.accounting import epsilon_of, least_noise
 from fedre_privacy.defenses.base import Release, defenses
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison

@@ -1,8 +1,7 @@
 """Adding up privacy: exact for Gaussian mechanisms without sampling, by Opacus with sampling.
 
-Reference: Dong, Roth, Su, Gaussian differential privacy, JRSS-B 2022, Corollaries 2.13 and 3.3;
-Mironov, Renyi differential privacy, CSF 2017; Gopi et al., Numerical composition of differential
-privacy, NeurIPS 2021.
+Reference: `fedre_privacy.core.gdp`; Mironov, Renyi differential privacy, CSF 2017; Gopi et al.,
+Numerical composition of differential privacy, NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import brentq  # type: ignore[import-untyped]
-from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.gdp import gdp_epsilon
 
 from .base import Release
 
@@ -24,49 +22,6 @@ ACCOUNTANTS = ("prv", "rdp")
 PRV_UP_TO = 50.0
 """Epsilon of the RDP bound up to which the PRV accountant is asked; a guarantee says little there.
 """
-
-
-def gdp_delta(mu: float, epsilon: float) -> float:
-    """Return the smallest delta at which mu-Gaussian DP implies (epsilon, delta)-DP.
-
-    delta = Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu).
-
-    Args:
-        mu: > 0; T uses of a Gaussian mechanism with noise multiplier z have mu = sqrt(T) / z.
-        epsilon: >= 0.
-    """
-    first: float = log_ndtr(mu / 2 - epsilon / mu)
-    second: float = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-    return max(0.0, -math.exp(first) * math.expm1(min(second - first, 0.0)))
-
-
-def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at which mu-Gaussian DP implies (epsilon, delta)-DP.
-
-    Args:
-        mu: >= 0. delta: in (0, 1).
-    """
-    if mu == 0 or gdp_delta(mu, 0.0) <= delta:
-        return 0.0
-    high = 1.0
-    while gdp_delta(mu, high) > delta:
-        high *= 2
-    return _edge(lambda epsilon: gdp_delta(mu, epsilon), delta, inside=high, outside=0.0)
-
-
-def gdp_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu whose Gaussian DP implies (epsilon, delta)-DP.
-
-    Args:
-        epsilon: > 0. delta: in (0, 1).
-    """
-    high = 1.0
-    while gdp_delta(high, epsilon) <= delta:
-        high *= 2
-    low = high
-    while gdp_delta(low, epsilon) > delta:
-        low /= 2
-    return _edge(lambda mu: gdp_delta(mu, epsilon), delta, inside=low, outside=high)
 
 
 def mu_of(releases: Iterable[Release]) -> float:
@@ -129,15 +84,3 @@ def least_noise(within: Callable[[float], bool]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if within(middle) else (middle, high)
     return high
-
-
-def _edge(spent: Callable[[float], float], delta: float, *, inside: float, outside: float) -> float:
-    """Return the root of `spent` = `delta` between two numbers, on the side of `inside`.
-
-    Brent's method ends a few floats beside the root, on either side; a guarantee must not be on
-    the wrong one.
-    """
-    found: float = brentq(lambda x: spent(x) - delta, inside, outside, xtol=1e-300, rtol=1e-15)
-    while spent(found) > delta:
-        found = math.nextafter(found, inside)
-    return found

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.gdp import gdp_mu
 from fedre_privacy.core.types import Artifact, is_one_of
 
-from .accounting import gdp_mu
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Sending, defenses, uses
 from .noise import (
     PUBLIC,

@@ -19,9 +19,8 @@ from fedre_privacy.core.rng import stream
 
 from .intervals import DRAWS, finite, resampled
 from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
+from .roc import LOW_RATES, tpr_at
 from .verdict import LEAKS
-
-FALSE_POSITIVE_RATES = (0.01, 0.001)
 
 BASELINE, FLOOR = "baseline", "floor"
 """What an AUC stands beside: a model without the upload, and the image alone."""
@@ -228,6 +227,25 @@ def auc(scores: Tensor, members: Tensor) -> float:
     return float(won.sum() / total) if total else float("nan")
 
 
+def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
+    """Scores of members and of others by name, comparable across clients and classes.
+
+    Args:
+        rows: of a card that `evaluate_membership` made.
+    """
+    clients, labels, members = (
+        torch.tensor(rows[name].to_numpy()) for name in ("client", "label", "member")
+    )
+    named = {"score": "this attack", BASELINE: "the model without the upload", FLOOR: ALONE}
+    out = {}
+    for column, name in named.items():
+        if column in rows:
+            scores = _filled(torch.tensor(rows[column].to_numpy()))
+            scores = _standardised(scores, clients, labels)
+            out[name] = scores[members.bool()], scores[~members.bool()]
+    return out
+
+
 def _filled(scores: Tensor) -> Tensor:
     return torch.where(scores.isnan(), -torch.inf, scores).double()
 
@@ -411,21 +429,20 @@ def _rates(scores: Tensor, members: Tensor, usable: Tensor) -> list[Measure]:
     inside, outside = scores[usable & members], scores[usable & ~members]
     count = len(inside) + len(outside)
     out = []
-    for rate in FALSE_POSITIVE_RATES:
-        allowed = int(len(outside) * rate + 1e-9)
+    for rate in LOW_RATES:
+        found = tpr_at(inside, outside, rate)
         of = dataclasses.replace(
             TPR, key=f"tpr_at_fpr_{rate:g}", title=f"TPR at FPR {rate:.1%}", floor=rate, n=count
         )
-        if allowed < 1:
+        if found is None:
             why = (
                 f"{len(outside)} candidates that are no members; a rate of {rate:g} needs at "
                 f"least {round(1 / rate)}"
             )
             out.append(dataclasses.replace(of, note=why))
             continue
-        threshold = outside.sort(descending=True).values[allowed - 1 : allowed + 1][-1]
-        value = float((inside > threshold).double().mean())
-        out.append(dataclasses.replace(of, value=value, over=value - rate))
+        value, between = found.tpr, found.interval
+        out.append(dataclasses.replace(of, value=value, interval=between, over=value - rate))
     hits = ((inside > 0).double().mean() + (outside <= 0).double().mean()) / 2
     levels = scores[usable].unique()
     hit = 1 - torch.searchsorted(inside.sort().values, levels, right=True) / len(inside)

@@ -5,11 +5,9 @@ import math
 import pytest
 from scipy.stats import norm
 
+from fedre_privacy.core.gdp import gdp_delta, gdp_epsilon, gdp_mu
 from fedre_privacy.defenses.accounting import (
     epsilon_of,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_mu,
     mu_of,
     sampled_epsilon,
 )

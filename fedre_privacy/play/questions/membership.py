@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
@@ -25,8 +26,10 @@ from fedre_privacy.eval.membership import (
     HALF_GRANTED,
     RECEIVED,
     ModelRule,
+    comparable,
     evaluate_membership,
 )
+from fedre_privacy.eval.report.roc import roc_figure
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import AttackSettings
@@ -127,6 +130,18 @@ class MembershipQuestion(Question):
             notes=outcome.notes,
             seed=trial.settings.evaluation.seed,
         )
+
+    def figures(
+        self, trial: MembershipTrial, outcome: MembershipScores, card: Card
+    ) -> dict[str, Figure]:
+        drawn = super().figures(trial, outcome, card)
+        drawn["roc"] = roc_figure(
+            comparable(card.rows),
+            title=f"{trial.settings.attack.name} on {trial.kind} ({trial.run.name})",
+            caption="Scores less the median of each client and class. Band: 95 % "
+            "(Clopper-Pearson), as if candidates were independent.",
+        )
+        return drawn
 
 
 Targets = tuple[str, tuple[Upload, ...], bool]
