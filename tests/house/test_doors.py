@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
         "blocks", "protocols", "federation", "sealed", "runs", "threats",
     },
+    "audit": {"core", "defenses", "eval"},
     "study": {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
     },

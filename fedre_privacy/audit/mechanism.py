@@ -1,0 +1,274 @@
+"""The audit of a mechanism: crafted uploads through the real defences, without training anything.
+
+A claim for a client says that whatever a client sends, one value or another, cannot be told apart
+better than epsilon allows. So canary clients send two opposite values that are as far apart as the
+bound admits (and five times as long, so that the bound has to act), by the toss of a fair coin, and
+the auditor tells from what the defences let through which it was. The guesses of independent trials
+are held against the claim: more right ones than any rule could have refute it.
+
+The canary of a round has a sign of its own that the auditor knows, half of them each way, so that
+noise which is the same in every round cancels, and the missing independence is found.
+
+References: Nasr et al., Tight auditing of differentially private machine learning, USENIX Security
+2023; Dong, Roth, Su, Gaussian differential privacy, JRSS-B 2022.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.gdp import gdp_epsilon
+from fedre_privacy.core.rng import derive, stream
+from fedre_privacy.core.types import Artifact, Emission, Role
+from fedre_privacy.defenses.accounting import mu_of
+from fedre_privacy.defenses.apply import defended
+from fedre_privacy.defenses.base import CLIENT, Defense, Facts, Sending
+from fedre_privacy.defenses.statement import state
+from fedre_privacy.defenses.values import num_rows, values_of, with_values
+from fedre_privacy.eval.lower_bounds import (
+    ALPHA,
+    FLAG,
+    Errors,
+    accuracy_p,
+    cap_of_epsilon,
+    cap_of_mu,
+    epsilon_box,
+    mu_of_accuracy,
+)
+
+TOO_LONG = 5.0
+"""By how much a canary is longer than the bound, so that a skipped bound is seen."""
+LEAST_TRIALS = 50
+SILENT = 8
+"""Coordinates without a canary by which a draw of noise is recognised."""
+
+REFUTED, CONSISTENT = "refuted", "consistent"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is promised of one client's uploads.
+
+    Args:
+        unit: whose data; ``client``: any replaced by any.
+        epsilon, delta: as the run's record states them, of the client that spends most.
+        mu: of the Gaussian curve that is promised, or None: pure epsilon.
+        client: who spends most.
+        rounds: in which it sends.
+    """
+
+    unit: str
+    epsilon: float
+    delta: float
+    mu: float | None
+    client: int
+    rounds: tuple[int, ...]
+
+    @property
+    def cap(self) -> float:
+        """Largest share of right guesses that the claim allows."""
+        return cap_of_epsilon(self.epsilon) if self.mu is None else cap_of_mu(self.mu)
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """What the trials show of a claim: the interval from what was shown to what is promised.
+
+    Args:
+        trials, right: independent guesses of a fair coin, and those that were right.
+        errors: the wrong ones, by what the coin said.
+        p: chance of so many right guesses, or more, if the claim holds.
+        shown: lower bound on epsilon, at level 1 - alpha, at the claim's delta: of a Gaussian
+            claim by its curve, of a pure one by the box.
+        ceiling: what a perfect attack would have shown with as many trials.
+        repeated: draws of noise that occur again in another round or for another client.
+    """
+
+    claim: Claim
+    trials: int
+    right: int
+    errors: Errors
+    p: float
+    shown: float
+    ceiling: float
+    alpha: float
+    repeated: int
+
+    @property
+    def verdict(self) -> str:
+        """``refuted`` where the claim does not allow what was seen; else ``consistent``."""
+        return REFUTED if self.p < FLAG or self.repeated else CONSISTENT
+
+
+def claim_of(defenses: Sequence[Defense], facts: Facts, sends: Sequence[Sequence[int]]) -> Claim:
+    """The claim that the defences make for one client, of the client that spends most.
+
+    Args:
+        sends: rounds in which each client takes part.
+
+    Raises:
+        IncompatibleError: there is no claim for a client.
+    """
+    statement = state(defenses, facts)
+    found = next((g for g in statement.guarantees if g.unit == CLIENT), None)
+    if found is None:
+        why = "; ".join(statement.lines()) or "the run has no defence"
+        raise IncompatibleError(
+            f"There is no claim for a client to audit: {why}.",
+            next_step="Train with one, for example --defense gaussian:clip=1,epsilon=8.",
+        )
+    client = max(range(facts.clients), key=lambda k: found.by_client[k])
+    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
+    releases = [r for cost in costs for r in cost.releases[client]]
+    pure = sum(cost.pure[client] for cost in costs)
+    if releases and pure:
+        raise IncompatibleError(
+            "A claim that adds Gaussian and pure mechanisms has no known curve."
+        )
+    mu = mu_of(releases) if releases else None
+    return Claim(CLIENT, found.epsilon, found.delta, mu, client, tuple(sends[client]))
+
+
+def audit_mechanism(
+    defenses: Sequence[Defense],
+    facts: Facts,
+    sends: Sequence[Sequence[int]],
+    sent: Sequence[Artifact],
+    *,
+    trials: int = 1000,
+    alpha: float = ALPHA,
+    seed: int = 0,
+) -> MechanismAudit:
+    """Put canaries through the defences of a federation and hold the guesses against the claim.
+
+    Args:
+        defenses: as they acted, settings filled in.
+        sends: rounds in which each client takes part.
+        sent: the artifacts that a client sends in a round; their form is taken, not their values.
+        trials: canary clients, each of whose uploads of all rounds are one trial.
+        alpha: chance that the lower bound is above the truth.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+        IncompatibleError: no claim for a client, or nothing that is sent is covered by it.
+    """
+    if trials < LEAST_TRIALS:
+        raise ConfigError(f"{trials} trials are too few to say anything; {LEAST_TRIALS} at least.")
+    claim = claim_of(defenses, facts, sends)
+    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
+    bound = next((float(d.clip) for d in defenses if d.cost(facts) and getattr(d, "clip", 0)), 1.0)
+    covered = [a for a in sent if type(a) in {kind for cost in costs for kind in cost.covers}]
+    if not covered:
+        names = ", ".join(type(a).__name__ for a in sent) or "nothing"
+        raise IncompatibleError(f"The claim covers none of what a client sends: {names}.")
+    coins = torch.rand(trials, generator=stream(seed, "audit coins")) < 0.5
+    told = torch.empty(trials, dtype=torch.bool)
+    silent: list[Tensor] = []
+    for trial in range(trials):
+        score, rest = _trial(
+            defenses, facts, claim, covered, bound, bool(coins[trial]),
+            derive(seed, "audit trial", index=trial),
+        )  # fmt: skip
+        told[trial] = score > 0
+        silent += rest
+    right = int((told == coins).sum())
+    errors = Errors(
+        int((told & ~coins).sum()), int((~coins).sum()), int((~told & coins).sum()),
+        int(coins.sum()),
+    )  # fmt: skip
+    return MechanismAudit(
+        claim,
+        trials,
+        right,
+        errors,
+        accuracy_p(right, trials, claim.cap),
+        _shown(claim, errors, right, trials, alpha),
+        _shown(claim, Errors(0, errors.n0, 0, errors.n1), trials, trials, alpha),
+        alpha,
+        _repeated(silent),
+    )
+
+
+def _shown(claim: Claim, errors: Errors, right: int, trials: int, alpha: float) -> float:
+    if claim.mu is None:
+        return epsilon_box(errors, claim.delta, alpha)
+    return gdp_epsilon(mu_of_accuracy(right, trials, alpha), claim.delta)
+
+
+def _trial(
+    defenses: Sequence[Defense],
+    facts: Facts,
+    claim: Claim,
+    covered: Sequence[Artifact],
+    bound: float,
+    coin: bool,
+    seed: int,
+) -> tuple[float, list[Tensor]]:
+    """The score of one canary client, positive for heads, and noise where it sent nothing."""
+    signs = dict(zip(claim.rounds, _balanced(len(claim.rounds), seed), strict=True))
+    score, silent = 0.0, []
+    for number, form in enumerate(covered):
+        for round in (0,) if Role.ONCE in form.roles else claim.rounds:
+            sign = signs.get(round, 1.0)
+            here = stream(seed, "audit canary", round=round, index=number)
+            direction = _direction(form, claim.mu is None, here)
+            size = sign * (1.0 if coin else -1.0) * TOO_LONG * bound
+            sending = Sending(
+                facts.protocol,
+                claim.client,
+                round,
+                facts.rounds,
+                facts.kinds,
+                facts.class_counts[claim.client],
+                received=_zeros(form) if Role.STARTED_FROM in form.roles else None,
+                seed=seed,
+            )
+            canary = with_values(form, {name: size * v for name, v in direction.items()})
+            let = values_of(defended(defenses, Emission(canary), sending, number=number).artifact)
+            score += sign * sum(float((let[n] * v).sum()) for n, v in direction.items())
+            quiet = torch.cat([let[n][v == 0].flatten() for n, v in direction.items()])
+            silent.append(quiet[quiet != 0][:SILENT])
+    return score, silent
+
+
+def _zeros(form: Artifact) -> Artifact:
+    return with_values(form, {n: torch.zeros_like(v) for n, v in values_of(form).items()})
+
+
+def _direction(form: Artifact, dense: bool, rng: torch.Generator) -> dict[str, Tensor]:
+    """A unit vector for every row, or for a whole update: one coordinate, or all with signs."""
+    found = {}
+    for name, value in values_of(form).items():
+        if not value.is_floating_point():
+            found[name] = torch.zeros_like(value)
+            continue
+        width = value.shape[-1] if value.dim() else 1
+        rows = torch.zeros(value.numel() // width, width, dtype=value.dtype)
+        if dense:
+            rows += torch.randint(0, 2, (width,), generator=rng) * 2 - 1
+        else:
+            rows[:, int(torch.randint(width, (1,), generator=rng))] = 1
+        found[name] = rows.reshape(value.shape)
+    length = math.sqrt(sum(float(v.double().square().sum()) for v in found.values()))
+    length /= math.sqrt(num_rows(form))
+    return {name: v if not v.is_floating_point() else v / length for name, v in found.items()}
+
+
+def _balanced(count: int, seed: int) -> list[float]:
+    """As many ones as minus ones (one more, for an odd number), in random order."""
+    signs = torch.ones(count)
+    signs[: count // 2] = -1
+    order = torch.randperm(count, generator=stream(seed, "audit signs"))
+    return [float(s) for s in signs[order]]
+
+
+def _repeated(silent: Sequence[Tensor]) -> int:
+    """Draws of noise that occur again in another round or trial."""
+    draws = [tuple(values.tolist()) for values in silent if len(values) == SILENT]
+    return len(draws) - len(set(draws))
