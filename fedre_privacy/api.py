@@ -23,6 +23,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import Attack
+from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.config import load_yaml, merge, nested
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
@@ -30,6 +31,7 @@ from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.report import training_curves
 from fedre_privacy.job import WORKER
@@ -288,6 +290,26 @@ def run_attack(
     )  # fmt: skip
     attack_page(result)
     return AttackResult(**_fields(result))
+
+
+def audit(
+    run: recorded.Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0
+) -> RunAudit:
+    """Test the privacy that a run's defences claim for one client.
+
+    Crafted uploads go through the defences; right guesses bound epsilon from below. Nothing is
+    trained. The record and a figure are written into the run's folder ``audits``.
+
+    Args:
+        run: with defences that state a guarantee for a client.
+        trials: canary clients.
+        alpha: chance that the lower bound is above the truth.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+        IncompatibleError: no claim for a client.
+    """
+    return audit_run(run, trials=trials, alpha=alpha, seed=seed)
 
 
 def benchmark(

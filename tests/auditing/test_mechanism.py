@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.audit.mechanism import CONSISTENT, REFUTED, audit_mechanism, claim_of
+from fedre_privacy.auditing.mechanism import CONSISTENT, REFUTED, audit_mechanism, claim_of
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
