@@ -103,15 +103,6 @@ class Given:
         """None is known."""
         return ()
 
-    def messages(
-        self, rounds: Collection[int] | None = None
-    ) -> tuple[list[Upload], list[Broadcast]]:
-        """Uploads and broadcasts, of all rounds or of some."""
-        return (
-            [one for one in self.uploads if rounds is None or one.round in rounds],
-            [one for one in self.broadcasts if rounds is None or one.round in rounds],
-        )
-
     def extractor(self, client: int, round: int) -> nn.Module:
         """The extractor with which a client made its upload of a round."""
         return self.extractors([(client, round)])[client, round]

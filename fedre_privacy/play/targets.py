@@ -90,7 +90,8 @@ class TargetSource:
             )
         self.round = uploaded[-1] if round is None else round
         self.train, self.test = run.split_indices()
-        uploads, _ = run.messages([self.round])
+        self.messages = run.messages()
+        uploads, _ = self.messages.of([self.round])
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)
 

@@ -113,14 +113,11 @@ class ImagesQuestion(Question):
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
         observation = observe(
-            run,
-            settings.threat,
-            source.round,
+            source,
+            settings,
             targets,
             aux,
             images_per_target=per_target,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
         )
         return ImageTrial(
             run,

@@ -60,13 +60,10 @@ class LabelsQuestion(Question):
                 or "See: fedre-attack list.",
             )
         observation = observe(
-            run,
-            settings.threat,
-            source.round,
+            source,
+            settings,
             targets,
             aux,
-            staleness=settings.evaluation.staleness,
-            attacker=settings.evaluation.attacker,
         )
         return LabelTrial(
             run,

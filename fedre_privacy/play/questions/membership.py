@@ -91,14 +91,11 @@ class MembershipQuestion(Question):
         targets = _models if models else _rows
         kind, uploads, counterfactual = targets(run, settings, source, aux)
         observation = observe(
-            run,
-            settings.threat,
-            source.round,
+            source,
+            settings,
             uploads,
             aux,
             candidates=asked.candidates,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
         )
         before = _before(observation) if models else _granted(source, asked.candidates)
         return MembershipTrial(

@@ -53,13 +53,10 @@ class PrototypesQuestion(Question):
         public, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         observation = observe(
-            run,
-            settings.threat,
-            source.round,
+            source,
+            settings,
             targets,
             aux,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
         )
         parts: dict[str, list[Tensor]] = {
             name: [] for name in ("vectors", "clients", "labels", "counts", "upload", "public")

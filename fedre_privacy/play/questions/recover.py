@@ -58,13 +58,10 @@ def recover(
     if asked in known:
         return known[asked]
     observation = observe(
-        run,
-        settings.threat,
-        source.round,
+        source,
+        settings,
         targets,
         aux,
-        staleness=evaluation.staleness,
-        attacker=evaluation.attacker,
     )
     context = Context(source.attack_seed)
     played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
