@@ -38,7 +38,7 @@ from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_l
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
-from .mixtures.through import aux_reps, class_means, lagging
+from .mixtures.through import aux_reps, class_means, knows_class_means, lagging
 from .running.channels import (
     LOUDEST_FIRST,
     WHOLE,
@@ -153,7 +153,7 @@ class Disentangle(Attack):
         if found and self.solver in ("auto", "aligned", "kalman"):
             usable |= {Noise, UnknownNoise, RandomRounding}
         for mixing in found:
-            means = self._knows_means(observation, mixing)
+            means = knows_class_means(observation, mixing.client, int(mixing.rounds[-1]))
             if means and self.solver not in EXACT:
                 usable |= {Noise, UnknownNoise}
             if (
@@ -238,13 +238,6 @@ class Disentangle(Attack):
                 "attack.prior=common.",
             )
 
-    def _knows_means(self, observation: Observation, mixing: Mixing) -> bool:
-        return (
-            {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
-            and observation.aux_labels is not None
-            and (mixing.client, int(mixing.rounds[-1])) in observation.extractors
-        )
-
     def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
         held = [
             (mixing.client, round) in observation.extractors for round in mixing.rounds.tolist()
@@ -325,7 +318,9 @@ class Disentangle(Attack):
                     f"{float(alignment.scale.mean()):.2f} times as long on average"
                 )
         means = None
-        noisy = is_noisy(channel) and self._knows_means(observation, mixing)
+        noisy = is_noisy(channel) and knows_class_means(
+            observation, mixing.client, int(mixing.rounds[-1])
+        )
         if self.prior == "class-mean" or noisy:
             newest = by_round or self._class_means(
                 observation,

@@ -29,6 +29,7 @@ from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
 from .running.channels import least_bound
+from .running.messages import received_by
 
 METHODS = ("combined", "simulate", "ratio")
 CENTRES = ("auto", "found", "public")
@@ -308,11 +309,9 @@ def _before(
         return (own[weight], own[bias]) if bias else None
     if not head_only:
         return None
-    for sent in observation.broadcasts:
-        if sent.round == upload.round and upload.client in sent.recipients:
-            for artifact in sent.artifacts:
-                if isinstance(artifact, HeadState):
-                    return artifact.params["weight"], artifact.params["bias"]
+    for artifact in received_by(observation, upload.client).get(upload.round, ()):
+        if isinstance(artifact, HeadState):
+            return artifact.params["weight"], artifact.params["bias"]
     return None
 
 

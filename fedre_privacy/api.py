@@ -106,7 +106,6 @@ class AttackResult(attacking.AttackResult):
         trial = self.trial
         words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
         flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        flags += [f"ORACLE ({', '.join(self.record['oracles'])})"] if self.record["oracles"] else []
         foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
         return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
 

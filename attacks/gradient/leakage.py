@@ -14,9 +14,10 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Observation, Reconstruction
 
 from ..running.channels import update_as_sent
+from ..running.driver import Tick
 from .match import UpdateMatch, gradient
 from .objectives import l2rel
-from .search import Tick, lbfgs
+from .search import lbfgs
 from .solve import Answer, check, choose, known, one_hot, solve
 from .starts import draw
 from .victims import BN_MODES, Victim

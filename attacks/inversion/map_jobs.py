@@ -11,8 +11,9 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Counts, EntangledRep, Observation, Prototypes, Upload
 
 from ..running.channels import unsmoothed
+from ..running.modules import frozen
 from .linear_map import Linear
-from .solve import check_extractors, frozen
+from .solve import check_extractors
 
 LEAST_AUX = 8
 

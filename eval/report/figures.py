@@ -97,7 +97,6 @@ def reconstruction_sheet(
     count: int = 7,
     extra: Mapping[str, Tensor] | None = None,
     counterfactual: str | None = None,
-    oracles: Sequence[str] = (),
 ) -> Figure:
     """Draw what was recovered beside the truth and beside the best answer without any upload.
 
@@ -115,7 +114,6 @@ def reconstruction_sheet(
         extra: heading to images (N, C, H, W), for example the same attack on single
             representations (the ceiling), and the truth of that.
         counterfactual: name of the protocol that does not upload what was attacked.
-        oracles: knowledge that no real server has.
 
     Raises:
         ConfigError: `metric` was not scored, or `count` is below 3.
@@ -147,7 +145,6 @@ def reconstruction_sheet(
     }
     targets = [pick.target for pick in picks]
     flags = [f"COUNTERFACTUAL: not uploaded by {counterfactual}"] if counterfactual else []
-    flags += [f"ORACLE: the attacker was given {', '.join(oracles)}"] if oracles else []
     return image_sheet(
         {heading: images[targets] for heading, images in columns.items()},
         [_row_text(scores, pick) for pick in picks],

@@ -527,12 +527,6 @@ class Knowledge(StrEnum):
     HEAD = "head"
     AUX_DATA = "aux-data"
     TRAINING = "training"
-    TRUE_LABELS = "true-labels"
-    TRUE_WEIGHTS = "true-weights"
-
-
-ORACLES = frozenset({Knowledge.TRUE_LABELS, Knowledge.TRUE_WEIGHTS})
-"""Knowledge that no real server has; results that use it are labelled ORACLE."""
 
 
 @dataclass(frozen=True)
@@ -552,10 +546,6 @@ class ThreatModel:
     rounds: str
     summary: str
     reference: str = ""
-
-    def with_oracles(self, *extra: Knowledge) -> ThreatModel:
-        """Return the same model with declared oracles added."""
-        return dataclasses.replace(self, grants=self.grants | frozenset(extra))
 
 
 # --- what an attack receives and returns -----------------------------------------------------

@@ -25,8 +25,6 @@ SHOWN_ROWS = 1000
 
 BY_NUMBER = "Results by number of images behind a target"
 
-ORACLE = "the attacker was given what no real server has"
-
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
 
@@ -78,9 +76,6 @@ def write_attack_report(result: AttackResult) -> Path:
         else Html(""),
         html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
         if isinstance(result.card, Unscored)
-        else Html(""),
-        html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
-        if record["oracles"]
         else Html(""),
         html.verdict(card.verdict.word, card.verdict.because),
         html.facts(

@@ -119,17 +119,6 @@ def test_every_reason_is_given_at_once():
     assert mismatch(attacks.get("dip"), threats.get("fedre-paper"), reads) == []
 
 
-def test_declared_oracles_are_knowledge():
-    @dataclass(frozen=True, kw_only=True)
-    class Cheater(Answers):
-        needs = frozenset({Knowledge.UPLOADS, Knowledge.TRUE_LABELS})
-
-    threat = threats.get("strong")
-    assert len(mismatch(Cheater, threat, {Representations})) == 1
-    more = threat.with_oracles(Knowledge.TRUE_LABELS)
-    assert mismatch(Cheater, more, {Representations}) == []
-
-
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
     assert readers([HeadState]) == ["head", "labels", "loss-membership"] and readers([]) == []

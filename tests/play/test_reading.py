@@ -52,15 +52,15 @@ def small(tiny, tmp_path_factory):
     ],
 )
 def test_each_file_of_messages_is_hashed_once(runs, hashed, target, name, threat, needed):
-    game = prepare_attack(runs["fedre"], ask(target, name, threat))
-    game.lines()
+    trial = prepare_attack(runs["fedre"], ask(target, name, threat))
+    trial.lines()
     assert needed <= set(hashed) and set(hashed.values()) == {1}
 
 
 def test_broadcasts_that_are_replayed_are_hashed_once_too(small, hashed):
     name = {"name": "loss-membership"}
-    game = prepare_attack(small, ask("uploaded", name, "realistic"))
-    assert game.observation.models  # replayed from all broadcasts
+    trial = prepare_attack(small, ask("uploaded", name, "realistic"))
+    assert trial.observation.models  # replayed from all broadcasts
     assert {FIRST, LAST} <= set(hashed) and set(hashed.values()) == {1}
 
 

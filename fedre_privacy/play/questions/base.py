@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
+from fedre_privacy.core.types import Artifact, Observation, Outcome, Upload, is_read_as
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
@@ -69,9 +69,6 @@ class Trial:
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
         attacker += self._defended()
-        oracles = sorted(threat.grants & ORACLES)
-        if oracles:
-            attacker += f". ORACLE: {', '.join(oracles)}"
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"

@@ -16,7 +16,7 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
-from fedre_privacy.core.types import ORACLES, Artifact, Reconstruction, RecoveredPrototypes, Truth
+from fedre_privacy.core.types import Artifact, Reconstruction, RecoveredPrototypes, Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
@@ -213,7 +213,6 @@ class ImagesQuestion(Question):
                 caption=caption,
                 extra=_columns(trial, pieces, card),
                 counterfactual=trial.run.system if trial.counterfactual else None,
-                oracles=sorted(trial.observation.threat.grants & ORACLES),
             )
         if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
             drawn["trace"] = attack_trace(steps, trace, title=title)
