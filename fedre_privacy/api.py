@@ -58,6 +58,7 @@ from fedre_privacy.runs.settings import (
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.description import Benchmark, read_sweep
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -363,14 +364,14 @@ def benchmark(
 
 def comparison(
     base: Settings, problems: list[str], *, sweep: Path | None, **described: Any
-) -> benchmarking.Benchmark:
+) -> Benchmark:
     """Resolve what a benchmark compares.
 
     Args:
         base: sections of settings that all trainings share.
         problems: found before; they are reported with those of the rest.
         sweep: a sweep file, which then describes the benchmark.
-        described: the keys of a sweep file, see `study.benchmark.read_sweep`.
+        described: the keys of a sweep file, see `study.description.read_sweep`.
 
     Raises:
         ConfigError: all problems; names beside a sweep file; nothing to compare.
@@ -383,12 +384,12 @@ def comparison(
     if problems:
         raise ConfigError(*problems)
     if sweep is not None:
-        return benchmarking.read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
-    return benchmarking.read_sweep(described, base, name="")
+        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+    return read_sweep(described, base, name="")
 
 
 def run_benchmark(
-    wanted: benchmarking.Benchmark,
+    wanted: Benchmark,
     *,
     runs: Path,
     out: Path | None = None,

@@ -13,7 +13,8 @@ import fedre_privacy as fp
 from fedre_privacy.cli import attack as attack_command
 from fedre_privacy.pages.attack import attack_page, write_attack_report
 from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.benchmark import BenchmarkResult
+from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import Place, run_job
 

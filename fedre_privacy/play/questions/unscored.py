@@ -19,7 +19,7 @@ from torch import Tensor
 from fedre_privacy.core.types import LabelEstimate, Observation, Reconstruction
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import Card, Verdict
-from fedre_privacy.eval.report.figures import image_sheet
+from fedre_privacy.eval.report.sheets import image_sheet
 
 from .base import Trial
 
