@@ -46,9 +46,6 @@ def scalars(protocol: str, sizes: Sizes, **settings: Any) -> Exchange:
     return found
 
 
-# --- the partitions and models behind the tables ---------------------------------------------
-
-
 @cache
 def _sizes(key: str) -> dict[str, int]:
     data = DATA_SETS[key]
@@ -56,9 +53,6 @@ def _sizes(key: str) -> dict[str, int]:
     model = count_parameters(data.homogeneous, shape, data.num_classes)
     small = count_parameters("cnn4", shape, data.num_classes, 128)
     return {"model": model["total"], "small": small["total"]}
-
-
-# --- the tables, cell by cell ----------------------------------------------------------------
 
 
 EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS = "exact", "consistent", "run-dependent", "differs"
@@ -322,9 +316,6 @@ def fedral_table_4() -> list[UploadCost]:
         status = EXACT if blocks is None else CONSISTENT
         out.append(UploadCost(row, sent, blocks, total, status))
     return out
-
-
-# --- recorded runs ---------------------------------------------------------------------------
 
 
 def counted(statuses: Collection[str]) -> dict[str, int]:

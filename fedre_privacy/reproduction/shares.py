@@ -23,8 +23,6 @@ from .published_tables import (
 
 Labels = npt.NDArray[np.int64]
 
-# --- formulas --------------------------------------------------------------------------------
-
 
 def published_labels(data: PublishedData) -> Labels:
     """Labels (N,) of the class sizes that a table was made with, in class order.
