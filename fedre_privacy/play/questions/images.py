@@ -112,13 +112,7 @@ class ImagesQuestion(Question):
             kind, per_target = resolve_kind(source, settings.target, run.settings.protocol.name), 0
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
-        observation = observe(
-            source,
-            settings,
-            targets,
-            aux,
-            images_per_target=per_target,
-        )
+        observation = observe(source, settings, targets, aux, images_per_target=per_target)
         return ImageTrial(
             run,
             settings,

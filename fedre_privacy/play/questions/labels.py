@@ -59,12 +59,7 @@ class LabelsQuestion(Question):
                 next_step=" or ".join(f"Use --attack {name} --threat strong." for name in fitting)
                 or "See: fedre-attack list.",
             )
-        observation = observe(
-            source,
-            settings,
-            targets,
-            aux,
-        )
+        observation = observe(source, settings, targets, aux)
         return LabelTrial(
             run,
             settings,

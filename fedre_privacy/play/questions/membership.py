@@ -90,13 +90,7 @@ class MembershipQuestion(Question):
         granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
         targets = _models if models else _rows
         kind, uploads, counterfactual = targets(run, settings, source, aux)
-        observation = observe(
-            source,
-            settings,
-            uploads,
-            aux,
-            candidates=asked.candidates,
-        )
+        observation = observe(source, settings, uploads, aux, candidates=asked.candidates)
         before = _before(observation) if models else _granted(source, asked.candidates)
         return MembershipTrial(
             run,

@@ -52,12 +52,7 @@ class PrototypesQuestion(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-        observation = observe(
-            source,
-            settings,
-            targets,
-            aux,
-        )
+        observation = observe(source, settings, targets, aux)
         parts: dict[str, list[Tensor]] = {
             name: [] for name in ("vectors", "clients", "labels", "counts", "upload", "public")
         }

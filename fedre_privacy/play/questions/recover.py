@@ -57,12 +57,7 @@ def recover(
     known = _FOUND.setdefault(run, {})
     if asked in known:
         return known[asked]
-    observation = observe(
-        source,
-        settings,
-        targets,
-        aux,
-    )
+    observation = observe(source, settings, targets, aux)
     context = Context(source.attack_seed)
     played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
     found = played.outcome
