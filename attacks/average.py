@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import (
     Bound,
     Masking,
@@ -18,7 +19,8 @@ from fedre_privacy.core.channels import (
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .mixtures.gaussian import most_likely_of_sent

@@ -9,19 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import (
+    EntangledRep,
+    HeadState,
+    ModelState,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    HeadState,
-    Knowledge,
-    ModelState,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit

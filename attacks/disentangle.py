@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.channels import (
     Bound,
     Masking,
@@ -20,12 +21,8 @@ from fedre_privacy.core.channels import (
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    RecoveredPrototypes,
-)
+from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, SuiteEntry, attacks

@@ -10,19 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    GradientState,
-    HeadState,
-    Knowledge,
-    ModelState,
-    Observation,
-    RecoveredPrototypes,
-    Upload,
-)
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match

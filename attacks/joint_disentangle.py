@@ -8,18 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
 from .dip import DeepImagePrior

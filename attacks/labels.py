@@ -9,26 +9,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.channels import Smoothing, StepsAt
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
     Counts,
     EntangledRep,
     GradientState,
     HeadState,
-    Knowledge,
-    LabelEstimate,
     LowRankChange,
     LowRankModel,
     ModelState,
-    Observation,
     Prototypes,
     Representations,
     SmallModelState,
 )
+from fedre_privacy.core.channels import Smoothing, StepsAt
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_changes import (

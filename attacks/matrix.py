@@ -7,15 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Knowledge,
-    LabelEstimate,
-    MatrixBlocks,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
 from .running.messages import received_by

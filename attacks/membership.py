@@ -9,20 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Bound, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Artifact,
-    Counts,
-    EntangledRep,
-    Knowledge,
-    MembershipScores,
-    Observation,
-    Prototypes,
-    Representations,
-)
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .inversion.image_search import ImageSearch

@@ -45,9 +45,9 @@ from fedre_privacy.attacks.mixtures.through import aux_reps, class_means
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means as true_means
 from fedre_privacy.blocks.state import Samples
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Prototypes
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift

@@ -62,16 +62,12 @@ from fedre_privacy.attacks.running.graphs import capture_for
 from fedre_privacy.attacks.running.modules import frozen
 from fedre_privacy.attacks.running.objectives import OBJECTIVES
 from fedre_privacy.attacks.running.tiles import CPU_TILE, single_threaded
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
+from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import (
-    Observation,
-    Outcome,
-    Reconstruction,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.photos import Photos
 from fedre_privacy.models.families import ModelSettings, build_model

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import update_as_sent
 from ..running.driver import Tick

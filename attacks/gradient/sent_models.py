@@ -13,14 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Artifact, HeadState, Holds
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Artifact,
-    HeadState,
-    Holds,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.types import Observation, Upload
 
 from ..running.messages import received_by
 from ..running.modules import BATCH, frozen, outputs

@@ -11,7 +11,8 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.events import noted_once
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.driver import Tick
 from ..running.graphs import capture_for

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LocalTraining, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import LocalTraining, Observation
 
 from ..running.driver import Piece, Tick, in_tiles_of, join
 from ..running.tiles import CPU_TILE

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Holds
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Holds,
-    LocalTraining,
-    Observation,
-)
+from fedre_privacy.core.types import LocalTraining, Observation
 
 from ..running.modules import frozen
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import bounded_each, rows_sent_anew, upload_behind
 from ..running.driver import Piece, Tick, in_groups, join, reconstruction

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.objectives import OBJECTIVES
 from .optimise import COMBINE, LOSSES, Budget, ImagePrior, Start

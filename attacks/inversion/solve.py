@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import objective_as_sent
 from ..running.driver import Piece, Tick, in_tiles_of, reconstruction

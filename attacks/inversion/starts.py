@@ -10,7 +10,8 @@ from torch import Tensor
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.events import silent
-from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from ..running.driver import stage
 

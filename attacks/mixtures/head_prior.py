@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import HeadState, Knowledge, Observation
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .mixing import Mixing
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, ResultCache
-from fedre_privacy.core.types import Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
 
 from .tiles import each, in_tiles, progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedre_privacy.core.types import UNCOUNTED_IN_PAPER, Artifact, Content
+from fedre_privacy.core.artifacts import UNCOUNTED_IN_PAPER, Artifact, Content
 
 
 @dataclass(frozen=True)

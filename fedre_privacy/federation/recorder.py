@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.types import RETIRED_KINDS, Artifact, Broadcast, Upload
+from fedre_privacy.core.types import Broadcast, Upload
 
 SCHEMA = 1
 INDEX = "index.json"

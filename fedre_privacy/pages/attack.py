@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
-from fedre_privacy.core.types import Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
 from fedre_privacy.play.attack import AttackResult

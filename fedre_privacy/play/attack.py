@@ -33,7 +33,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.types import Outcome
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import mismatch, needed_for
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
-    EntangledRep,
     Knowledge,
     Mixture,
     Observation,

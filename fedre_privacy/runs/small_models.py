@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fedre_privacy.core.types import AGGREGATE, Broadcast, Holds
+from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.types import AGGREGATE, Broadcast
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.attacks.base import attacks as attack_registry
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import is_read_as
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.types import is_read_as
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval.measures import COMPARISON, FRONTIER, PLACES
 from fedre_privacy.eval.report import save_figure

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
-from fedre_privacy.core.types import EntangledRep
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.values import brief, written

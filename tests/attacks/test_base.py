@@ -18,17 +18,17 @@ from fedre_privacy.attacks.base import (
     readers,
     readers_of_any,
 )
-from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Counts,
     EntangledRep,
     HeadState,
-    Knowledge,
     ModelState,
     Prototypes,
-    Reconstruction,
     Representations,
 )
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.threats.base import threats
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedre_privacy.core.artifacts import Artifact, Holds, Role, Sum
 from fedre_privacy.core.config import build_plugin, plain_plugin
-from fedre_privacy.core.types import Artifact, Holds, Role, Sum
 from fedre_privacy.federation.ledger import measure
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import check_ahead

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
     Content,
@@ -19,19 +19,18 @@ from fedre_privacy.core.types import (
     GeneratorState,
     GradientState,
     HeadState,
-    Knowledge,
     LowRankChange,
     LowRankModel,
     MatrixBlocks,
-    Mixture,
     ModelState,
     Prototypes,
-    Reconstruction,
     Representations,
     RepStatistic,
     SmallModelState,
     wire,
 )
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Mixture
 from fedre_privacy.threats.base import threats
 
 PARAMS = {"weight": torch.randn(3, 5), "bias": torch.zeros(3)}

@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import RECOVERED
+from fedre_privacy.core.artifacts import Artifact, is_read_as
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Artifact, Observation, Outcome, Upload, is_read_as
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card

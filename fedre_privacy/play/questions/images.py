@@ -16,7 +16,9 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
-from fedre_privacy.core.types import Artifact, Reconstruction, RecoveredPrototypes, Truth
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
+from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
