@@ -20,6 +20,7 @@ from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
+from .gradient.solve import training_of
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
 from .running.channels import least_bound
@@ -242,12 +243,7 @@ def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:
     Raises:
         IncompatibleError: nothing can be, or the local training is not known.
     """
-    training = observation.training
-    if training is None:
-        raise IncompatibleError(
-            "The observation does not say how clients train (lr, epochs, batch size, sizes), "
-            "which attack 'head' replays."
-        )
+    training = training_of(observation)
     cases, notes = [], []
     for upload in observation.targets:
         who = f"client {upload.client}, round {upload.round}"
