@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Role, is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import Role, is_one_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses

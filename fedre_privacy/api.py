@@ -60,6 +60,7 @@ from fedre_privacy.runs.settings import (
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.description import Benchmark, read_sweep
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -108,7 +109,6 @@ class AttackResult(attacking.AttackResult):
         trial = self.trial
         words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
         flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        flags += [f"ORACLE ({', '.join(self.record['oracles'])})"] if self.record["oracles"] else []
         foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
         return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
 
@@ -386,14 +386,14 @@ def benchmark(
 
 def comparison(
     base: Settings, problems: list[str], *, sweep: Path | None, **described: Any
-) -> benchmarking.Benchmark:
+) -> Benchmark:
     """Resolve what a benchmark compares.
 
     Args:
         base: sections of settings that all trainings share.
         problems: found before; they are reported with those of the rest.
         sweep: a sweep file, which then describes the benchmark.
-        described: the keys of a sweep file, see `study.benchmark.read_sweep`.
+        described: the keys of a sweep file, see `study.description.read_sweep`.
 
     Raises:
         ConfigError: all problems; names beside a sweep file; nothing to compare.
@@ -406,12 +406,12 @@ def comparison(
     if problems:
         raise ConfigError(*problems)
     if sweep is not None:
-        return benchmarking.read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
-    return benchmarking.read_sweep(described, base, name="")
+        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+    return read_sweep(described, base, name="")
 
 
 def run_benchmark(
-    wanted: benchmarking.Benchmark,
+    wanted: Benchmark,
     *,
     runs: Path,
     out: Path | None = None,

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.channels import Bound
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Artifact, Emission, Role
+from fedre_privacy.core.types import Emission
 from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.apply import defended
 from fedre_privacy.defenses.base import CLIENT, Defense, Facts, Sending

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Artifact, Role
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
@@ -138,7 +138,7 @@ def audit_run(run: Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int =
 def _sent(run: Run, client: int, round: int) -> list[Artifact]:
     """The artifacts of a client in a round, and those that it sent before the first."""
     first = any(Role.ONCE in kind.roles for kind in run.settings.protocol.uploads)
-    uploads, _ = run.messages([0, round] if first else [round])
+    uploads, _ = run.messages().of([0, round] if first else [round])
     found = [a for upload in uploads if upload.client == client for a in upload.artifacts]
     if not found:
         raise IncompatibleError(

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import AGGREGATE, EntangledRep, HeadState, Upload
+from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .state import Client, Message, Server, Setting, Task, only

@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import derive, secret, stream
-from fedre_privacy.core.types import Artifact
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.core.artifacts import Artifact, Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Artifact, Content, Emission, Mixture, Upload
+from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
 from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.protocols.base import Protocol

@@ -9,7 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.types import AGGREGATE, EntangledRep, Prototypes
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.types import AGGREGATE
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map

@@ -33,7 +33,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.memory import peak_bytes
-from fedre_privacy.core.types import ORACLES, Outcome
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
@@ -366,7 +366,6 @@ def _attack(
         **trial.settings.plain(),
         "kind": trial.kind,
         "counterfactual": trial.counterfactual,
-        "oracles": sorted(settings.threat.grants & ORACLES),
         "trial": trial.lines(),
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }

@@ -13,8 +13,8 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Client, Message, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, ModelState
 from fedre_privacy.models.split import parameters_of
 
 from .base import Protocol, protocols

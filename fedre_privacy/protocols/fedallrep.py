@@ -11,8 +11,9 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.config import section
-from fedre_privacy.core.types import Emission, Mixture, Representations
+from fedre_privacy.core.types import Emission, Mixture
 
 from .base import Protocol, protocols
 

@@ -21,9 +21,10 @@ from fedre_privacy.blocks.state import (
     only,
 )
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
+from fedre_privacy.core.artifacts import Counts, ModelState, RepStatistic
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 

@@ -10,8 +10,9 @@ from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.config import section
-from fedre_privacy.core.types import Emission, Prototypes
+from fedre_privacy.core.types import Emission
 
 from .base import Protocol, protocols
 

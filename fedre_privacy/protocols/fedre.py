@@ -12,8 +12,9 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Server, Task
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, head_down
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.config import knob, part, section
-from fedre_privacy.core.types import Emission, EntangledRep, Upload
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
 from fedre_privacy.entanglement.diagnostics import WeightMatrix, weight_matrix_diagnostics
 

@@ -11,8 +11,9 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, GradientState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Counts, Emission, GradientState, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 

@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -118,6 +118,24 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Messages:
+    """Recorded messages of a folder, of which each file is read, and its hash checked, once.
+
+    It lives as long as one attack is prepared; the next attack reads the files anew.
+
+    Args:
+        folder: holds ``index.json`` and the files of the rounds.
+    """
+
+    folder: Path
+    _loaded: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    def of(self, rounds: Collection[int] | None = None) -> tuple[list[Upload], list[Broadcast]]:
+        """Uploads and broadcasts, of all rounds or of some; see `read_messages`."""
+        return read_messages(self.folder, rounds, loaded=self._loaded)
+
+
+@dataclass(frozen=True)
 class Run:
     """A recorded training run.
 
@@ -172,11 +190,9 @@ class Run:
         """What clients declare to do to their training and uploads, in order."""
         return self.settings.defense
 
-    def messages(
-        self, rounds: Collection[int] | None = None
-    ) -> tuple[list[Upload], list[Broadcast]]:
-        """Uploads and broadcasts, of all rounds or of some."""
-        return read_messages(self.folder / "uploads", rounds)
+    def messages(self) -> Messages:
+        """What clients and server sent."""
+        return Messages(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
         """The settings of the training."""

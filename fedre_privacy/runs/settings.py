@@ -11,9 +11,10 @@ import yaml
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
-from fedre_privacy.core.types import Artifact, ThreatModel
+from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES

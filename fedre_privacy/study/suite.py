@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
-from fedre_privacy.core.types import Artifact
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 

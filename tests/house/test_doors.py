@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from fedre_privacy.core import types
-from fedre_privacy.core.types import Artifact, Observation
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.types import Observation
 
 ROOT = "fedre_privacy"
 MAY_IMPORT: dict[str, set[str]] = {

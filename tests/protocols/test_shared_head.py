@@ -9,7 +9,8 @@ import torch
 from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Task
-from fedre_privacy.core.types import EntangledRep, HeadState, Upload
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
+from fedre_privacy.core.types import Upload
 from fedre_privacy.federation.steps import next_broadcast
 from fedre_privacy.protocols.base import protocols
 
