@@ -61,12 +61,12 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         FedreError: of the data set, the partition, the model or the protocol.
     """
     data = settings.data.load()
-    training = settings.train
+    training, partition = settings.train, settings.partition
     shares = split(
-        settings.partition,
+        partition,
         data.labels.numpy(),
         training.clients,
-        training.seed,
+        training.seed if partition.seed is None else partition.seed,
         training.train_ratio,
     )
     dim = representation_dim(settings.model, data.image_shape)

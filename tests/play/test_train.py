@@ -64,6 +64,26 @@ def test_a_run_folder_holds_what_is_documented(runs):
         assert record["final"] == pytest.approx(final)
 
 
+def test_several_training_seeds_on_one_partition(tiny):
+    def shared_out(run_seed, **partition):
+        values = {"name": "pra", "alpha": 0.5, **partition}
+        problems = []
+        settings = resolve_training(
+            {"data": {"name": "digits", "size": 16, "per_class": 12}, "partition": values,
+             "train": {"clients": 3, "seed": run_seed}}, {}, problems,
+        )  # fmt: skip
+        assert not problems
+        return settings, prepare(settings, torch.device("cpu")).split.sha256_train
+
+    (first, own), (_, fixed), (other, same) = (
+        shared_out(0), shared_out(1, seed=0), shared_out(2, seed=0)
+    )  # fmt: skip
+    assert own == fixed == same and other.train.seed == 2
+    assert shared_out(1)[1] != own and shared_out(0, seed=1)[1] == shared_out(1)[1]
+    assert "seed" not in first.plain()["partition"]
+    assert shared_out(0, seed=0)[0].run_name != first.run_name == shared_out(0)[0].run_name
+
+
 def test_the_split_on_disk_is_the_split_in_the_record(runs, tiny):
     run = runs["fedre"]
     train_parts, test_parts = run.split_indices()
