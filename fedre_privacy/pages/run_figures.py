@@ -49,9 +49,24 @@ def accuracy(run: Run) -> Drawn:
     frame = pd.read_csv(run.folder / "metrics.csv")
     chance = 1 / len(run.record["classes"])
     return (
-        training_curves(frame, title=run.name, caption=run.record["summary"], chance=chance),
+        training_curves(frame, title=run.name, caption=caption(run), chance=chance),
         frame[[c for c in ("round", "acc_post_local", "acc_post_broadcast", "loss") if c in frame]],
     )
+
+
+def caption(run: Run) -> str:
+    """The run in a few words, and what its accuracies in the middle of training mix."""
+    training, said = run.settings.train, str(run.record["summary"])
+    if (
+        training.join_ratio < 1
+        and training.broadcast_to == "next"
+        and run.settings.protocol.uploads
+    ):
+        said += (
+            ". Only the clients of the next round get a broadcast: before the last round, accuracy "
+            "after the broadcast counts the others with the model they kept"
+        )
+    return said
 
 
 def partition(run: Run) -> Drawn:

@@ -8,7 +8,7 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.eval.report.prototype_map import embed
-from fedre_privacy.pages.run_figures import draw
+from fedre_privacy.pages.run_figures import caption, draw
 from fedre_privacy.runs.training import train
 
 
@@ -68,3 +68,15 @@ def test_neighbours_stay_neighbours_and_seeds_repeat():
     assert torch.equal(points, embed(rows, seed=3))
     with pytest.raises(IncompatibleError, match="at least 5 vectors; there are 4"):
         embed(rows[:4])
+
+
+def test_the_curve_says_what_partial_participation_mixes(drawn, tiny, tmp_path):
+    words = "counts the others with the model they kept"
+    assert words not in caption(drawn[0])
+    partial = {"train": {"join_ratio": 0.4, "rounds": 1}}
+    for protocol, sections in (
+        ("fedre", {"train": {**partial["train"], "broadcast_to": "all"}}),
+        ("local", partial),
+    ):
+        assert words not in caption(train(tiny(protocol=protocol, **sections), runs=tmp_path))
+    assert words in caption(train(tiny(protocol="fedre", **partial), runs=tmp_path))

@@ -450,10 +450,10 @@ def test_fedala_mixing_by_hand(world):
     top, samples = ["head.weight", "head.bias"], client.train
     hand = copy.deepcopy(client.model)
     mix = {n: torch.ones_like(own[n]) for n in top}
-    for number in range(3):
-        count = int(0.6 * len(samples))
-        rng = stream(0, f"ala {number}", client=1, round=2)
-        first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
+    count = int(0.6 * len(samples))
+    rng = stream(0, "ala", client=1, round=2)
+    first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
+    for _ in range(3):  # the slice is drawn once a round
         for start in range(first, first + count, 16):
             pick = torch.arange(start, min(start + 16, first + count))
             for n, p in hand.named_parameters():
