@@ -12,6 +12,7 @@ from torch import Tensor
 from fedre_privacy.core.types import AGGREGATE, EntangledRep, Prototypes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
+from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.folder import Run
@@ -22,8 +23,9 @@ Drawn = tuple[Figure, pd.DataFrame]
 def draw(run: Run) -> list[Path]:
     """Write figures of a finished run into its folder as PNG, PDF and the data as CSV.
 
-    ``accuracy`` and ``partition`` always; ``prototypes`` where the run kept the truth and the
-    representations of all clients have one width. Figures that are there stay as they are.
+    ``accuracy``, ``clients`` (the accuracy of each) and ``partition`` always; ``prototypes`` where
+    the run kept the truth and the representations of all clients have one width. Figures that are
+    there stay as they are.
 
     Returns:
         The pictures, as PNG.
@@ -31,6 +33,7 @@ def draw(run: Run) -> list[Path]:
     made = []
     for name, make in (
         ("accuracy", accuracy),
+        ("clients", clients),
         ("partition", partition),
         ("prototypes", prototypes),
     ):
@@ -52,6 +55,15 @@ def accuracy(run: Run) -> Drawn:
         training_curves(frame, title=run.name, caption=caption(run), chance=chance),
         frame[[c for c in ("round", "acc_post_local", "acc_post_broadcast", "loss") if c in frame]],
     )
+
+
+def clients(run: Run) -> Drawn | None:
+    """The accuracy of each client in the last round; None for runs that did not keep it."""
+    path = run.folder / "clients.csv"
+    if not path.is_file():
+        return None
+    frame = pd.read_csv(path)
+    return client_accuracy(frame, title=run.name, caption=run.record["summary"]), frame
 
 
 def caption(run: Run) -> str:

@@ -167,6 +167,12 @@ FORMS = (
     ),
     Form("learning", "--table", "", r"^\| fedre, mean \|.*\| 2 \| .* \(n 2\) \|$"),
     Form("learning", "--figure", "", r"^runs/learning/server.png$"),
+    Form(
+        "costs",
+        "",
+        "--clients 2 --samples 12 --batch 4 --repeats 1 --device cpu",
+        r"^\w+ +0\.\d+ +0\.\d+( +[\d.]+){5} +[\d.]+%$",
+    ),
     Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
         "defences",

@@ -18,10 +18,10 @@ def drawn(tiny, tmp_path_factory):
     return run, draw(run)
 
 
-def test_three_pictures_with_their_data(drawn):
+def test_pictures_with_their_data(drawn):
     run, pictures = drawn
-    assert [path.stem for path in pictures] == ["accuracy", "partition", "prototypes"]
-    for name in ("accuracy", "partition", "prototypes"):
+    assert [path.stem for path in pictures] == ["accuracy", "clients", "partition", "prototypes"]
+    for name in ("accuracy", "clients", "partition", "prototypes"):
         for ending in ("png", "pdf", "csv"):
             assert (run.folder / f"{name}.{ending}").stat().st_size > 0
     held = pd.read_csv(run.folder / "partition.csv").drop(columns="client")
@@ -42,7 +42,7 @@ def test_the_map_has_every_prototype_and_every_entangled_upload(drawn):
 def test_pictures_that_are_there_are_not_drawn_again(drawn):
     run, _ = drawn
     before = (run.folder / "prototypes.png").stat().st_mtime_ns
-    assert len(draw(run)) == 3
+    assert len(draw(run)) == 4
     assert (run.folder / "prototypes.png").stat().st_mtime_ns == before
 
 

@@ -38,6 +38,7 @@ def _interrupt(event):
 def test_a_run_folder_holds_what_is_documented(runs):
     for name, run in runs.items():
         assert _files(run) == [
+            "clients.csv",
             "config.yaml",
             "log.txt",
             "metrics.csv",
@@ -63,6 +64,13 @@ def test_a_run_folder_holds_what_is_documented(runs):
         assert [row["round"] for row in rows] == ["1", "2"]
         final = {key: float(value) for key, value in rows[-1].items() if key != "wall_s"}
         assert record["final"] == pytest.approx(final)
+        each = list(csv.DictReader((run.folder / "clients.csv").open()))
+        assert [(row["round"], row["client"]) for row in each] == [
+            (r, k) for r in "12" for k in "012"
+        ]
+        for moment in ("acc_post_local", "acc_post_broadcast"):
+            last = [float(row[moment]) for row in each[3:]]
+            assert sum(last) / 3 == pytest.approx(float(rows[-1][moment]))
 
 
 def test_step_sizes_decay_by_the_round(tiny, tmp_path, monkeypatch):
