@@ -189,7 +189,7 @@ def headline(cell: Cell, found: Found) -> float:
     return found.broadcast if protocol.headline == "post_broadcast" else found.local
 
 
-def train(cell: Cell, data: str) -> Found:
+def train(cell: Cell, data: str, device: str) -> Found:
     """Train one federation in a folder that is removed afterwards."""
     started = time.monotonic()
     way = dict(WAYS.get(cell.way, {"protocol": cell.way}))
@@ -198,8 +198,8 @@ def train(cell: Cell, data: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = api.train(
             protocol, f"npz:{data}", clients=cell.clients, rounds=cell.rounds,
-            partition=cell.partition, models=cell.models, seed=cell.seed, runs=folder, device="cpu",
-            set={
+            partition=cell.partition, models=cell.models, seed=cell.seed, runs=folder,
+            device=device, set={
                 "data.per_class": cell.per_class, "train.lr": cell.step, "train.eval_every": 5,
                 "record.truth": False, **more, **way,
             },
@@ -227,7 +227,7 @@ def campaign(cells: Sequence[Cell], rows: Rows, options: argparse.Namespace, pat
                 cell = next(missing, None)
                 if cell is None:
                     break
-                running[pool.submit(train, cell, options.data)] = cell
+                running[pool.submit(train, cell, options.data, options.device)] = cell
             if not running:
                 break
             for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -324,7 +324,8 @@ def table(form: str, rows: Rows, size: Mapping[str, int]) -> str:
         over = "-"
         if line.over is not None:
             mean, low, high = line.over
-            over = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] (n {line.pairs})"
+            ends = "" if math.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+            over = f"{mean:+.1f}{ends} (n {line.pairs})"
         best = ""
         if form == "protocols":
             chosen = best_step(line.cell.way, line.cell.partition, size, rows)
@@ -335,7 +336,31 @@ def table(form: str, rows: Rows, size: Mapping[str, int]) -> str:
             _percent(line.local), _percent(line.broadcast), over,
         )  # fmt: skip
         out.append(f"| {' | '.join(words)} |")
+    if form == "server":
+        out += ["", mean_over_sum(rows, size)]
     return "\n".join(out)
+
+
+def mean_over_sum(rows: Rows, size: Mapping[str, int]) -> str:
+    """FedRE with the mean against the sum after the broadcast, paired by setting and seed."""
+    pairs = {
+        cell: 100 * (rows[cell].broadcast - rows[other].broadcast)
+        for cell in server_cells(size)
+        if cell.way == "fedre, mean"
+        and cell in rows
+        and (other := replace(cell, way="fedre, sum")) in rows
+    }
+    if not pairs:
+        return "no pair of mean and sum yet"
+    values = torch.tensor(list(pairs.values()), dtype=torch.float64)[:, None]
+    low, high = clustered(values, torch.tensor([cell.seed for cell in pairs])).interval()
+    seeds = sorted({cell.seed for cell in pairs})
+    ends = f" [{float(low):+.1f}, {float(high):+.1f}]" if len(seeds) > 1 else ""
+    return (
+        f"FedRE after the broadcast, mean minus sum: {float(values.mean()):+.1f}{ends} points over "
+        f"{len(pairs)} pairs of setting and seed (seeds {', '.join(map(str, seeds))}); the mean is "
+        f"better in {int((values > 0).sum())}, smallest difference {float(values.min()):+.1f}"
+    )
 
 
 def _percent(value: tuple[float, float]) -> str:
@@ -403,6 +428,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--per-class", type=int, default=100, help="images of each class")
     made.add_argument("--rounds", type=int, default=20)
     made.add_argument("--first", type=int, default=None, help="so many trainings at most")
+    made.add_argument("--device", default="cpu")
     made.add_argument("--out", type=Path, default=Path("runs/learning"), metavar="DIR")
     made.add_argument("--table", action="store_true", help="print what the rows say")
     made.add_argument("--figure", action="store_true", help="draw it: DIR/FORM.png and .pdf")

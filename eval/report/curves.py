@@ -22,7 +22,8 @@ class Curve:
 
     Args:
         label: what tells them from the others.
-        frame: rows with the columns ``x`` (rounds, or traffic), ``accuracy`` (0 to 1) and ``seed``.
+        frame: rows with the columns ``round``, ``x`` (the round, or traffic), ``accuracy`` (0 to 1)
+            and ``seed``; seeds are taken together round by round.
     """
 
     label: str
@@ -53,8 +54,9 @@ def learning_curves(
     figure.set_size_inches(6.0, figure.get_size_inches()[1] + 0.6)
     for number, curve in enumerate(curves):
         colour = CYCLE[number % len(CYCLE)]
-        over = curve.frame.groupby("x")["accuracy"].agg(["mean", "min", "max"])
-        x = over.index.to_numpy(dtype=float)
+        rounds = curve.frame.groupby("round")
+        over = rounds["accuracy"].agg(["mean", "min", "max"])
+        x = rounds["x"].mean().to_numpy(dtype=float)
         axes.plot(
             x, over["mean"].to_numpy(), DASHES[number // len(CYCLE) % len(DASHES)], color=colour,
             linewidth=1.5, label=plain(curve.label, LONGEST), marker="o" if len(x) <= 25 else None,

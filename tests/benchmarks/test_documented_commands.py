@@ -162,7 +162,7 @@ FORMS = (
     Form(
         "learning",
         "--data",
-        "--rounds 1 --per-class 12 --first 1 --jobs 1 --out trained",
+        "--rounds 1 --per-class 12 --first 1 --jobs 1 --device cpu --out trained",
         r": local 0.*\n\d rows, 0 left of this form, 0 failed: trained",
     ),
     Form("learning", "--table", "", r"^\| fedre, mean \|.*\| 2 \| .* \(n 2\) \|$"),

@@ -73,6 +73,18 @@ def test_the_difference_is_paired_by_seed(learning, found):
     assert "+20.0 [-4.8, +44.8] (n 3)" in text
 
 
+def test_mean_and_sum_are_compared_by_setting_and_seed(learning, found):
+    cell = learning.Cell("fedre, mean", "pra:0.1", "cnn4", 0.06, 10, 1, **SIZE)
+    rows = {}
+    for seed, gain in ((1, 0.2), (2, -0.1)):
+        rows[replace(cell, seed=seed)] = found(0.0, 0.5 + gain)
+        rows[replace(cell, seed=seed, way="fedre, sum")] = found(0.0, 0.5)
+    said = learning.mean_over_sum(rows, SIZE)
+    assert "+5.0 [" in said and "2 pairs of setting and seed (seeds 1, 2)" in said
+    assert "better in 1, smallest difference -10.0" in said
+    assert learning.mean_over_sum({}, SIZE) == "no pair of mean and sum yet"
+
+
 @pytest.mark.slow
 def test_a_finished_training_is_not_repeated(learning, tmp_path, capsys):
     rng = np.random.default_rng(0)

@@ -64,7 +64,7 @@ def test_the_command_draws_and_prints(trained, tmp_path, capsys):
     assert "best round" in said and "fedre, lr 0.06" in said and str(out) in said
     for ending in ("png", "pdf", "csv"):
         assert out.with_suffix(f".{ending}").stat().st_size > 0
-    assert command.main(["curves", "nowhere", "--runs-dir", str(tmp_path)]) == 3
+    assert command.main(["curves", "nowhere", "--runs-dir", str(tmp_path)]) == 4
     assert "No run at nowhere" in capsys.readouterr().err
 
 
