@@ -158,7 +158,7 @@ def run(
             row[f"acc_{moment}"] = accuracy.mean_client if accuracy else None
             row[f"acc_{moment}_sd"] = accuracy.sd_client if accuracy else None
             row[f"acc_{moment}_pooled"] = accuracy.pooled if accuracy else None
-            row[f"{PER_CLIENT}{moment}"] = accuracy.per_client if accuracy else None
+            row[f"{PER_CLIENT}{moment}"] = list(accuracy.per_client) if accuracy else None
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
             row[f"{direction}_scalars_paper"] = traffic.scalars_paper
