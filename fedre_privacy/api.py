@@ -33,9 +33,9 @@ from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
-from fedre_privacy.eval.report import training_curves
 from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.pages.html import fragment
@@ -93,10 +93,7 @@ class Run(recorded.Run):
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""
-        chance = 1 / len(self.record["classes"])
-        return training_curves(
-            self.frame(), title=self.name, caption=self.record["summary"], chance=chance
-        )
+        return run_figures.accuracy(self)[0]
 
     def _repr_html_(self) -> str:
         return fragment(self.table(), title=self.name, foot=self.record["summary"])

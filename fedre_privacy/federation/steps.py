@@ -55,7 +55,12 @@ def client_step(
         common: dict[str, Any] = {
             "epochs": training.epochs,
             "batch_size": training.batch_size,
-            "lr": protocol.learning_rates(client, training.lr),
+            "lr": [
+                rate * training.decay(task.round)
+                for rate in protocol.learning_rates(client, training.lr)
+            ],
+            "momentum": training.momentum,
+            "weight_decay": training.weight_decay,
             "rng": task.rng("batches"),
             "clip_norm": protocol.clip_norm,
             "steps": protocol.local_steps,

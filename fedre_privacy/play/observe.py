@@ -142,7 +142,7 @@ def observe(
         num_classes=len(run.record["classes"]),
         aux=aux.images if aux_granted else None,
         aux_labels=aux.labels if aux_granted else None,
-        training=_training(run) if Knowledge.TRAINING in threat.grants else None,
+        training=_training(run, round) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
         models=_models(source, senders, broadcasts)
         if Knowledge.HEAD in threat.grants
@@ -229,11 +229,12 @@ def _facts(run: Run) -> Facts:
     return facts_of(run.settings, setting)
 
 
-def _training(run: Run) -> LocalTraining:
+def _training(run: Run, round: int) -> LocalTraining:
+    """What the server knows of local training in a round; earlier rounds' steps were longer."""
     training = run.settings.train
     sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
     sizes[AGGREGATE] = sum(sizes.values())
-    lr = run.settings.protocol.shared_lr(training.lr)
+    lr = run.settings.protocol.shared_lr(training.lr) * training.decay(round)
     return LocalTraining(lr, training.epochs, training.batch_size, sizes)
 
 

@@ -99,6 +99,8 @@ class FedAvgDBE(Protocol):
             epochs=1,
             batch_size=training.batch_size,
             lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
             rng=task.rng("trial"),
             shuffle=not training.reference_loader,
         )

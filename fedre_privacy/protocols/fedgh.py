@@ -35,9 +35,7 @@ class FedGH(Protocol):
     training_only = True
     headline = "post_broadcast"
 
-    server: HeadTraining = section(
-        HeadTraining(reduction="mean"), help="the server's head training"
-    )
+    server: HeadTraining = section(HeadTraining(), help="the server's head training")
 
     check = shared_head.check
     start_server = shared_head.start_server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import platform
 import shutil
@@ -238,6 +239,21 @@ class Run:
         """What no attack may open: this run, those beside it, and the files of its data set."""
         folder = self.folder.resolve()
         return [folder.parent, *self.settings.data.sources()]
+
+    def best_round(self) -> tuple[int, float] | None:
+        """The evaluated round of highest accuracy at the protocol's moment, and that accuracy.
+
+        It is chosen on the test images, so it flatters; papers that report it say "best". None
+        where no round was evaluated. The earliest of equals.
+        """
+        moment = f"acc_{self.settings.protocol.headline}"
+        with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as text:
+            found = [
+                (int(row["round"]), float(row[moment]))
+                for row in csv.DictReader(text)
+                if row[moment]
+            ]
+        return max(found, key=lambda one: (one[1], -one[0]), default=None)
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""

@@ -127,6 +127,12 @@ class TrainSettings:
         }
 
     @property
+    def unseen(self) -> str:
+        """Why nobody can simulate the local training; empty: it can be (see `Protocol.unseen`)."""
+        plain = "trained with momentum or weight decay, and attacks know plain SGD alone"
+        return self.protocol.unseen or ("" if self.train.plain_sgd else plain)
+
+    @property
     def run_name(self) -> str:
         """``protocol-dataset-hash``: equal settings name the same run."""
         digest = files.settings_hash(self.plain())

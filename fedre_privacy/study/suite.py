@@ -33,7 +33,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         for name in attacks.names()
         for entry in attacks.get(name).suite
         if entry.reads in (kind, *kind.like)
-        and not (protocol.unseen and entry.target in ("update", "membership"))
+        and not (training.unseen and entry.target in ("update", "membership"))
     ]
     chosen: list[Values] = []
     for _, values in sorted(found, key=lambda one: one[0]):
