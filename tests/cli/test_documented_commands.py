@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedre_privacy.cli import attack, benchmark, communication, curves, foreign, toy, train
+from fedre_privacy.cli import attack, audit, benchmark, communication, curves, foreign, toy, train
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
@@ -25,12 +25,13 @@ from fedre_privacy.runs.folder import Run
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark)\s[^`]*)`")
-COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark))\b")
+SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit)\s[^`]*)`")
+COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit))\b")
 MODULES: dict[str, ModuleType] = {
     "fedre-train": train,
     "fedre-attack": attack,
     "fedre-benchmark": benchmark,
+    "fedre-audit": audit,
 }
 STAND_INS = {  # a page's placeholder and what a reader could write there
     "RUN": "recorded",
@@ -150,6 +151,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.syspath_prepend(reader)
     monkeypatch.setattr(train, "run_training", stop)
     monkeypatch.setattr(train, "rehearse", stop)
+    monkeypatch.setattr(audit, "audit", stop)
     monkeypatch.setattr(attack, "rehearse", stop)
     monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
