@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "job": {"runs", "study", "pages", "core"},
     "api": {
         "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
-        "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report", "eval.lower_bounds", "eval.lower_bounds",
+        "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report", "eval.lower_bounds",
         "models.families", "partition.base", "protocols.base", "sealed.door",
     },
     "cli": {
