@@ -42,6 +42,7 @@ def test_commands_are_installed() -> None:
         "fedre-train": "fedre_privacy.cli.train:main",
         "fedre-attack": "fedre_privacy.cli.attack:main",
         "fedre-benchmark": "fedre_privacy.cli.benchmark:main",
+        "fedre-audit": "fedre_privacy.cli.audit:main",
     }
 
 
@@ -60,6 +61,7 @@ def test_training_writes_what_is_documented(
         "private/split.safetensors",
         *(f"accuracy.{end}" for end in ("png", "pdf", "csv")),
         *(f"partition.{end}" for end in ("png", "pdf", "csv")),
+        *(f"clients.{end}" for end in ("png", "pdf", "csv")),
         *(f"prototypes.{end}" for end in ("png", "pdf", "csv")),
     }
     assert not (folder / "checkpoints").exists()

@@ -74,6 +74,7 @@ def test_exit_codes():
         "OutOfMemoryError": 5,
         "PartialError": 5,
         "MissingExtraError": 6,
+        "RefutedError": 7,
         "Interrupted": 130,
     }
 
