@@ -26,6 +26,7 @@ from fedre_privacy.attacks.base import Attack
 from fedre_privacy.core.config import load_yaml, merge, nested
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
@@ -383,6 +384,7 @@ def comparison(
         problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
     if problems:
         raise ConfigError(*problems)
+    typed(described)
     if sweep is not None:
         return benchmarking.read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
     return benchmarking.read_sweep(described, base, name="")

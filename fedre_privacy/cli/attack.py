@@ -14,6 +14,7 @@ import torch
 from fedre_privacy.api import run_attack, run_training
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.runs.device import choose_device
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     if options.run != "list" and options.listed is not None:
         raise ConfigError(
             f"--for {options.listed} goes with list: fedre-attack list --for {options.listed}.",
@@ -116,8 +118,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     if options.run not in (None, "list"):
         recorded = find_run(options.run, options.runs_dir)
         _refuse_training_options(options, recorded)
-        attacking = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
-        values = {**attacking, **load_yaml(recorded.folder / "config.yaml").values}
+        values = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
     problems: list[str] = []
     check_sections(values, where, problems)
     training = recorded.settings if recorded else resolve_training(values, where, problems)
@@ -150,8 +151,10 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         result,
         output,
         of={"run": run.folder},
-        again=_again(run, result.folder, options),
-        then=f"fedre-attack {_quoted(run.folder)} --target {other}",
+        again=_again(run, result.folder, options)
+        + plugin_words([*run.settings.plugins(), *settings.plugins()]),
+        then=f"fedre-attack {_quoted(run.folder)} --target {other}"
+        + plugin_words(run.settings.plugins()),
     )
     return 0
 

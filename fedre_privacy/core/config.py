@@ -8,6 +8,7 @@ is reported, all of it at once, before any work starts.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 import typing
@@ -217,10 +218,13 @@ def build_plugin(
         problems.append(f"'{at}' needs the name of its {registry.what}. Available: {listed}.")
         return None
     try:
-        cls = import_plugin(name, registry.what) if ":" in name else registry.get(name)
+        cls: Any = import_plugin(name, registry.what) if ":" in name else registry.get(name)
     except ConfigError as error:
         place = where.get(f"{at}.name") or where.get(at)
         problems.extend(f"{text} ({place})" if place else text for text in error.problems)
+        return None
+    if inspect.isabstract(cls) or cls is registry.of or not issubclass(cls, registry.of):
+        problems.append(f"'{at}': {name} is no {registry.what}.")
         return None
     has_settings = dataclasses.is_dataclass(cls)
     if not has_settings:
@@ -229,8 +233,9 @@ def build_plugin(
         )
         return None
     if not vars(cls).get("name"):  # its own: what it inherits is another part's
-        cls.name = name  # type: ignore[attr-defined]
-    return build(cls, settings, at=at, problems=problems, where=where)
+        cls.name = name
+    made: T | None = build(cls, settings, at=at, problems=problems, where=where)
+    return made
 
 
 def _shown(value: Any) -> str:
@@ -331,6 +336,15 @@ def plain(instance: Any, part: Callable[[Any], Any] | None = None) -> dict[str, 
 def plain_plugin(instance: Any) -> dict[str, Any]:
     """Return a plugin's name and settings as YAML-ready values (see `build_plugin`)."""
     return {"name": instance.name, **plain(instance)}
+
+
+def modules_of(instance: Any) -> set[str]:
+    """Return the names of the modules that define a part and the parts among its settings."""
+    out = {type(instance).__module__}
+    for field in dataclasses.fields(instance):
+        if "registry" in field.metadata:
+            out |= modules_of(getattr(instance, field.name))
+    return out
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def write_attack_report(result: AttackResult) -> Path:
     """
     trial, record, card = result.trial, result.record, result.card
     run, settings = trial.run, trial.settings
-    command, meaning = run.repeat(settings.attack.name, result.folder)
+    command, meaning = run.repeat(settings, result.folder)
     sections = [
         Section("Result", _headline(result)),
         Section("Figures", figures(result.folder)),

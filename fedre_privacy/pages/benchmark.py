@@ -13,6 +13,7 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
+from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.runs.folder import COMPLETE
@@ -34,6 +35,7 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
     """
     folder, wanted, jobs, runs = result.folder, result.wanted, result.jobs, result.runs
     sweep = _sweep(wanted)
+    plugins = plugin_words(module for job in wanted.jobs for module in job.plugins())
     text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=False)
     files.write_text(folder / SWEEP, text)
     failed = [job for job in jobs if job["status"] != COMPLETE]
@@ -54,7 +56,8 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
             html.join(
                 html.paragraph("In the folder of this page:"),
                 html.preformatted(
-                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}",
+                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}"
+                    f"{plugins}",
                     label="Command",
                 ),
                 html.paragraph("What is finished is not repeated; --retry repeats what failed."),

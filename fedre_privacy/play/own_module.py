@@ -18,6 +18,7 @@ from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import (
     Artifact,
     GradientState,
@@ -370,6 +371,7 @@ def _settings(
 ) -> AttackSettings:
     """The attack and the metrics."""
     problems: list[str] = []
+    typed(attack, names)
     if not isinstance(attack, Attack):
         usual = "inverting-gradients" if what == "gradient" else "dip"
         asked = {"name": attack} if isinstance(attack, str) else {"name": usual, **(attack or {})}

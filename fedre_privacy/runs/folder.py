@@ -20,6 +20,7 @@ from fedre_privacy import __version__
 from fedre_privacy.core import files
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
+from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
@@ -27,7 +28,7 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
-from .settings import TrainSettings, required, resolve_training
+from .settings import AttackSettings, TrainSettings, required, resolve_training
 
 log = logging.getLogger("fedre_privacy")
 log.propagate = False
@@ -205,9 +206,10 @@ class Run:
         """The protocol, and the training in a line."""
         return {"Protocol": f"{self.system}: {self.record['summary']}"}
 
-    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+    def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
         """The command that repeats an attack, given in the attack's folder."""
-        return "fedre-attack --config config.yaml --runs-dir ../../..", (
+        own = plugin_words([*self.settings.plugins(), *attack.plugins()])
+        return f"fedre-attack --config config.yaml --runs-dir ../../..{own}", (
             "To be given in the folder of this page. It finds this run and this attack and reads "
             "them back; --restart repeats the attack. Elsewhere config.yaml alone trains and "
             "attacks anew."

@@ -11,14 +11,16 @@ import yaml
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
-from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
+from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
+from fedre_privacy.core.registry import not_installed
 from fedre_privacy.core.types import Artifact, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
-from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.models.families import ModelSettings, members_of
+from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.threats.base import threats
@@ -125,6 +127,12 @@ class TrainSettings:
             **({"defense": [plain_plugin(d) for d in self.defense]} if self.defense else {}),
         }
 
+    def plugins(self) -> list[str]:
+        """Modules of one's own that a command needs to read these settings from a file."""
+        kinds = [architectures.get(name) for name in members_of(self.model.name)]
+        parts = (self.data, self.partition, self.protocol, *self.defense)
+        return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
     @property
     def run_name(self) -> str:
         """``protocol-dataset-hash``: equal settings name the same run."""
@@ -154,6 +162,13 @@ class AttackSettings:
             "metrics": {name: plain(metric) for name, metric in self.metrics.items()},
             **({"via": plain_plugin(self.via)} if self.via is not None else {}),
         }
+
+    def plugins(self) -> list[str]:
+        """Modules of one's own that a command needs to read these settings from a file."""
+        parts = [self.attack, *self.metrics.values(), *([] if self.via is None else [self.via])]
+        known = self.threat.name in threats.names()
+        origin = {threats.origin(self.threat.name).partition(":")[0]} if known else set()
+        return not_installed(origin.union(*map(modules_of, parts)))
 
     @property
     def folder_name(self) -> str:

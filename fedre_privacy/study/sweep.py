@@ -74,6 +74,11 @@ class Job:
             "attacks": [settings.plain() for settings in self.attacks],
         }
 
+    def plugins(self) -> list[str]:
+        """Modules of one's own that the process of the job has to import."""
+        of_attacks = {module for settings in self.attacks for module in settings.plugins()}
+        return sorted(of_attacks.union(self.training.plugins()))
+
     def result(self) -> JobResult:
         """A result of which nothing is known yet."""
         return {
@@ -311,7 +316,7 @@ def run_jobs(
     arguments = {
         job.name: [
             worker, str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
-            str(place.folder.resolve()), str(place.runs.resolve()), device,
+            str(place.folder.resolve()), str(place.runs.resolve()), device, *job.plugins(),
         ]
         for job in waiting
     }  # fmt: skip
@@ -349,7 +354,7 @@ def run_jobs(
 
 
 Arguments = Mapping[str, Sequence[str]]
-"""Of each job's process by the job's name: its module, then its settings file."""
+"""Of each job's process by the job's name: its module, its settings file, and the rest."""
 
 
 def _local(
