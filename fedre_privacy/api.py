@@ -87,7 +87,7 @@ class Run(recorded.Run):
 
     def frame(self) -> pd.DataFrame:
         """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
-        return pd.read_csv(self.folder / "metrics.csv")
+        return self.metrics()
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""

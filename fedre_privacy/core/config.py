@@ -19,10 +19,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .errors import ConfigError, MissingInputError, nearest
+from .errors import ConfigError, DamagedInputError, MissingInputError, nearest
+from .files import read_text
 from .registry import Registry, import_plugin
+from .schema import MOST_SETTINGS, parse_yaml, short
 
 T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""Largest whole number that a setting can be."""
 
 
 def knob(
@@ -170,7 +175,7 @@ def build(
         if "section" in field.metadata:
             group = field.metadata["section"]
             if not isinstance(value, Mapping):
-                problems.append(f"'{path}'{place} is a group of settings, not {value!r}.")
+                problems.append(f"'{path}'{place} is a group of settings, not {short(value)}.")
                 continue
             accepted[key] = build(
                 type(group), {**plain(group), **value}, at=path, problems=problems, where=where
@@ -180,13 +185,13 @@ def build(
             accepted[key] = _convert(value, hints[key])
         except ValueError as error:
             problems.append(
-                f"'{path}'{place} is {value!r}; {error}. Default: {_shown(field.default)}."
+                f"'{path}'{place} is {short(value)}; {error}. Default: {_shown(field.default)}."
             )
             continue
         if not _in_range(accepted[key], field):
             unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
             problems.append(
-                f"'{path}'{place} is {value!r}; it must be {_bounds(field)}{unit}. "
+                f"'{path}'{place} is {short(value)}; it must be {_bounds(field)}{unit}. "
                 f"Default: {_shown(field.default)}."
             )
     if len(problems) > before:
@@ -288,12 +293,14 @@ def _convert(value: Any, hint: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("it must be a whole number")
         if isinstance(value, int):  # a float would round large seeds
+            if abs(value) > LARGEST:
+                raise ValueError(f"it must be a whole number of at most {LARGEST}")
             return value
         try:
             as_float = float(value)
         except (TypeError, ValueError):
             raise ValueError("it must be a whole number") from None
-        if not math.isfinite(as_float) or as_float != int(as_float):
+        if not math.isfinite(as_float) or as_float != int(as_float) or abs(as_float) > LARGEST:
             raise ValueError("it must be a whole number")
         return int(as_float)
     if hint is float:
@@ -376,8 +383,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             problems.append(f"--set takes KEY=VALUE, for example attack.steps=500; got '{item}'.")
             continue
         try:
-            value: Any = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
+            value: Any = parse_yaml(text)[0]
+        except (ValueError, yaml.YAMLError):
             problems.append(f"--set {item}: '{text}' is not a YAML value; quote it if it is text.")
             continue
         out = merge(out, nested(key, value))
@@ -411,11 +418,11 @@ def load_yaml(path: Path) -> Loaded:
     if not path.is_file():
         raise MissingInputError(f"No settings file at {path}.")
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        values, node = parse_yaml(read_text(path, MOST_SETTINGS))
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    except DamagedInputError as error:
+        raise ConfigError(*error.problems) from None
     if values is None:
         return Loaded({}, {})
     if not isinstance(values, dict):

@@ -6,19 +6,28 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import safetensors.torch
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
+from . import schema
 from .errors import DamagedInputError, MissingInputError
 from .text import csv_text
+
+T = TypeVar("T")
+
+MOST_SWOLLEN = 1 << 28
+"""Size of a compressed file's content (bytes) above which it may not be a hundred times larger."""
 
 
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
@@ -78,19 +87,81 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_text(path: Path, most: int) -> str:
+    """Read UTF-8 text of at most so many bytes.
 
     Raises:
         MissingInputError: no such file.
-        DamagedInputError: not JSON.
+        DamagedInputError: no text, too long, or it cannot be read.
     """
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+        with path.open("rb") as handle:
+            data = handle.read(most + 1)
+        if len(data) > most:
+            raise DamagedInputError(f"{path} has more than {most:,} bytes.")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedInputError(f"{path} is no UTF-8 text: {error}.") from None
+    except OSError as error:
+        raise DamagedInputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a JSON file whose content is as declared (see `schema.check`).
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: not JSON, or other content.
+    """
+    try:
+        value = schema.parse_json(read_text(path, schema.MOST_TEXT))
+    except ValueError as error:
         raise DamagedInputError(f"{path} is not valid JSON: {error}.") from None
+    return schema.check(value, kind, path)
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of an npz file: numbers and texts, no objects.
+
+    What each array declares is compared with what the archive holds before memory is taken.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: not an npz file, or one that swells beyond reason.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = [info.file_size for info in archive.infolist()]
+            if sum(sizes) > max(MOST_SWOLLEN, 100 * path.stat().st_size):
+                raise ValueError(f"{path.stat().st_size:,} bytes swell to {sum(sizes):,}")
+            out = {}
+            for info in archive.infolist():
+                with archive.open(info) as member:
+                    version = np.lib.format.read_magic(member)
+                    read = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else np.lib.format.read_array_header_2_0
+                    )
+                    shape, _, dtype = read(member)
+                    told = math.prod(shape) * dtype.itemsize + member.tell()
+                if dtype.hasobject or min((0, *shape)) < 0 or told != info.file_size:
+                    raise ValueError(f"'{info.filename}' is no plain array of its size")
+                with archive.open(info) as member:
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                out[info.filename.removesuffix(".npy")] = array
+            return out
+    except Exception as error:  # zip, zlib and numpy raise what they like
+        words = " ".join(str(error).split())
+        raise DamagedInputError(
+            f"{path} cannot be read as a .npz file ({words}). Pickled content is never loaded "
+            "here.",
+            next_step="Save plain number and text arrays with numpy.savez.",
+        ) from None
 
 
 def write_yaml(path: Path, value: Any, *, header: str = "") -> None:
@@ -139,7 +210,10 @@ def read_tensors(
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     if sha256 is not None:
-        found = file_sha256(path)
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise DamagedInputError(f"{path} cannot be read: {error.strerror}.") from None
         if found != sha256:
             raise DamagedInputError(
                 f"{path} does not match its recorded SHA-256 (expected {sha256[:12]}..., found "
@@ -150,7 +224,7 @@ def read_tensors(
             return safetensors.torch.load_file(path)
         with safe_open(path, framework="pt") as handle:
             return {n: handle.get_tensor(n) for n in handle.keys() if n.startswith(prefix)}
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
 
 
@@ -166,14 +240,17 @@ def read_metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as handle:
             return dict(handle.metadata() or {})
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
 
 
 def _unreadable(path: Path, error: Exception) -> DamagedInputError:
     # Asked only of files that are no safetensors: their first byte, a length, may be 0x80 too.
-    with path.open("rb") as handle:
-        head = handle.read(2)
+    try:
+        with path.open("rb") as handle:
+            head = handle.read(2)
+    except OSError:
+        head = b""
     if head == b"PK" or head[:1] == b"\x80":
         return DamagedInputError(
             f"{path} is a pickle (torch.save) file. Pickles can run code when opened and are "

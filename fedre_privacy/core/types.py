@@ -157,6 +157,32 @@ class Artifact:
             )
         return cls(**values)
 
+    def problems(self) -> list[str]:
+        """Say in which ways the tensors are not as declared: dimensions, lengths, values.
+
+        Labels are whole numbers of 0 or more, encodings sum to one, everything is finite.
+        """
+        found: list[str] = []
+        lengths: dict[str, int] = {}
+        for item in dataclasses.fields(self):
+            value, content = getattr(self, item.name), item.metadata["content"]
+            shape = item.metadata["shape"]
+            if isinstance(value, Mapping) != (not shape.startswith("(")):
+                return [f"'{item.name}' is not {shape}"]
+            for name, tensor in value.items() if isinstance(value, Mapping) else [("", value)]:
+                called = f"{item.name}/{name}" if name else item.name
+                found += _of_content(called, tensor, content)
+            if isinstance(value, Mapping):
+                continue
+            letters = [part for part in shape.strip("()").split(",") if part.strip()]
+            if len(letters) != value.dim():
+                return [*found, f"'{item.name}' has shape {tuple(value.shape)}, not {shape}"]
+            for letter, length in zip(map(str.strip, letters), value.shape, strict=True):
+                if lengths.setdefault(letter, length) != length:
+                    found.append(f"'{item.name}' has shape {tuple(value.shape)}, and {letter} is "
+                                 f"{lengths[letter]} elsewhere")  # fmt: skip
+        return found
+
     def content(self) -> dict[str, Content]:
         """Return what each tensor of `tensors` holds."""
         by_field = {item.name: item.metadata["content"] for item in dataclasses.fields(self)}
@@ -210,6 +236,37 @@ class Artifact:
     def __repr__(self) -> str:
         parts = ", ".join(f"{n} {tuple(t.shape)}" for n, t in self.tensors().items())
         return f"{type(self).__name__}({parts})"
+
+
+DTYPES = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
+"""Types of numbers that an artifact may hold."""
+
+
+def _of_content(name: str, tensor: Tensor, content: Content) -> list[str]:
+    """Say what is wrong with the values of a tensor on the wire."""
+    if tensor.dtype not in DTYPES:
+        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}"]
+    if not bool(tensor.isfinite().all()):
+        return [f"'{name}' holds values that are not finite numbers"]
+    whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    if content is Content.LABEL:
+        if not whole or (
+            len(tensor.reshape(-1)) and not 0 <= int(tensor.min()) <= int(tensor.max()) < 2**31
+        ):
+            return [f"'{name}' holds labels that are not whole numbers of 0 or more"]
+    elif content is Content.COUNT:
+        if tensor.dtype == torch.bool or bool((tensor < 0).any()):
+            return [f"'{name}' holds numbers of samples below 0"]
+    elif content is not Content.PARAMETERS and not tensor.is_floating_point():
+        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}, not floating numbers"]
+    if content is Content.LABEL_ENCODING and abs(float(tensor.double().sum()) - 1) > 1e-3:
+        return [
+            f"'{name}' is an encoding that sums to {float(tensor.double().sum()):.4g}, not to 1"
+        ]
+    return []
 
 
 def _one_hot(labels: Tensor, num_classes: int) -> Tensor:
@@ -708,6 +765,11 @@ class Outcome:
                 f"{cls.__name__} needs {sorted(known)}; absent: {sorted(absent) or 'none'}, "
                 f"not known: {sorted(extra) or 'none'}"
             )
+        wrong = [
+            n for n, f in known.items() if n in found and (f.type == "Tensor") != (n in tensors)
+        ]
+        if wrong:
+            raise ValueError(f"{cls.__name__} needs another kind of value for {wrong}")
         for name, value in texts.items():
             if known[name].type == "tuple[str, ...]":
                 found[name] = tuple(value.splitlines())
@@ -756,13 +818,20 @@ class Reconstruction(Outcome):
                 f"returned images of shape {tuple(self.images.shape)}; {count} targets need "
                 f"{wanted}."
             ]
+        steps = len(self.trace_steps.reshape(-1))
+        shapes = {"prior": wanted, "fit": (count,), "diverged": (count,), "trace": (steps, count)}
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                return [
+                    f"returned '{name}' of shape {tuple(getattr(self, name).shape)}, not {shape}."
+                ]
         finite = self.images.isfinite().flatten(1).all(1)
         found = []
         if len(self.labels) not in (0, count):
             found.append(f"returned {len(self.labels)} labels for {count} images.")
         if len(self.spread) not in (0, count):
             found.append(f"returned {len(self.spread)} spreads for {count} images.")
-        if not bool((finite | self.diverged).all()):
+        if not bool((finite | self.diverged.bool()).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):
             low, high = float(self.images[finite].min()), float(self.images[finite].max())

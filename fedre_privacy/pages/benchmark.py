@@ -16,7 +16,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import RECORD
-from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.folder import COMPLETE, Begun
 from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult
 from fedre_privacy.study.results import JobResult
 
@@ -197,7 +197,7 @@ def _made(jobs: Sequence[JobResult], runs: Path) -> dict[str, str]:
     for job in jobs:
         path = runs / str(job.get("run")) / "record.json"
         if path.is_file():
-            record = files.read_json(path)
+            record = files.read_json(path, Begun)
             out = {
                 "Started": record["started"],
                 "Device": record["device"],

@@ -46,7 +46,7 @@ def draw(run: Run) -> list[Path]:
 
 def accuracy(run: Run) -> Drawn:
     """Accuracy and loss per round."""
-    frame = pd.read_csv(run.folder / "metrics.csv")
+    frame = run.metrics()
     chance = 1 / len(run.record["classes"])
     return (
         training_curves(frame, title=run.name, caption=run.record["summary"], chance=chance),

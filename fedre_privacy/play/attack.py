@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pandas as pd
 import torch
@@ -33,6 +33,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.memory import peak_bytes
+from fedre_privacy.core.schema import Count, Seconds, Word
 from fedre_privacy.core.types import ORACLES, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
@@ -45,6 +46,7 @@ from fedre_privacy.runs.folder import (
     FAILED,
     PARTIAL,
     Run,
+    Status,
     begin,
     device_name,
     logging_to,
@@ -55,7 +57,20 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import Question, Trial, is_uploaded, question_of
+from .questions.base import Trial, is_uploaded, question_of
+
+
+class Finished(TypedDict):
+    """``record.json`` of a finished attack, as far as it is read back."""
+
+    status: Status
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    oracles: list[Word]
+    attack_s: Seconds
+    wall_s: Seconds
+    peak_memory: NotRequired[dict[Word, Count]]
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Trial:
@@ -373,8 +388,8 @@ def _attack(
     cache = _FolderCache(folder / "checkpoints")
     if finished:
         report(Event("attack.reused", {"folder": str(folder)}))
-        outcome = _read_back(folder, question_of(settings))
-        record = files.read_json(folder / "record.json")
+        outcome = _read_back(folder, trial)
+        record = dict(files.read_json(folder / "record.json", Finished))
     else:
         folder.mkdir(parents=True, exist_ok=True)
         config = {**trial.run.plain(), **settings.plain()}
@@ -419,12 +434,16 @@ def _attack(
     return result
 
 
-def _read_back(folder: Path, question: Question) -> Outcome:
-    path, kind = folder / "recovered.safetensors", question.outcome()
+def _read_back(folder: Path, trial: Trial) -> Outcome:
+    path, kind = folder / "recovered.safetensors", question_of(trial.settings).outcome()
     try:
-        return kind.load(files.read_tensors(path), files.read_metadata(path))
-    except ValueError as error:
+        outcome = kind.load(files.read_tensors(path), files.read_metadata(path))
+        problems = outcome.problems(trial.observation)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise DamagedInputError(f"{path} is not a recorded result: {error}.") from None
+    if problems:
+        raise DamagedInputError(f"{path} is not a recorded result: it {problems[0]}")
+    return outcome
 
 
 def _write(result: AttackResult) -> None:

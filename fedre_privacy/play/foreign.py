@@ -23,7 +23,7 @@ from fedre_privacy.core.errors import (
 from fedre_privacy.core.registry import import_own
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.federation.recorder import read_messages, rounds_recorded
+from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
@@ -155,8 +155,8 @@ def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadc
             )
     rounds = rounds_recorded(folder)
     if given.suffix == ".safetensors":
-        index = files.read_json(folder / "index.json")
-        rounds = sorted({m["round"] for m in index["messages"] if m["file"] == given.name})
+        messages = read_index(folder)["messages"]
+        rounds = sorted({m["round"] for m in messages if m["file"] == given.name})
     if not rounds:
         raise MissingInputError(f"{given} holds no upload of any client.")
     if round is not None and round not in rounds:
@@ -242,10 +242,9 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
     if not path.is_file():
         raise MissingInputError(f"{option}: no file at {path}.")
     try:
-        with np.load(path, allow_pickle=False) as found:
-            tensors = {name: found[name] for name in found.files}
-    except Exception as error:
-        raise DamagedInputError(f"{option}: {path} is not an npz file: {error}.") from None
+        tensors = files.read_npz(path)
+    except DamagedInputError as error:
+        raise DamagedInputError(f"{option}: {error.problems[0]}") from None
     if "images" not in tensors:
         raise DamagedInputError(
             f"{option}: {path} holds {', '.join(tensors) or 'nothing'}; needed is 'images'."

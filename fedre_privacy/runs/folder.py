@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import platform
+import re
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -11,17 +13,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
+import numpy as np
+import pandas as pd
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from fedre_privacy import __version__
-from fedre_privacy.core import files
+from fedre_privacy.core import files, schema
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.core.types import Broadcast, Mixture, Upload
+from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
+from fedre_privacy.core.types import DTYPES, Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.recorder import read_messages
@@ -35,6 +41,49 @@ log.propagate = False
 log.addHandler(logging.NullHandler())
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
+
+
+Status = Annotated[str, Meta(pattern="^(complete|partial|failed)$")]
+
+
+class Begun(TypedDict, total=False):
+    """What the records of trainings and of attacks begin with."""
+
+    status: Status
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    data_sha256: Hash
+
+
+class Record(TypedDict, total=False):
+    """``record.json`` of a training; `NEEDED` is in every one that is complete."""
+
+    status: Required[Status]
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    data_sha256: Hash
+    name: Word
+    image_shape: list[Size]
+    classes: Annotated[list[Word], Meta(min_length=1, max_length=1 << 20)]
+    dim: Size
+    data_notes: list[Line]
+    partition_sha256: list[Hash]
+    class_counts: list[list[Count]]
+    architectures: list[Word]
+    summary: Line
+    wall_s: Seconds
+    final: dict[Word, Number | None]
+    defense: list[dict[str, Any]]
+    privacy: dict[str, Any]
+    failure: str
+
+
+NEEDED = (
+    "started", "device", "image_shape", "classes", "dim", "data_sha256", "partition_sha256",
+    "class_counts", "architectures", "summary", "wall_s", "final",
+)  # fmt: skip
 
 
 def versions() -> dict[str, str]:
@@ -60,7 +109,7 @@ def status_of(folder: Path) -> str | None:
     path = folder / "record.json"
     if not path.is_file():
         return PARTIAL if folder.is_dir() and any(folder.iterdir()) else None
-    return str(files.read_json(path).get("status", PARTIAL))
+    return files.read_json(path, Begun).get("status", PARTIAL)
 
 
 def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
@@ -133,11 +182,36 @@ class Run:
             raise _no_run(self.folder, self.folder, self.folder.parent)
 
     @cached_property
-    def record(self) -> dict[str, Any]:
-        """The contents of ``record.json``."""
-        record = files.read_json(self.folder / "record.json")
-        if not isinstance(record, dict):
-            raise DamagedInputError(f"{self.folder / 'record.json'} is not a record.")
+    def record(self) -> Record:
+        """The contents of ``record.json``, which fit the settings where the run is complete."""
+        path = self.folder / "record.json"
+        record = files.read_json(path, Record)
+        if record["status"] == COMPLETE:
+            absent = [key for key in NEEDED if key not in record]
+            if absent:
+                raise DamagedInputError(
+                    f"{path} lacks {', '.join(absent)}: it is not a run's record, or it was "
+                    "changed.",
+                    next_step="Train again with fedre-train --restart.",
+                )
+            clients, classes = self.settings.train.clients, len(record["classes"])
+            lengths = {
+                "class_counts": (len(record["class_counts"]), clients),
+                "architectures": (len(record["architectures"]), clients),
+                "image_shape": (len(record["image_shape"]), 3),
+                "defense": (len(record.get("defense", ())), len(self.settings.defense)),
+                **{
+                    f"class_counts of client {k}": (len(counts), classes)
+                    for k, counts in enumerate(record["class_counts"])
+                },
+            }
+            wrong = [name for name, (found, needed) in lengths.items() if found != needed]
+            if wrong:
+                name = wrong[0]
+                raise DamagedInputError(
+                    f"{path}: {name} has {lengths[name][0]} entries, not {lengths[name][1]}.",
+                    next_step="Restore the file, or train again with fedre-train --restart.",
+                )
         return record
 
     @cached_property
@@ -167,6 +241,24 @@ class Run:
     def class_names(self) -> list[str]:
         """Names of the classes."""
         return list(self.record["classes"])
+
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``: a row per round with accuracy, loss and traffic.
+
+        Raises:
+            MissingInputError, DamagedInputError: it is absent, or no table of numbers.
+        """
+        path = self.folder / "metrics.csv"
+        try:
+            frame = pd.read_csv(io.StringIO(files.read_text(path, schema.MOST_TEXT)))
+            frame = pd.DataFrame({name: pd.to_numeric(frame[name]) for name in frame})
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            words = " ".join(str(error).split())
+            raise DamagedInputError(f"{path} is no table of numbers: {words}.") from None
+        whole = {"round", "loss"} <= set(frame) and len(frame) > 0
+        if not whole or np.isinf(frame).any(axis=None):
+            raise DamagedInputError(f"{path} is not the table of a run's rounds.")
+        return frame
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
@@ -227,7 +319,7 @@ class Run:
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
-        return sorted(int(p.stem[1:]) for p in (self.folder / "models").glob("r*.safetensors"))
+        return _rounds(self.folder / "models", "r")
 
     def model(self, client: int, round: int) -> SplitModel:
         """The model of a client as it was when it made its upload of a round.
@@ -257,7 +349,15 @@ class Run:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
         prefix = f"client{client}/"
-        return {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        broken = [name for name, one in state.items() if one.dtype not in DTYPES]
+        broken += [name for name, one in state.items() if not bool(one.isfinite().all())]
+        if broken:
+            raise DamagedInputError(
+                f"The models of {self.folder} hold no finite numbers: '{broken[0]}' of client "
+                f"{client} in round {round}."
+            )
+        return state
 
     def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
         kept = self.kept_rounds()
@@ -276,33 +376,59 @@ class Run:
 
     def split_indices(self) -> tuple[list[Tensor], list[Tensor]]:
         """Training and test indices of each client (evaluator only)."""
-        tensors = self._private("split.safetensors")
-        clients = self.settings.train.clients
+        tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
+        names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
+        absent = [name for own in names.values() for name in own if name not in tensors]
+        every = [one.reshape(-1) for one in tensors.values()]
+        if absent or not all(_indices(one) for one in tensors.values()):
+            raise self._damaged("split.safetensors", "holds no samples of each client")
+        if len(torch.cat(every).unique()) < sum(map(len, every)):
+            raise self._damaged("split.safetensors", "holds a sample twice")
+        sizes = [sum(counts) for counts in self.record["class_counts"]]
+        if [len(tensors[name]) for name in names["train"]] != sizes:
+            raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
         return (
-            [tensors[f"train{k}"] for k in range(clients)],
-            [tensors[f"test{k}"] for k in range(clients)],
+            [tensors[name] for name in names["train"]],
+            [tensors[name] for name in names["test"]],
+        )
+
+    def _damaged(self, name: str, what: str) -> DamagedInputError:
+        return DamagedInputError(
+            f"{self.folder / 'private' / name} {what}: it was changed.",
+            next_step="Restore the file, or train again with fedre-train --restart.",
         )
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        found = (self.folder / "private").glob("mixtures-r*.safetensors")
-        kept = sorted(int(path.stem.removeprefix("mixtures-r")) for path in found)
+        kept = _rounds(self.folder / "private", "mixtures-r")
         if kept and round not in kept:
             near = min(kept, key=lambda r: abs(r - round))
             raise MissingInputError(
                 f"The truth of round {round} was not kept; kept: {', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        tensors = self._private(f"mixtures-r{round:04d}.safetensors")
-        out = {}
-        for key in {name.rsplit("/", 1)[0] for name in tensors}:
-            client, number = key.split("/")
-            out[int(client), int(number)] = Mixture(
-                tensors[f"{key}/row"],
-                tensors[f"{key}/sample"],
-                tensors[f"{key}/weight"],
-                num_rows=int(tensors[f"{key}/num_rows"]),
-            )
+        file = f"mixtures-r{round:04d}.safetensors"
+        tensors, out = self._private(file), {}
+        sizes = [sum(counts) for counts in self.record["class_counts"]]
+        for key in {name.rpartition("/")[0] for name in tensors}:
+            match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", key)
+            parts = [tensors.get(f"{key}/{part}") for part in ("row", "sample", "weight")]
+            rows = tensors.get(f"{key}/num_rows")
+            if match is None or rows is None or rows.dim() or rows.is_floating_point():
+                raise self._damaged(file, f"holds no provenance of '{key}'")
+            row, sample, weight = (torch.zeros(0, 0) if one is None else one for one in parts)
+            client, count = int(match[1]), int(rows)
+            if (
+                not (_indices(row) and _indices(sample) and weight.is_floating_point())
+                or not row.shape == sample.shape == weight.shape
+                or client >= len(sizes)
+                or not 0 <= count <= max(len(row), sizes[client])
+                or (len(row) and int(row.max()) >= count)
+                or (len(sample) and int(sample.max()) >= sizes[client])
+                or not bool(weight.isfinite().all())
+            ):
+                raise self._damaged(file, f"holds a provenance of '{key}' that cannot be")
+            out[client, int(match[2])] = Mixture(row, sample, weight, num_rows=count)
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:
@@ -320,6 +446,12 @@ class Run:
         return f"Run({self.name}: {record['summary']}, {record['status']})"
 
 
+def _rounds(folder: Path, head: str) -> list[int]:
+    """The rounds in the names of safetensors files, ascending."""
+    found = (re.fullmatch(rf"{head}([0-9]{{4,9}})\.safetensors", p.name) for p in folder.glob("*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
 def find_run(given: str | Path, runs: Path) -> Run:
     """Find a run by its folder, or by its name among the runs.
 
@@ -331,6 +463,12 @@ def find_run(given: str | Path, runs: Path) -> Run:
         if (place / "record.json").is_file():
             return Run(place)
     raise _no_run(given, folder, folder.parent, runs)
+
+
+def _indices(tensor: Tensor) -> bool:
+    """Whether a tensor is a list of whole numbers of 0 or more."""
+    whole = tensor.dtype == torch.int64 and tensor.dim() == 1
+    return whole and (not len(tensor) or int(tensor.min()) >= 0)
 
 
 def _no_run(given: str | Path, *places: Path) -> MissingInputError:

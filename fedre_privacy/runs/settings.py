@@ -14,6 +14,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.registry import not_installed
+from fedre_privacy.core.schema import parse_yaml, short
 from fedre_privacy.core.types import Artifact, ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
@@ -223,7 +224,7 @@ def resolve_training(
     def group(cls: type[Any], key: str) -> Any:
         section = values.get(key) or {}
         if not isinstance(section, Mapping):
-            problems.append(f"'{key}' is a group of settings, not {section!r}.")
+            problems.append(f"'{key}' is a group of settings, not {short(section)}.")
             return None
         return build(cls, section, at=key, problems=problems, where=where)
 
@@ -303,8 +304,8 @@ def _written_out(text: str) -> dict[str, Any]:
     for item in tail.split(","):
         key, _, value = item.partition("=")
         try:
-            out[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            out[key.strip()], _ = parse_yaml(value)
+        except (ValueError, yaml.YAMLError):
             out[key.strip()] = value
     return out
 
@@ -341,11 +342,11 @@ def resolve_attack(
     if isinstance(section, Mapping):
         evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
     else:
-        problems.append(f"'eval' is a group of settings, not {section!r}.")
+        problems.append(f"'eval' is a group of settings, not {short(section)}.")
     chosen: dict[str, Metric] = {}
     own = values.get("metrics") or {}
     if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
-        problems.append(f"'metrics' holds a group of settings per metric, not {own!r}.")
+        problems.append(f"'metrics' holds a group of settings per metric, not {short(own)}.")
         own = {}
     for name in evaluation.metrics if evaluation else ():
         metric = build_plugin(

@@ -37,7 +37,18 @@ from fedre_privacy.models.families import (
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
-from .folder import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
+from .folder import (
+    COMPLETE,
+    FAILED,
+    PARTIAL,
+    Begun,
+    Run,
+    begin,
+    device_name,
+    log,
+    logging_to,
+    versions,
+)
 from .settings import TrainSettings
 
 
@@ -221,7 +232,7 @@ def _train(
     started = time.monotonic()
     record = _first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
-        before = files.read_json(folder / "record.json").get("data_sha256")
+        before = files.read_json(folder / "record.json", Begun).get("data_sha256")
         if before != record["data_sha256"]:
             raise DamagedInputError(
                 f"The data set '{prepared.data.name}' has changed since {folder.name} was started "

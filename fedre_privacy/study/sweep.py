@@ -31,6 +31,7 @@ from fedre_privacy.core.errors import (
     MissingExtraError,
 )
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.schema import check
 from fedre_privacy.play.attack import AttackResult, attack, check_ahead
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, status_of
 from fedre_privacy.runs.settings import (
@@ -41,7 +42,7 @@ from fedre_privacy.runs.settings import (
 )
 from fedre_privacy.runs.training import train
 
-from .results import Attacked, JobResult
+from .results import Attacked, JobResult, MeasureRow, Trained
 
 Values = Mapping[str, Any]
 
@@ -166,14 +167,15 @@ class Place:
         path = self.result(job)
         if not path.is_file():
             return None
-        found: JobResult = files.read_json(path)
-        if any(
-            "key" not in measure for one in found["attacks"] for measure in one.get("measures", ())
-        ):
+        found = files.read_json(path, JobResult)
+        measures = [one for own in found["attacks"] for one in own.get("measures", ())]
+        if any("key" not in one for one in measures):
             raise DamagedInputError(
                 f"{path} was written by an earlier version of fedre-privacy.",
                 next_step=f"Remove {path.parent}; finished runs and attacks are read back.",
             )
+        check(measures, list[MeasureRow], path)
+        check(found["training"], Trained, path)
         return found
 
     def done(self, job: Job) -> bool:

@@ -182,7 +182,7 @@ def test_bounds_are_inclusive_where_they_say_so():
     assert made(wheels=3).wheels == 3 and made(wheels=8).wheels == 8
 
 
-@given(st.integers())
+@given(st.integers(-(2**63), 2**63 - 1))
 def test_whole_numbers_are_never_rounded(number):
     problems: list[str] = []
     built = build(Pair, {"low": number, "high": number}, at="pair", problems=problems)
