@@ -799,7 +799,9 @@ def changed(subject: Subject, rng: random.Random, folder: Path) -> tuple[str, ..
     kinds, often = zip(*CHANGES, strict=True)
     wanted, made = rng.choice((1, 1, 1, 2, 3)), list[str]()
     for _ in range(20):
-        how = rng.choices(kinds, often)[0](rng, folder)
+        how = None
+        with contextlib.suppress(Exception):  # what was changed before may be beyond changing
+            how = rng.choices(kinds, often)[0](rng, folder)
         if how:
             made.append(how)
         if len(made) == wanted:
@@ -895,6 +897,9 @@ class Tally:
         self.outcomes[ended.subject, ended.outcome] += 1
         if ended.outcome in (*BAD, CHANGED):
             kept = self.failures.setdefault((ended.outcome, ended.key), [])
+            if not kept and ended.outcome in BAD:  # at once: a long run may be watched
+                where = f"input {ended.number}: {ended.outcome}: {ended.key}"
+                print(where, ended.subject, ended.read, *ended.changes, sep="\n  ", file=sys.stderr)
             kept.append(ended)
             kept.sort(key=lambda one: len(one.changes))
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,10 +122,13 @@ def read_json(path: Path, kind: type[T]) -> T:
     return schema.check(value, kind, path)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Read the arrays of an npz file: numbers and texts, no objects.
 
     What each array declares is compared with what the archive holds before memory is taken.
+
+    Args:
+        only: names of arrays to read; others are left empty. None: all.
 
     Raises:
         MissingInputError: no such file.
@@ -138,8 +141,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             sizes = [info.file_size for info in archive.infolist()]
             if sum(sizes) > max(MOST_SWOLLEN, 100 * path.stat().st_size):
                 raise ValueError(f"{path.stat().st_size:,} bytes swell to {sum(sizes):,}")
-            out = {}
+            out: dict[str, np.ndarray[Any, Any]] = {}
             for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                if only is not None and name not in only:
+                    out[name] = np.empty(0)
+                    continue
                 with archive.open(info) as member:
                     version = np.lib.format.read_magic(member)
                     read = (
@@ -152,8 +159,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 if dtype.hasobject or min((0, *shape)) < 0 or told != info.file_size:
                     raise ValueError(f"'{info.filename}' is no plain array of its size")
                 with archive.open(info) as member:
-                    array = np.lib.format.read_array(member, allow_pickle=False)
-                out[info.filename.removesuffix(".npy")] = array
+                    out[name] = np.lib.format.read_array(member, allow_pickle=False)
             return out
     except Exception as error:  # zip, zlib and numpy raise what they like
         words = " ".join(str(error).split())

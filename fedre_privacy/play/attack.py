@@ -91,6 +91,12 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
             f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
             next_step="Restore the data, or train again with fedre-train --restart.",
         )
+    if data.image_shape != run.image_shape or list(data.classes) != run.record["classes"]:
+        raise DamagedInputError(
+            f"{run.folder / 'record.json'} tells of other images or classes than the data set "
+            f"'{data.name}' holds.",
+            next_step="Restore it, or train again with fedre-train --restart.",
+        )
     return question_of(settings).prepare(run, settings, data)
 
 

@@ -194,23 +194,11 @@ class Run:
                     "changed.",
                     next_step="Train again with fedre-train --restart.",
                 )
-            clients, classes = self.settings.train.clients, len(record["classes"])
-            lengths = {
-                "class_counts": (len(record["class_counts"]), clients),
-                "architectures": (len(record["architectures"]), clients),
-                "image_shape": (len(record["image_shape"]), 3),
-                "defense": (len(record.get("defense", ())), len(self.settings.defense)),
-                **{
-                    f"class_counts of client {k}": (len(counts), classes)
-                    for k, counts in enumerate(record["class_counts"])
-                },
-            }
-            wrong = [name for name, (found, needed) in lengths.items() if found != needed]
-            if wrong:
-                name = wrong[0]
+            problem = _misfit(record, self.settings)
+            if problem:
                 raise DamagedInputError(
-                    f"{path}: {name} has {lengths[name][0]} entries, not {lengths[name][1]}.",
-                    next_step="Restore the file, or train again with fedre-train --restart.",
+                    f"{path} and config.yaml do not belong to one run: {problem}.",
+                    next_step="Restore them, or train again with fedre-train --restart.",
                 )
         return record
 
@@ -444,6 +432,27 @@ class Run:
     def __repr__(self) -> str:
         record = self.record
         return f"Run({self.name}: {record['summary']}, {record['status']})"
+
+
+def _misfit(record: Record, settings: TrainSettings) -> str:
+    """Say where a complete record does not fit itself or the settings; empty where it does."""
+    clients, classes = settings.train.clients, len(record["classes"])
+    side = getattr(settings.data, "size", None)
+    facts = {
+        "the number of class_counts": (len(record["class_counts"]), clients),
+        "the number of architectures": (len(record["architectures"]), clients),
+        "the number of defences": (len(record.get("defense", ())), len(settings.defense)),
+        "the length of image_shape": (len(record["image_shape"]), 3),
+        "the size of images": (record["image_shape"][-1:], [side]) if side else (0, 0),
+        "the last round": (record["final"].get("round"), settings.train.rounds),
+        "dim": (record["dim"], settings.model.dim or record["dim"]),
+    }
+    facts |= {
+        f"the number of classes of client {k}": (len(counts), classes)
+        for k, counts in enumerate(record["class_counts"])
+    }
+    wrong = [name for name, (found, told) in facts.items() if found != told]
+    return f"{wrong[0]} is {facts[wrong[0]][0]}, not {facts[wrong[0]][1]}" if wrong else ""
 
 
 def _rounds(folder: Path, head: str) -> list[int]:
