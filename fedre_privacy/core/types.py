@@ -6,7 +6,7 @@ Everything here is a frozen dataclass. Tensors are on the CPU once recorded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -844,6 +844,16 @@ class Reconstruction(Outcome):
         return not bool(self.images.isfinite().flatten(1).all(1).any())
 
 
+def _wrong_integers(outcome: Outcome, names: Sequence[str]) -> list[str]:
+    """Say which fields are no lists of whole numbers."""
+    wrong = [
+        name
+        for name in names
+        if getattr(outcome, name).dim() != 1 or getattr(outcome, name).dtype != torch.int64
+    ]
+    return [f"returned '{name}' that holds no whole numbers." for name in wrong]
+
+
 @dataclass(frozen=True, eq=False)
 class RecoveredPrototypes(Outcome):
     """Class prototypes that an attack worked out of mixtures of them.
@@ -875,7 +885,12 @@ class RecoveredPrototypes(Outcome):
         }
         if len(set(lengths.values())) > 1:
             return [f"returned fields of different lengths: {lengths}."]
-        return []
+        if self.vectors.dim() != 2 or not self.vectors.is_floating_point():
+            return [f"returned vectors of shape {tuple(self.vectors.shape)}; rows are needed."]
+        labels, classes = self.labels, observation.num_classes
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            return [f"returned labels that are not in 0..{classes - 1}."]
+        return _wrong_integers(self, ("clients", "labels", "rounds", "rounds_used"))
 
     @property
     def lost(self) -> bool:
@@ -908,7 +923,14 @@ class LabelEstimate(Outcome):
                 f"returned a support of shape {tuple(self.support.shape)} and proportions of shape "
                 f"{tuple(self.proportions.shape)}; both must be {wanted}."
             ]
-        return []
+        if len(self.sizes) != len(self.clients):
+            return [f"returned {len(self.sizes)} sizes for {len(self.clients)} clients."]
+        observed = {upload.client for upload in (*observation.targets, *observation.uploads)}
+        if len(self.clients.unique()) < len(self.clients) or not observed >= set(
+            self.clients.tolist()
+        ):
+            return ["returned clients that uploaded nothing, or a client twice."]
+        return _wrong_integers(self, ("clients",))
 
 
 @dataclass(frozen=True, eq=False)

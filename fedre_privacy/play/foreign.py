@@ -228,10 +228,20 @@ def _imported(path: str) -> Any:
 def _images(given: str, shape: Shape, option: str) -> PublicImages:
     tensors = _npz(_path(given), option)
     images = as_images(tensors["images"], what=option, image_shape=shape)
-    labels = torch.from_numpy(
-        np.asarray(tensors.get("labels", np.zeros(len(images))), dtype=np.int64)
-    )
-    return PublicImages(images, labels)
+    labels = tensors.get("labels", np.zeros(len(images), dtype=np.int64))
+    return PublicImages(images, _numbers(labels, len(images), f"{option}: 'labels'"))
+
+
+def _numbers(given: np.ndarray[Any, Any], count: int, what: str) -> Tensor:
+    """Whole numbers of 0 or more, one for each image."""
+    whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and bool((given % 1 == 0).all()))
+    if given.shape != (count,) or not whole:
+        raise DamagedInputError(
+            f"{what} is {given.dtype} of shape {given.shape}; needed are {count} whole numbers."
+        )
+    if count and not 0 <= int(given.min()) <= int(given.max()) < 2**31:
+        raise DamagedInputError(f"{what} holds numbers that are not in 0..{2**31 - 1}.")
+    return torch.from_numpy(given.astype(np.int64))
 
 
 def _path(given: str) -> Path:
@@ -254,5 +264,5 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def _truth(given: str, shape: Shape, targets: tuple[Upload, ...]) -> Truth:
     public, row = _images(given, shape, "--truth"), _npz(_path(given), "--truth").get("row")
-    rows = None if row is None else torch.from_numpy(np.asarray(row, dtype=np.int64))
+    rows = None if row is None else _numbers(row, len(public.images), "--truth: 'row'")
     return truth_of(targets, public.images, public.labels, rows, what="--truth")
