@@ -105,15 +105,8 @@ def require_complete(run: Run) -> None:
 
     Raises:
         MissingInputError: its training did not finish.
-        DamagedInputError: its record lacks what every record has.
+        DamagedInputError: its record is not as it was written.
     """
-    absent = [key for key in ("status", "image_shape", "classes") if key not in run.record]
-    if absent:
-        raise DamagedInputError(
-            f"{run.folder / 'record.json'} lacks {', '.join(absent)}: it is not a run's record, "
-            "or it was changed.",
-            next_step="Train again with fedre-train --restart.",
-        )
     if run.record["status"] != COMPLETE:
         raise MissingInputError(
             f"Run {run.name} is {run.record['status']}: training did not finish.",

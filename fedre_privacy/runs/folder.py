@@ -57,7 +57,7 @@ class Begun(TypedDict, total=False):
 
 
 class Record(TypedDict, total=False):
-    """``record.json`` of a training; `NEEDED` is in every one that is complete."""
+    """``record.json`` of a training; `NEEDED` is in every one."""
 
     status: Required[Status]
     started: Word
@@ -82,8 +82,10 @@ class Record(TypedDict, total=False):
 
 NEEDED = (
     "started", "device", "image_shape", "classes", "dim", "data_sha256", "partition_sha256",
-    "class_counts", "architectures", "summary", "wall_s", "final",
+    "class_counts", "architectures", "summary",
 )  # fmt: skip
+AT_END = ("wall_s", "final")
+"""What a record holds besides where its run is complete."""
 
 
 def versions() -> dict[str, str]:
@@ -186,14 +188,14 @@ class Run:
         """The contents of ``record.json``, which fit the settings where the run is complete."""
         path = self.folder / "record.json"
         record = files.read_json(path, Record)
-        if record["status"] == COMPLETE:
-            absent = [key for key in NEEDED if key not in record]
-            if absent:
-                raise DamagedInputError(
-                    f"{path} lacks {', '.join(absent)}: it is not a run's record, or it was "
-                    "changed.",
-                    next_step="Train again with fedre-train --restart.",
-                )
+        complete = record["status"] == COMPLETE
+        absent = [key for key in (*NEEDED, *AT_END * complete) if key not in record]
+        if absent:
+            raise DamagedInputError(
+                f"{path} lacks {', '.join(absent)}: it is not a run's record, or it was changed.",
+                next_step="Train again with fedre-train --restart.",
+            )
+        if complete:
             problem = _misfit(record, self.settings)
             if problem:
                 raise DamagedInputError(

@@ -62,8 +62,16 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     ("models/r0003.safetensors", pickled, "is a pickle (torch.save) file. Pickles can run cod"),
     ("private/split.safetensors", truncate, "is not a readable safetensors file: "),
     ("record.json", truncate, "is not valid JSON: "),
-    ("record.json", lambda path: path.write_text("[]"), "is not a record"),
-    ("record.json", lambda path: path.write_text("{}"), "lacks status, image_shape, classes"),
+    (
+        "record.json",
+        lambda path: path.write_text("[]"),
+        "is not what was written: expected object, got array",
+    ),
+    (
+        "record.json",
+        lambda path: path.write_text("{}"),
+        "is not what was written: object missing required field status",
+    ),
     ("config.yaml", lambda path: path.unlink(), "No settings file at "),
 ]
 
