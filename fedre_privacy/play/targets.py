@@ -63,7 +63,7 @@ def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
 
     It follows from the split, which no attack has, so that no attack can repeat these draws.
     """
-    train, test = run.split_indices()
+    train, test = run.split_indices(len(data))
     return secret(seed, f"evaluator of {data.sha256}", *train, *test)
 
 
@@ -89,7 +89,7 @@ class TargetSource:
                 next_step=f"Use --set eval.round={near}.",
             )
         self.round = uploaded[-1] if round is None else round
-        self.train, self.test = run.split_indices()
+        self.train, self.test = run.split_indices(len(data))
         uploads, _ = run.messages([self.round])
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)

@@ -364,16 +364,26 @@ class Run:
             self.folder / "models" / f"r{round:04d}.safetensors", prefix=prefix
         )
 
-    def split_indices(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Training and test indices of each client (evaluator only)."""
+    def split_indices(self, samples: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """Training and test indices of each client (evaluator only).
+
+        Args:
+            samples: number of samples of the data set, where it is known.
+
+        Raises:
+            MissingInputError, DamagedInputError: absent, or no split of that data set.
+        """
         tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
         names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
         absent = [name for own in names.values() for name in own if name not in tensors]
         every = [one.reshape(-1) for one in tensors.values()]
         if absent or not all(_indices(one) for one in tensors.values()):
             raise self._damaged("split.safetensors", "holds no samples of each client")
-        if len(torch.cat(every).unique()) < sum(map(len, every)):
+        whole = torch.cat(every)
+        if len(whole.unique()) < len(whole):
             raise self._damaged("split.safetensors", "holds a sample twice")
+        if samples is not None and len(whole) and int(whole.max()) >= samples:
+            raise self._damaged("split.safetensors", "holds samples that the data set lacks")
         sizes = [sum(counts) for counts in self.record["class_counts"]]
         if [len(tensors[name]) for name in names["train"]] != sizes:
             raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
