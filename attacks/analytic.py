@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     GradientState,
-    Knowledge,
     LowRankChange,
     LowRankModel,
     ModelState,
-    Observation,
-    Reconstruction,
     SmallModelState,
 )
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .gradient.closed_form import agreeing_inputs, single_input

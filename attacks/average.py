@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import (
     Bound,
     Masking,
@@ -18,13 +19,14 @@ from fedre_privacy.core.channels import (
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Knowledge, Observation, Prototypes, RecoveredPrototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .mixtures.gaussian import most_likely_of_sent
 from .mixtures.linear import Solved
 from .mixtures.random_walk import random_walk, walk_models
-from .mixtures.through import aux_reps, class_means
+from .mixtures.through import aux_reps, class_means, knows_class_means
 from .running.channels import (
     LOUDEST_FIRST,
     WHOLE,
@@ -81,7 +83,7 @@ class Average(Attack):
         for client, kinds in messages_of(observation).items():
             heard = sorted({round for round, _ in kinds.get(Prototypes, [])})
             several |= len(heard) > 1 and self.rounds != 1
-            means |= bool(heard) and _knows_means(observation, client, heard[-1])
+            means |= bool(heard) and knows_class_means(observation, client, heard[-1])
         own = super().adapts(observation)
         usable = {kind for kind in own.get("rows", ()) if means or (several and kind is not Bound)}
         return {"rows": tuple(kind for kind in own.get("rows", ()) if kind in usable)}
@@ -161,7 +163,7 @@ class Average(Attack):
         Rounds whose extractor is not held take the last one's.
         """
         last = rounds[-1]
-        if observation.aux_labels is None or not _knows_means(observation, client, last):
+        if observation.aux_labels is None or not knows_class_means(observation, client, last):
             return {}
         held = [r for r in rounds if (client, r) in observation.extractors]
         labels = observation.aux_labels[: self.aux_limit]
@@ -173,15 +175,6 @@ class Average(Attack):
             )
             means[round] = class_means(reps, labels, classes)
         return {round: means.get(round, means[last]) for round in rounds}
-
-
-def _knows_means(observation: Observation, client: int, last: int) -> bool:
-    """Whether class means of labelled auxiliary images in a client's last round can be had."""
-    return (
-        {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
-        and observation.aux_labels is not None
-        and (client, last) in observation.extractors
-    )
 
 
 def _newest(seen: list[tuple[int, Tensor]]) -> Solved:

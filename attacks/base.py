@@ -12,19 +12,13 @@ from typing import Any, ClassVar, Protocol, final
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Content, is_read_as
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import (
-    Artifact,
-    Content,
-    Knowledge,
-    Observation,
-    Outcome,
-    ThreatModel,
-    is_read_as,
-)
+from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 

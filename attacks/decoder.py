@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .inversion.amortised import decoder_answers

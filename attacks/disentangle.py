@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.channels import (
     Bound,
     Masking,
@@ -20,28 +21,22 @@ from fedre_privacy.core.channels import (
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    HeadState,
-    Knowledge,
-    Observation,
-    RecoveredPrototypes,
-)
+from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
-from .mixtures.aligned import Alignment, AuxImages, align, aligned, error_models, images_of
-from .mixtures.bounded import expected_factors, factors_that_agree
-from .mixtures.gaussian import most_likely_of_sent
+from .mixtures.aligned import Alignment, align, aligned, images_of
+from .mixtures.defended import lengthened, solved_of_parts
+from .mixtures.head_prior import along_head, head_of
 from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
 from .mixtures.random_walk import random_walk
-from .mixtures.through import aux_reps, class_means, lagging
+from .mixtures.through import aux_reps, class_means, knows_class_means, lagging
 from .running.channels import (
     LOUDEST_FIRST,
-    WHOLE,
     encoding_error,
     is_noisy,
     least_bound,
@@ -153,7 +148,7 @@ class Disentangle(Attack):
         if found and self.solver in ("auto", "aligned", "kalman"):
             usable |= {Noise, UnknownNoise, RandomRounding}
         for mixing in found:
-            means = self._knows_means(observation, mixing)
+            means = knows_class_means(observation, mixing.client, int(mixing.rounds[-1]))
             if means and self.solver not in EXACT:
                 usable |= {Noise, UnknownNoise}
             if (
@@ -238,13 +233,6 @@ class Disentangle(Attack):
                 "attack.prior=common.",
             )
 
-    def _knows_means(self, observation: Observation, mixing: Mixing) -> bool:
-        return (
-            {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
-            and observation.aux_labels is not None
-            and (mixing.client, int(mixing.rounds[-1])) in observation.extractors
-        )
-
     def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
         held = [
             (mixing.client, round) in observation.extractors for round in mixing.rounds.tolist()
@@ -313,19 +301,25 @@ class Disentangle(Attack):
             seen = [images_of(r) for r in reps]
             factor, bound = mask_factor(channel), least_bound(channel.rows)
             if factor is not None and by_round:
-                solved = self._of_parts(observation, mixing, seen, by_round, factor)
+                solved = solved_of_parts(
+                    mixing, seen, by_round, factor, is_noisy(channel), self.align_penalty
+                )
                 placed = _placed(solved, mixing.classes, full.classes)
                 said = f"aligned, {plural(len(mixing.rounds), 'round')}, each coordinate where sent"
                 return _ClientAnswer(placed, rounds, mixing, [*notes, f"{who}: {said}"])
             alignment = align(seen, mixing.uploads, self.align_penalty)
             if bound is not None and by_round:
-                alignment = self._lengthened(observation, mixing, seen, by_round, alignment, bound)
+                alignment = lengthened(
+                    mixing, seen, by_round, alignment, bound, is_noisy(channel), self.align_penalty
+                )
                 notes.append(
                     f"{who}: uploads shortened to {bound:g} taken as "
                     f"{float(alignment.scale.mean()):.2f} times as long on average"
                 )
         means = None
-        noisy = is_noisy(channel) and self._knows_means(observation, mixing)
+        noisy = is_noisy(channel) and knows_class_means(
+            observation, mixing.client, int(mixing.rounds[-1])
+        )
         if self.prior == "class-mean" or noisy:
             newest = by_round or self._class_means(
                 observation,
@@ -354,47 +348,6 @@ class Disentangle(Attack):
             return []
         labels = observation.aux_labels[: self.aux_limit]
         return [class_means(r, labels, mixing.classes) for r in reps]
-
-    def _of_parts(
-        self,
-        observation: Observation,
-        mixing: Mixing,
-        seen: list[AuxImages],
-        means: list[Tensor],
-        factor: float,
-    ) -> Solved:
-        """Prototypes where only some coordinates of each upload were sent.
-
-        What is missing is filled by mixtures of class means for the way to the last round, and
-        not read there.
-        """
-        likely = (mixing.weights[:, None, :] @ torch.stack(means)).squeeze(1)
-        sent = mixing.uploads != 0
-        filled = torch.where(sent, mixing.uploads / factor, likely)
-        there = align(seen, filled, self.align_penalty)
-        noises = LOUDEST_FIRST if is_noisy(observation.channel) else ALIGNED_NOISES
-        models = error_models(mixing.weights, there.errors, noises, there.scale)
-        solved = most_likely_of_sent(models, there.uploads - mixing.weights @ means[-1], sent)
-        return Solved(solved.vectors + means[-1], solved.error)
-
-    def _lengthened(
-        self,
-        observation: Observation,
-        mixing: Mixing,
-        seen: list[AuxImages],
-        means: list[Tensor],
-        alignment: Alignment,
-        bound: float,
-    ) -> Alignment:
-        """Uploads carried over as if they had not been shortened."""
-        base = align(seen, torch.zeros_like(mixing.uploads), self.align_penalty).uploads
-        carried = alignment.uploads - base
-        factors = expected_factors(mixing.weights, torch.stack(means), bound)
-        if not is_noisy(observation.channel):
-            known = mixing.uploads.norm(dim=1) < WHOLE * bound
-            expected = torch.where(known, 1.0, factors)
-            factors = factors_that_agree(mixing.weights, base, carried, expected, known)
-        return replace(alignment, uploads=base + factors[:, None] * carried, scale=factors)
 
     def solve(
         self,
@@ -430,7 +383,7 @@ class Disentangle(Attack):
             said += ", class means as prior"
         fits = head is not None and head.shape[1] == uploads.shape[1]
         if self.head_prior or (self.head_prior is None and solver == "kalman" and fits):
-            beside = _along_head(head, mixing, uploads)
+            beside = along_head(head, mixing, uploads)
             uploads, along = uploads - weights @ beside, along + beside
             said += ", head as prior"
         if alignment is not None:
@@ -482,34 +435,3 @@ def _placed(solved: Solved, classes: Tensor, wanted: Tensor) -> Solved:
     at = torch.searchsorted(wanted, classes)
     vectors[at], error[at] = solved.vectors, solved.error
     return Solved(vectors, error)
-
-
-def head_of(observation: Observation) -> Tensor | None:
-    """Weight (C, d) of the head broadcast last, or None where none was granted."""
-    if Knowledge.HEAD not in observation.threat.grants:
-        return None
-    for broadcast in sorted(observation.broadcasts, key=lambda b: -b.round):
-        for artifact in broadcast.artifacts:
-            if isinstance(artifact, HeadState):
-                for name, tensor in artifact.params.items():
-                    if name.endswith("weight") and tensor.dim() == 2:
-                        return tensor.double()
-    return None
-
-
-def _along_head(head: Tensor | None, mixing: Mixing, uploads: Tensor) -> Tensor:
-    """Prior offsets a W_c of the classes, with a from a regression of uploads on w' W.
-
-    Near collapse p_c is about m + a W_c, so R_t - mean R is about a (w_t - mean w)' W.
-    """
-    if head is None or head.shape[1] != uploads.shape[1]:
-        given = "none" if head is None else str(tuple(head.shape))
-        raise IncompatibleError(
-            f"'attack.head_prior' needs a broadcast head with {uploads.shape[1]} columns; given: "
-            f"{given}."
-        )
-    rows = head[mixing.classes]
-    mixed = mixing.weights @ rows
-    mixed = mixed - mixed.mean(0)
-    size = mixed.square().sum().clamp(min=1e-300)
-    return (mixed * (uploads - uploads.mean(0))).sum() / size * rows

@@ -10,25 +10,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    GradientState,
-    HeadState,
-    Knowledge,
-    ModelState,
-    Observation,
-    RecoveredPrototypes,
-    Upload,
-)
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
+from .gradient.solve import training_of
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
 from .running.channels import least_bound
+from .running.messages import received_by
 
 METHODS = ("combined", "simulate", "ratio")
 CENTRES = ("auto", "found", "public")
@@ -247,12 +243,7 @@ def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:
     Raises:
         IncompatibleError: nothing can be, or the local training is not known.
     """
-    training = observation.training
-    if training is None:
-        raise IncompatibleError(
-            "The observation does not say how clients train (lr, epochs, batch size, sizes), "
-            "which attack 'head' replays."
-        )
+    training = training_of(observation)
     cases, notes = [], []
     for upload in observation.targets:
         who = f"client {upload.client}, round {upload.round}"
@@ -308,11 +299,9 @@ def _before(
         return (own[weight], own[bias]) if bias else None
     if not head_only:
         return None
-    for sent in observation.broadcasts:
-        if sent.round == upload.round and upload.client in sent.recipients:
-            for artifact in sent.artifacts:
-                if isinstance(artifact, HeadState):
-                    return artifact.params["weight"], artifact.params["bias"]
+    for artifact in received_by(observation, upload.client).get(upload.round, ()):
+        if isinstance(artifact, HeadState):
+            return artifact.params["weight"], artifact.params["bias"]
     return None
 
 

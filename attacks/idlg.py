@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import GradientState, Knowledge, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .gradient import labels as label_rules

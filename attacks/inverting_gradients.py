@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedre_privacy.core.channels import StepsAt
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     GradientState,
-    Knowledge,
     LowRankChange,
     LowRankModel,
     ModelState,
-    Observation,
-    Reconstruction,
     SmallModelState,
 )
+from fedre_privacy.core.channels import StepsAt
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import UpdateMatch, gradient

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Channel, Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
-from .base import Attack, Context, ResultCache, attacks
+from .base import Attack, Context, attacks
 from .dip import DeepImagePrior
 from .mixtures.mixing import Kind, mixings
 from .mixtures.views import PrototypeViews, prototype_views
 from .running.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
+from .running.driver import join, reconstruction, stage
 
 
 @attacks.register("joint-disentangle")
@@ -99,12 +94,12 @@ class JointDisentangle(Attack):
             )
         fit = DeepImagePrior(steps=self.steps, lr=self.lr, tv=self.tv, channels=self.channels)
         jobs = self._jobs(observation, context)
-        pieces = []
+        found, numbers = [], []
         for views, (rows, seen) in sorted(jobs.items()):
-            cache = _Prefixed(context.cache, f"views-{views}-")
-            found = fit.run(seen, replace(context, cache=cache))
-            pieces.append((torch.tensor(rows), found))
-        return _joined(pieces)
+            found.append(fit.run(seen, stage(context, f"views-{views}-")))
+            numbers += rows
+        pieces = [one.save()[0] for one in found]
+        return reconstruction(join(pieces, torch.tensor(numbers)), found[0].stopped_because)
 
     def _jobs(
         self, observation: Observation, context: Context
@@ -232,32 +227,3 @@ class _Views(nn.Module):
             reps = extractor(images)
             views.append(row_as_compared(self.channel, reps, torch.ones_like(reps)) * scale)
         return torch.cat(views, 1)
-
-
-class _Prefixed:
-    """A part of a cache, under names of its own."""
-
-    def __init__(self, cache: ResultCache, prefix: str) -> None:
-        self._cache, self._prefix = cache, prefix
-
-    def load(self, name: str) -> dict[str, Tensor] | None:
-        return self._cache.load(self._prefix + name)
-
-    def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self._cache.save(self._prefix + name, dict(tensors))
-
-
-def _joined(pieces: Sequence[tuple[Tensor, Reconstruction]]) -> Reconstruction:
-    """Reconstructions of some rows each, in the order of the rows."""
-    back = torch.cat([rows for rows, _ in pieces]).argsort()
-    found = [piece for _, piece in pieces]
-    logged = min(len(piece.trace_steps) for piece in found)
-    return Reconstruction(
-        images=torch.cat([piece.images for piece in found])[back],
-        prior=torch.cat([piece.prior for piece in found])[back],
-        fit=torch.cat([piece.fit for piece in found])[back],
-        trace=torch.cat([piece.trace[:logged] for piece in found], 1)[:, back],
-        trace_steps=found[0].trace_steps[:logged],
-        stopped_because=found[0].stopped_because,
-        diverged=torch.cat([piece.diverged for piece in found])[back],
-    )

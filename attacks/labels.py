@@ -9,26 +9,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.channels import Smoothing, StepsAt
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
     Counts,
     EntangledRep,
     GradientState,
     HeadState,
-    Knowledge,
-    LabelEstimate,
     LowRankChange,
     LowRankModel,
     ModelState,
-    Observation,
     Prototypes,
     Representations,
     SmallModelState,
 )
+from fedre_privacy.core.channels import Smoothing, StepsAt
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_changes import (
@@ -43,6 +42,7 @@ from .gradient.head_changes import (
 from .mixtures.encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
 from .mixtures.unmixing import unmix
 from .running.messages import Sent, messages_of, received_by
+from .running.modules import outputs
 
 AUX = 1000
 """Auxiliary images through which the responses of a model are measured, at most."""
@@ -338,11 +338,10 @@ def _response(
     if zeros:
         return even_response(classes)
     if model is not None and aux is not None and labels is not None:
-        with torch.no_grad():
-            outputs = torch.cat([model(part) for part in aux[:AUX].split(256)]).double()
+        shares = outputs(model, aux[:AUX]).double().softmax(1)
         hot = torch.nn.functional.one_hot(labels[:AUX].long(), classes).double()
-        sums, counts = hot.T @ outputs.softmax(1), hot.sum(0)[:, None]
-        mean = torch.where(counts > 0, sums / counts.clamp(min=1), outputs.softmax(1).mean(0))
+        sums, counts = hot.T @ shares, hot.sum(0)[:, None]
+        mean = torch.where(counts > 0, sums / counts.clamp(min=1), shares.mean(0))
         return mean if is_telling(mean) else None
     return even_response(classes) if round == 1 else None
 

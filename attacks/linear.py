@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     EntangledRep,
     HeadState,
-    Knowledge,
     ModelState,
-    Observation,
     Prototypes,
-    Reconstruction,
     Representations,
 )
+from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .inversion.amortised import linear_answers

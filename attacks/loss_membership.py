@@ -9,20 +9,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.config import knob
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
     GradientState,
     HeadState,
-    Knowledge,
     LowRankChange,
     LowRankModel,
-    MembershipScores,
     ModelState,
-    Observation,
     SmallModelState,
 )
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.sent_models import exchanges, losses, settle

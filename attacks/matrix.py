@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Knowledge,
-    LabelEstimate,
-    MatrixBlocks,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
+from .running.messages import received_by
+from .running.modules import outputs
 
 
 @attacks.register("matrix")
@@ -96,14 +94,12 @@ def two_groups(values: Tensor) -> Tensor:
 def _before(upload: Upload, observation: Observation, sent: Tensor) -> Tensor:
     """The blocks (m, s, s) that the client started the round from."""
     count, size = sent.shape[:2]
-    for message in observation.broadcasts:
-        if message.round == upload.round and upload.client in message.recipients:
-            for artifact in message.artifacts:
-                if isinstance(artifact, MatrixBlocks):
-                    whole = torch.block_diag(*artifact.blocks.double())
-                    grid = whole.reshape(count, size, count, size)
-                    blocks: Tensor = grid.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-                    return blocks
+    for artifact in received_by(observation, upload.client).get(upload.round, ()):
+        if isinstance(artifact, MatrixBlocks):
+            whole = torch.block_diag(*artifact.blocks.double())
+            grid = whole.reshape(count, size, count, size)
+            blocks: Tensor = grid.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            return blocks
     raise IncompatibleError(
         f"No matrix was sent to client {upload.client} in round {upload.round}, so its change is "
         "not known.",
@@ -120,8 +116,7 @@ def _class_means(upload: Upload, observation: Observation) -> Tensor:
             f"{upload.round}, and auxiliary images with labels.",
             next_step="Use --threat strong, and a round whose extractors were kept.",
         )
-    with torch.no_grad():
-        reps = torch.cat([extractor(part) for part in observation.aux.split(256)]).double()
+    reps = outputs(extractor, observation.aux).double()
     labels = observation.aux_labels.to(reps.device)
     sums = reps.new_zeros(observation.num_classes, reps.shape[1]).index_add(0, labels, reps)
     counts = torch.bincount(labels, minlength=observation.num_classes)

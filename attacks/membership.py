@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Bound, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Artifact,
-    Counts,
-    EntangledRep,
-    Knowledge,
-    MembershipScores,
-    Observation,
-    Prototypes,
-    Representations,
-)
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .running.channels import bounded_each
 from .running.messages import Sent, asked_of, messages_of
+from .running.modules import frozen, outputs
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
 SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
 """Samples per class considered where their number is not known, equally likely."""
-BATCH = 256
-"""Images per extractor pass; a constant, so that results do not depend on memory."""
 
 
 @attacks.register("membership")
@@ -203,9 +194,9 @@ class MembershipInference(Attack):
         samples: Tensor,
     ) -> _View:
         candidates = asked_of(observation)
-        net = copy.deepcopy(observation.extractors[client, round]).to(context.device).eval()
+        net = frozen(observation.extractors[client, round], context.device)
         images = torch.cat([candidates.images[mine], reference.images])
-        reps = _represent(net.requires_grad_(False), images, context.device)
+        reps = outputs(net, images, device=context.device)
         reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
@@ -308,9 +299,3 @@ def _keys(images: Tensor) -> Tensor:
     levels = (images.flatten(1) * 255).round().long()
     factors = torch.randint(1 << 40, (levels.shape[1],), generator=stream(0, "image keys"))
     return (levels * factors).sum(1)
-
-
-@torch.no_grad()
-def _represent(net: nn.Module, images: Tensor, device: torch.device) -> Tensor:
-    parts: Sequence[Tensor] = [net(part.to(device)).cpu() for part in images.split(BATCH)]
-    return torch.cat(list(parts))

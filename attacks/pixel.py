@@ -8,28 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .inversion.optimise import COMBINE, LOSSES, Budget, Start
-from .inversion.solve import invert
-from .inversion.starts import STARTS, adapts_by, knowledge_for, pictures_for
+from .inversion.image_search import ImageSearch
+from .inversion.starts import adapts_by, knowledge_for
 from .running.channels import ROWS_COMPARED
-from .running.objectives import OBJECTIVES
 
 
 @attacks.register("pixel")
 @dataclass(frozen=True, kw_only=True)
-class PixelInversion(Attack):
+class PixelInversion(ImageSearch, Attack):
     """Recover an image from a representation by optimising its pixels.
 
     Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first, or the
@@ -54,20 +47,7 @@ class PixelInversion(Attack):
     steps: int = knob(1000, help="optimiser steps", ge=1)
     lr: float = knob(0.1, help="Adam step size", gt=0)
     tv: float = knob(20.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
-    objective: str = knob("l2rel", help="distance between representations", choices=OBJECTIVES)
     average: float = knob(0.9, help="decay of the running mean of images", ge=0, lt=1)
-    loss: str = knob("log", help="minimise log D or plain D, plus total variation", choices=LOSSES)
-    restarts: int = knob(1, help="independent starts per target", ge=1)
-    combine: str = knob("best", help="keep the best restart or average all", choices=COMBINE)
-    patience: int = knob(
-        0, help="stop a target after so many steps without 0.1 % gain; 0: never", ge=0
-    )
-    chunk: int | None = knob(
-        None, help="targets at once on a GPU; none: as its memory allows", ge=1
-    )
-    start: str = knob(
-        "none", help="answer to begin from: none, or that of another attack", choices=STARTS
-    )
 
     @property
     def required(self) -> frozenset[Knowledge]:
@@ -77,27 +57,7 @@ class PixelInversion(Attack):
         return joined(super().adapts(observation), adapts_by(self.start, observation))
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        budget = Budget(
-            steps=self.steps,
-            lr=self.lr,
-            average=self.average,
-            tv=self.tv,
-            loss=self.loss,
-            restarts=self.restarts,
-            combine=self.combine,
-            patience=self.patience,
-        )
-        prior = _PixelPrior(observation.image_shape)
-        pictures = pictures_for(self.start, observation, context)
-        return invert(
-            observation,
-            context,
-            prior,
-            OBJECTIVES[self.objective],
-            budget,
-            chunk=self.chunk,
-            start=None if pictures is None else Start(pictures, _logits),
-        )
+        return self.search(observation, context, _PixelPrior(observation.image_shape), _logits)
 
 
 def _logits(parameters: list[Tensor], constants: list[Tensor], images: Tensor) -> list[Tensor]:

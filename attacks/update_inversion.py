@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, ModelState, SmallModelState
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import (
-    Knowledge,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    Observation,
-    Reconstruction,
-    SmallModelState,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import Simulate, UpdateMatch, gradient

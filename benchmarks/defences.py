@@ -36,7 +36,8 @@ from fedre_privacy.job import WORKER
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import facts_of, prepare
-from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult, benchmark, read_sweep
+from fedre_privacy.study.benchmark import BenchmarkResult, benchmark
+from fedre_privacy.study.description import Benchmark, read_sweep
 
 BASE = {
     "data": {"per_class": 60},

@@ -35,8 +35,9 @@ import tools
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.disentangle import Disentangle, head_of
+from fedre_privacy.attacks.disentangle import Disentangle
 from fedre_privacy.attacks.mixtures.aligned import Alignment, align, images_of
+from fedre_privacy.attacks.mixtures.head_prior import head_of
 from fedre_privacy.attacks.mixtures.linear import least_squares
 from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
 from fedre_privacy.attacks.mixtures.random_walk import random_walk
@@ -44,9 +45,9 @@ from fedre_privacy.attacks.mixtures.through import aux_reps, class_means
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means as true_means
 from fedre_privacy.blocks.state import Samples
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Prototypes
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift

@@ -36,17 +36,10 @@ from fedre_privacy.attacks.gradient.search import Descent
 from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
 from fedre_privacy.attacks.running.graphs import capture_for
+from fedre_privacy.core.artifacts import GradientState, ModelState
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import (
-    GradientState,
-    LocalTraining,
-    Mixture,
-    ModelState,
-    Observation,
-    Reconstruction,
-    Truth,
-    Upload,
-)
+from fedre_privacy.core.types import LocalTraining, Mixture, Observation, Truth, Upload
 from fedre_privacy.data.imagefolder import ImageFolder
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher

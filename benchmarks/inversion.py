@@ -59,18 +59,15 @@ from fedre_privacy.attacks.inversion.decoder_net import (
 )
 from fedre_privacy.attacks.inversion.optimise import Search, fit_tile
 from fedre_privacy.attacks.running.graphs import capture_for
+from fedre_privacy.attacks.running.modules import frozen
 from fedre_privacy.attacks.running.objectives import OBJECTIVES
 from fedre_privacy.attacks.running.tiles import CPU_TILE, single_threaded
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
+from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import (
-    Observation,
-    Outcome,
-    Reconstruction,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.photos import Photos
 from fedre_privacy.models.families import ModelSettings, build_model
@@ -115,7 +112,7 @@ def one_by_one(attack: DeepImagePrior, obs: Observation, context: Context, count
     """The plain way: a loop over targets, each with a network and an optimiser of its own."""
     prior: Any = attack.prior_for(obs.image_shape, context.device)
     prior = replace(prior, net=replace(prior.net, stacking="grouped"))
-    extract = inversion.frozen(obs.extractors[0, 1], context.device)
+    extract = frozen(obs.extractors[0, 1], context.device)
     rows, owners = obs.target_rows()
     seeds = inversion.seeds_for(owners, context.seed, 1)
     return torch.cat(
@@ -199,7 +196,7 @@ def search_for(
     parameters, constants = prior.start([torch.Generator().manual_seed(i) for i in range(rows)])
     search = Search(
         prior,
-        inversion.frozen(obs.extractors[0, 1], device),
+        frozen(obs.extractors[0, 1], device),
         OBJECTIVES[attack.objective],
         attack.budget,
         [p.to(device).requires_grad_() for p in parameters],

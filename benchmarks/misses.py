@@ -32,15 +32,10 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.inversion.optimise import spread_of
 from fedre_privacy.attacks.running.objectives import total_variation
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import (
-    Mixture,
-    Observation,
-    Reconstruction,
-    Representations,
-    Truth,
-    Upload,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Mixture, Observation, Truth, Upload
 from fedre_privacy.eval import PublicImages, evaluate
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.membership import auc

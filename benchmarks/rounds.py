@@ -303,7 +303,7 @@ class Plain:
         optimiser = torch.optim.SGD(self.head.parameters(), lr=SERVER_LR)
         loader: Any = DataLoader(pairs, batch_size=SERVER_BATCH, shuffle=True)  # type: ignore[arg-type]
         for rep, target in loader:
-            loss = F.cross_entropy(self.head(rep), target.to(self.device), reduction="sum")
+            loss = F.cross_entropy(self.head(rep), target.to(self.device))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

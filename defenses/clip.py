@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import Defense, Facts, Sending, defenses
 from .values import BOUNDED, COLLECTED, clip_rows, clipped

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Role, is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import Role, is_one_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
@@ -164,11 +164,14 @@ class DPSGD(Defense):
         who: str,
         clip_norm: float | None = None,
         steps: int | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
     ) -> float:
         """Train modules together in place and return the mean loss, as `blocks.local.fit` does.
 
         Args:
             noise_rng: CPU stream of the noise. who: client and protocol, for messages.
+            momentum, weight_decay: applied to the noisy gradient, which costs no privacy.
 
         Raises:
             IncompatibleError: a module, or the loss, that has no per-sample gradients.
@@ -191,7 +194,7 @@ class DPSGD(Defense):
         for module in modules:  # Opacus unfolds images by strides and needs the usual layout
             module.to(memory_format=torch.contiguous_format).train()
         device = samples.labels.device
-        sgd = torch.optim.SGD(groups)
+        sgd = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
         optimiser = DPOptimizer(
             sgd,
             noise_multiplier=float(self.noise or 0),

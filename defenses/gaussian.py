@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_mu
-from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Sending, defenses, uses
 from .noise import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.channels import Channel, Smoothing
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact, EntangledRep
 
 from .base import Defense, Facts, Sending, defenses
 

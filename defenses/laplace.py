@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Sending, defenses, uses
 from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities

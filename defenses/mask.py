@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact, is_one_of
 
 from .base import Defense, Facts, Sending, defenses
 from .values import BOUNDED, VECTORS, update_of, values_of, with_update, with_values

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact
 
 from .base import Defense, Facts, Sending, defenses
 from .values import TRAINED, update_of, with_update

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel, RandomRounding
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Artifact
 
 from .base import Defense, Facts, Sending, defenses
 from .values import ALL, update_of, with_update

@@ -8,14 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Content, Role, is_one_of
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Artifact,
-    Content,
-    Mixture,
-    Role,
-    is_one_of,
-)
+from fedre_privacy.core.types import Mixture
 
 from .base import Sending
 

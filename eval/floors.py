@@ -12,8 +12,9 @@ from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Reconstruction, Truth
+from fedre_privacy.core.types import Truth
 
 from .matching import support_pairs
 from .public import PublicImages

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LabelEstimate
+from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.units import plural
 
 from .floors import worst_of

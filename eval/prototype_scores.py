@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.types import RecoveredPrototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.units import plural
 
 from .floors import cross_fit, worst_of

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Reconstruction, Truth
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Truth
 
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify

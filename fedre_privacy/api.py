@@ -23,6 +23,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import Attack
+from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.config import load_yaml, merge, nested
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
@@ -31,10 +32,11 @@ from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
+from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
-from fedre_privacy.eval.report import training_curves
 from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.pages.html import fragment
@@ -59,6 +61,7 @@ from fedre_privacy.runs.settings import (
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.description import Benchmark, read_sweep
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -91,10 +94,7 @@ class Run(recorded.Run):
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""
-        chance = 1 / len(self.record["classes"])
-        return training_curves(
-            self.frame(), title=self.name, caption=self.record["summary"], chance=chance
-        )
+        return run_figures.accuracy(self)[0]
 
     def _repr_html_(self) -> str:
         return fragment(self.table(), title=self.name, foot=self.record["summary"])
@@ -107,7 +107,6 @@ class AttackResult(attacking.AttackResult):
         trial = self.trial
         words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
         flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        flags += [f"ORACLE ({', '.join(self.record['oracles'])})"] if self.record["oracles"] else []
         foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
         return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
 
@@ -291,6 +290,26 @@ def run_attack(
     return AttackResult(**_fields(result))
 
 
+def audit(
+    run: recorded.Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0
+) -> RunAudit:
+    """Test the privacy that a run's defences claim for one client.
+
+    Crafted uploads go through the defences; right guesses bound epsilon from below. Nothing is
+    trained. The record and a figure are written into the run's folder ``audits``.
+
+    Args:
+        run: with defences that state a guarantee for a client.
+        trials: canary clients.
+        alpha: chance that the lower bound is above the truth.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+        IncompatibleError: no claim for a client.
+    """
+    return audit_run(run, trials=trials, alpha=alpha, seed=seed)
+
+
 def benchmark(
     protocols: Sequence[str | Settings | Protocol] = (),
     schemes: Sequence[str | Settings | Entanglement] = (),
@@ -365,14 +384,14 @@ def benchmark(
 
 def comparison(
     base: Settings, problems: list[str], *, sweep: Path | None, **described: Any
-) -> benchmarking.Benchmark:
+) -> Benchmark:
     """Resolve what a benchmark compares.
 
     Args:
         base: sections of settings that all trainings share.
         problems: found before; they are reported with those of the rest.
         sweep: a sweep file, which then describes the benchmark.
-        described: the keys of a sweep file, see `study.benchmark.read_sweep`.
+        described: the keys of a sweep file, see `study.description.read_sweep`.
 
     Raises:
         ConfigError: all problems; names beside a sweep file; nothing to compare.
@@ -386,12 +405,12 @@ def comparison(
         raise ConfigError(*problems)
     typed(described)
     if sweep is not None:
-        return benchmarking.read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
-    return benchmarking.read_sweep(described, base, name="")
+        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+    return read_sweep(described, base, name="")
 
 
 def run_benchmark(
-    wanted: benchmarking.Benchmark,
+    wanted: Benchmark,
     *,
     runs: Path,
     out: Path | None = None,

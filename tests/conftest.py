@@ -8,12 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.types import (
-    Artifact,
-    Observation,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.artifacts import Artifact, Representations
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.data.base import ImageData, datasets
 from fedre_privacy.models.split import Normalise
 from fedre_privacy.threats.base import threats

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import update_as_sent
+from ..running.driver import Tick
 from .match import UpdateMatch, gradient
 from .objectives import l2rel
-from .search import Tick, lbfgs
+from .search import lbfgs
 from .solve import Answer, check, choose, known, one_hot, solve
 from .starts import draw
 from .victims import BN_MODES, Victim

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..running.driver import Tick
 from ..running.graphs import GraphCapture, Step, captured
 from ..running.objectives import total_variation
 
@@ -29,7 +30,6 @@ RELATIVE_TV = (6.0, 0.5)
 none is given."""
 
 MatchFn = Callable[[Tensor, Tensor], Tensor]
-Tick = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)

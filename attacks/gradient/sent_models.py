@@ -13,20 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Artifact, HeadState, Holds
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Artifact,
-    HeadState,
-    Holds,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.types import Observation, Upload
 
 from ..running.messages import received_by
+from ..running.modules import BATCH, frozen, outputs
 from .victims import moved
 
-BATCH = 256
-"""Images per pass; a constant, so that results do not depend on memory."""
 STEP = 0.01
 """Length of a gradient step where the learning rate is not known; only its sign matters much."""
 
@@ -64,14 +58,13 @@ def exchanges(observation: Observation) -> dict[int, SentModels]:
     return found
 
 
-@torch.no_grad()
 def losses(
     model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | None = None
 ) -> Tensor:
     """Cross-entropy of each image (n,), float64 on the CPU."""
-    model = copy.deepcopy(model).to(device or torch.device("cpu"))
-    parts = [model(part.to(device)).cpu().double() for part in images.split(BATCH)]
-    return nn.functional.cross_entropy(torch.cat(parts), labels.long(), reduction="none")
+    device = device or torch.device("cpu")
+    logits = outputs(frozen(model, device), images, device=device).double()
+    return nn.functional.cross_entropy(logits, labels.long(), reduction="none")
 
 
 @torch.no_grad()

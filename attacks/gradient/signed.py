@@ -11,13 +11,15 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.events import noted_once
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
+from ..running.driver import Tick
 from ..running.graphs import capture_for
 from . import labels as label_rules
 from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
-from .search import Tick, signed_adam
+from .search import signed_adam
 from .solve import Answer, batch_labels, choose, known, one_hot, solve
 from .starts import STARTS, draw
 from .victims import BN_MODES, Victim

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from threading import Event
 
 import torch
 from torch import Tensor
@@ -14,12 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LocalTraining, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import LocalTraining, Observation
 
-from ..running.tiles import CPU_TILE, in_tiles, progress
+from ..running.driver import Piece, Tick, in_tiles_of, join
+from ..running.tiles import CPU_TILE
 from . import labels as label_rules
 from .heads import shares
-from .search import Found, Tick
+from .search import Found
 from .victims import Victim, check_batch, family, head_names, local_steps, mean_gradient, victims_of
 
 GPU_ROWS = 64
@@ -132,60 +133,44 @@ def solve(
         note: what else to say of how it went.
     """
     keys = [(_key(victim), str(split(victim)), victim.client, victim.round) for victim in victims]
-    order = sorted(range(len(victims)), key=lambda i: keys[i])
 
-    def piece(start: int, stop: int, stopped: Event) -> dict[str, Tensor]:
-        name = f"victims-{start:06d}-{stop:06d}"
-        kept = context.cache.load(name)
-        if kept is not None:
-            return kept
-        tick = progress(
-            context, stopped, of=steps, first=start, rows=stop - start, total=len(victims)
-        )
+    def work(some: list[int], tick: Tick) -> Piece:
         answers = []
-        for _, group in groupby(order[start:stop], key=lambda i: keys[i][:2]):
+        for _, group in groupby(some, key=lambda i: keys[i][:2]):
             members = list(group)
-
-            answers.append(
-                search([victims[i] for i in members], [labels[i] for i in members], tick)
-            )
-        done = _joined(answers)
-        context.cache.save(name, done)
-        return done
+            found = search([victims[i] for i in members], [labels[i] for i in members], tick)
+            answers.append(vars(found))
+        return join(answers)
 
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
         small = all(_size(victim) <= SMALL_MODEL for victim in victims)
-        pieces = in_tiles(
-            piece,
-            len(victims),
+        found = in_tiles_of(
+            work,
+            sorted(range(len(victims)), key=lambda i: keys[i]),
             context,
+            steps=steps,
             cpu=(CPU_TILE if together and small else 1) // restarts,
             gpu=((chunk or GPU_ROWS) if together else 1) // restarts,
+            name="victims",
         )
-    back = torch.tensor(order).argsort()
-    joined = {
-        name: torch.cat([p[name] for p in pieces])[back]
-        for name in ("images", "prior", "labels", "fit", "redrawn", "failed")
-    }
-    trace = torch.cat([p["trace"] for p in pieces], dim=1)[:, back]
     size = observation.images_per_target
-    by_label = joined["labels"].argsort(dim=1, stable=True)
+    by_label = found["labels"].argsort(dim=1, stable=True)
     rows_of = torch.arange(len(victims))[:, None]
-    images = joined["images"][rows_of, by_label].flatten(0, 1)
+    images = found["images"][rows_of, by_label].flatten(0, 1)
     said = ["budget spent", note] if note else ["budget spent"]
-    if bool(joined["redrawn"].any()):
-        said.append(f"{int(joined['redrawn'].sum())} starts drawn anew after NaN")
-    if bool(joined["failed"].any()):
-        said.append(f"{int(joined['failed'].sum())} of {restarts * len(victims)} starts diverged")
+    if bool(found["redrawn"].any()):
+        said.append(f"{int(found['redrawn'].sum())} starts drawn anew after NaN")
+    if bool(found["failed"].any()):
+        said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
     return Reconstruction(
         images=images,
-        prior=joined["prior"].clamp(0, 1).flatten(0, 1),
-        fit=joined["fit"].repeat_interleave(size),
-        trace=trace.repeat_interleave(size, dim=1),
-        trace_steps=pieces[0]["trace_steps"],
+        prior=found["prior"].clamp(0, 1).flatten(0, 1),
+        fit=found["fit"].repeat_interleave(size),
+        trace=found["trace"].repeat_interleave(size, dim=1),
+        trace_steps=found["trace_steps"],
         stopped_because="; ".join(said),
         diverged=~images.isfinite().flatten(1).all(1),
-        labels=joined["labels"].sort(dim=1).values.flatten(),
+        labels=found["labels"].sort(dim=1).values.flatten(),
     )
 
 
@@ -244,13 +229,3 @@ def _key(victim: Victim) -> str:
 
 def _size(victim: Victim) -> int:
     return sum(value.numel() for value in victim.upload.values())
-
-
-def _joined(answers: Sequence[Answer]) -> dict[str, Tensor]:
-    out = {
-        name: torch.cat([getattr(answer, name) for answer in answers])
-        for name in ("images", "prior", "labels", "fit", "redrawn", "failed")
-    }
-    out["trace"] = torch.cat([answer.trace for answer in answers], dim=1)
-    out["trace_steps"] = answers[0].trace_steps
-    return out

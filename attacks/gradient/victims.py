@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifacts import Holds
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Holds,
-    LocalTraining,
-    Observation,
-)
+from fedre_privacy.core.types import LocalTraining, Observation
+
+from ..running.modules import frozen
 
 BN_MODES = ("eval", "batch")
 
@@ -159,7 +157,7 @@ def prepared(model: nn.Module, bn: str, device: torch.device, dtype: torch.dtype
         bn: "eval" uses the model's running statistics, "batch" those of the batch itself, as a
             client in training mode does; dropout is off in both.
     """
-    module = copy.deepcopy(model).to(device, dtype).eval().requires_grad_(False)
+    module = frozen(model, device).to(dtype)
     if bn == "batch":
         for part in batch_norms(module).values():
             part.track_running_stats = False

@@ -17,20 +17,22 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.events import Event, noted_once
+from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import bounded_each, rows_sent_anew, upload_behind
+from ..running.driver import Piece, Tick, in_groups, join, reconstruction
 from ..running.graphs import capture_for
+from ..running.modules import BATCH, frozen, outputs
 from ..running.objectives import l2rel
 from ..running.tiles import each, single_threaded
-from .aux_pairs import BATCH, FOLDS, AuxPairs, represent, simulated, some_views
+from .aux_pairs import FOLDS, AuxPairs, simulated, some_views
 from .decoder_net import DecoderTraining, Examples, Refiner, blank, train_refiner
 from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total
 from .map_jobs import MapJob, jobs_of
 from .simulate import folds_of, views
-from .solve import frozen
 
 AVERAGED_VIEWS = 2
 """Views that enter simulated means and mixtures: plain and mirrored."""
@@ -58,22 +60,18 @@ def linear_answers(observation: Observation, context: Context, linear: Linear) -
     Raises:
         IncompatibleError: too few auxiliary images, or an extractor that does not fit.
     """
-    jobs = jobs_of(observation, linear)
-    count = sum(len(job.index) for job in jobs)
+    jobs = {f"rows-{job.name}": job for job in jobs_of(observation, linear)}
+
+    def answer(name: str, tick: Tick) -> Piece:
+        aux = _aux(observation, context.device)
+        work = _prepare(observation, context, jobs[name], aux, linear, room=0)
+        tick(0, work.fits[-1])
+        return _result(work, aux)
+
     with single_threaded(context.device) as cores:
-
-        def piece(job: MapJob) -> dict[str, Tensor]:
-            kept = context.cache.load(f"rows-{job.name}")
-            if kept is None:
-                aux = _aux(observation, context.device)
-                work = _prepare(observation, context, job, aux, linear, room=0)
-                kept = _result(work, aux)
-                _tell(context, job, 0, 1, count, work.fits[-1])
-                context.cache.save(f"rows-{job.name}", kept)
-            return kept
-
-        pieces = each(piece, jobs, cores)
-    return _join(jobs, pieces, "closed form")
+        groups = {name: job.index for name, job in jobs.items()}
+        found = in_groups(answer, groups, context, steps=1, cores=cores)
+    return reconstruction(found, "closed form")
 
 
 def decoder_answers(
@@ -88,23 +86,19 @@ def decoder_answers(
     Raises:
         IncompatibleError: too few auxiliary images, or an extractor that does not fit.
     """
-    jobs = jobs_of(observation, linear)
-    pieces: list[dict[str, Tensor]] = []
+    jobs: dict[str, list[MapJob]] = {}
+    for job in jobs_of(observation, linear):
+        jobs.setdefault(f"rows-{job.family}", []).append(job)
+    steps = stages * how.updates
     with single_threaded(context.device) as cores:
-        for family in sorted({job.family for job in jobs}):
-            name = f"rows-{family}"
-            mine = [job for job in jobs if job.family == family]
-            kept = context.cache.load(name)
-            if kept is None:
-                aux = _aux(observation, context.device)
-                found = _family(observation, context, mine, aux, linear, how, stages, cores)
-                kept = {
-                    key: torch.cat([f[key] for f in found], dim=1 if key == "trace" else 0)
-                    for key in found[0]
-                }
-                context.cache.save(name, kept)
-            pieces.append(kept)
-    return _join(jobs, pieces, "training done")
+
+        def answer(name: str, tick: Tick) -> Piece:
+            mine, aux = jobs[name], _aux(observation, context.device)
+            return join(_family(observation, context, mine, aux, linear, how, stages, cores, tick))
+
+        groups = {name: torch.cat([job.index for job in mine]) for name, mine in jobs.items()}
+        found = in_groups(answer, groups, context, steps=steps, cores=1)
+    return reconstruction(found, "training done")
 
 
 def _family(
@@ -116,10 +110,10 @@ def _family(
     how: DecoderTraining,
     stages: int,
     cores: int,
-) -> list[dict[str, Tensor]]:
+    tick: Tick,
+) -> list[Piece]:
     """Train on the extractors of targets of one kind, and answer these."""
-    family, count = jobs[0].family, sum(len(job.index) for job in jobs)
-    channels = observation.image_shape[0]
+    family, channels = jobs[0].family, observation.image_shape[0]
     stored = [context.cache.load(f"network-{family}-{stage}") for stage in range(stages)]
     room = max(BATCH, POOL_VALUES // aux[0].numel() // len(jobs)) if None in stored else 0
 
@@ -135,11 +129,10 @@ def _family(
             net = blank(channels, how.width).to(context.device)
             if whole:
 
-                def tick(update: int, loss: Tensor, stage: int = stage) -> None:
-                    done = stage * how.updates + update
-                    _tell(context, jobs[0], done, stages * how.updates, count, loss, count)
+                def updated(update: int, loss: Tensor, stage: int = stage) -> None:
+                    tick(stage * how.updates + update, loss)
 
-                examples = each(_lessons, whole, cores)
+                examples = each(_examples, whole, cores)
                 net = train_refiner(
                     examples,
                     how,
@@ -147,7 +140,7 @@ def _family(
                     stage=stage,
                     purpose=family,
                     cores=cores,
-                    tick=tick,
+                    tick=updated,
                     capturer=capture_for(context.device),
                     note=note,
                 )
@@ -171,7 +164,7 @@ def _sound(work: _Work) -> bool:
     return all(bool(one.weight.isfinite().all()) for one in (work.whole, *work.parts))
 
 
-def _lessons(work: _Work) -> Examples:
+def _examples(work: _Work) -> Examples:
     pairs, picture = work.pairs, work.picture
     if pairs is None or picture is None:
         raise ValueError("pairs were not kept for training")
@@ -186,7 +179,7 @@ def _lessons(work: _Work) -> Examples:
 
 
 def _cross_fitted_correction(work: _Work, pairs: AuxPairs, picture: Tensor) -> Tensor:
-    error = pairs.reps - represent(work.extract, picture)
+    error = pairs.reps - outputs(work.extract, picture)
     out = torch.empty_like(picture)
     for fold, part in enumerate(work.parts):
         where = pairs.fold == fold
@@ -198,10 +191,10 @@ def _improve(work: _Work, net: Refiner, *, pairs_too: bool) -> None:
     """Let a network improve the answers, and the pairs where a further stage learns from them."""
     with torch.no_grad():
         reps = work.job.reps.to(work.answer.device)
-        error = reps - represent(work.extract, work.answer)
+        error = reps - outputs(work.extract, work.answer)
         correction = work.whole.change(error).reshape(work.answer.shape)
         work.answer = net(work.answer, correction).clamp(0, 1)
-        work.fits.append(l2rel(represent(work.extract, work.answer), reps))
+        work.fits.append(l2rel(outputs(work.extract, work.answer), reps))
         if pairs_too and work.pairs is not None and work.picture is not None:
             correction = _cross_fitted_correction(work, work.pairs, work.picture)
             made = [
@@ -226,7 +219,7 @@ def _prepare(
     client, round = job.owner
     extract = frozen(observation.extractors[job.owner], context.device)
     draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
-    clean = [represent(extract, moved) for moved in views(aux, linear.views)]
+    clean = [outputs(extract, moved) for moved in views(aux, linear.views)]
     channel = observation.channel
     upload = upload_behind(observation, client, round, job.reps)
     reps = clean
@@ -274,7 +267,7 @@ def _prepare(
     targets = job.reps.to(context.device)
     answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
-    fits = [l2rel(start, targets), l2rel(represent(extract, answer), targets)]
+    fits = [l2rel(start, targets), l2rel(outputs(extract, answer), targets)]
     return _Work(job, extract, whole, parts, pairs if room else None, picture, answer, fits)
 
 
@@ -284,27 +277,7 @@ def _aux(observation: Observation, device: torch.device) -> Tensor:
     return observation.aux.float().to(device)
 
 
-def _tell(
-    context: Context,
-    job: MapJob,
-    step: int,
-    of: int,
-    total: int,
-    match: Tensor,
-    rows: int | None = None,
-) -> None:
-    data = {
-        "step": step,
-        "of": of,
-        "first": job.first,
-        "rows": len(job.index) if rows is None else rows,
-        "total": total,
-        "match": match,
-    }
-    context.report(Event("attack.step", data))
-
-
-def _result(work: _Work, aux: Tensor) -> dict[str, Tensor]:
+def _result(work: _Work, aux: Tensor) -> Piece:
     prior = aux.mean(0, keepdim=True).expand_as(work.answer)
     return {
         "images": work.answer.cpu(),
@@ -312,21 +285,3 @@ def _result(work: _Work, aux: Tensor) -> dict[str, Tensor]:
         "fit": work.fits[-1].cpu(),
         "trace": torch.stack(work.fits).cpu(),
     }
-
-
-def _join(jobs: list[MapJob], pieces: list[dict[str, Tensor]], why: str) -> Reconstruction:
-    """Put answers back into the order of the observation."""
-    back = torch.cat([job.index for job in jobs]).argsort()
-    images, prior, match = (
-        torch.cat([piece[key] for piece in pieces])[back] for key in ("images", "prior", "fit")
-    )
-    trace = torch.cat([piece["trace"] for piece in pieces], dim=1)[:, back]
-    return Reconstruction(
-        images=images,
-        prior=prior,
-        fit=match,
-        trace=trace,
-        trace_steps=torch.arange(len(trace)),
-        stopped_because=why,
-        diverged=~images.isfinite().flatten(1).all(1),
-    )

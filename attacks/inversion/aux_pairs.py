@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +15,6 @@ from .simulate import blend_weights, folds_of, prototype_weights, views
 FOLDS = 4
 HELD = 8
 """Every so many auxiliary images one is kept for checks of the network."""
-BATCH = 256
-"""Images represented at once."""
 SIMULATED = 3000
 """Simulated means or mixtures for each extractor."""
 
@@ -94,9 +91,3 @@ def simulated(
         torch.cat(fold).to(aux.device)[order],
         torch.cat(held).to(aux.device)[order],
     )
-
-
-def represent(extract: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Representations (n, d) of images (n, C, H, W), without gradients."""
-    with torch.no_grad():
-        return torch.cat([extract(some) for some in images.split(BATCH)])

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Counts, EntangledRep, Prototypes
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Counts, EntangledRep, Observation, Prototypes, Upload
+from fedre_privacy.core.types import Observation, Upload
 
 from ..running.channels import unsmoothed
+from ..running.modules import frozen
 from .linear_map import Linear
-from .solve import check_extractors, frozen
+from .solve import check_extractors
 
 LEAST_AUX = 8
 

@@ -93,10 +93,6 @@ class Start:
     images: Tensor
     toward: Callable[[list[Tensor], list[Tensor], Tensor], list[Tensor]]
 
-    def rows(self, start: int, stop: int) -> Start:
-        """Keep a range of targets."""
-        return Start(self.images[start:stop], self.toward)
-
 
 @dataclass(frozen=True)
 class Fitted:

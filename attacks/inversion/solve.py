@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from threading import Event
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +12,16 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive
-from fedre_privacy.core.types import Observation, Reconstruction
+from fedre_privacy.core.types import Observation
 
 from ..running.channels import objective_as_sent
+from ..running.driver import Piece, Tick, in_tiles_of, reconstruction
 from ..running.graphs import capture_for
+from ..running.modules import frozen
 from ..running.objectives import Objective
-from ..running.tiles import CPU_TILE, in_tiles, measured_rows, progress
+from ..running.tiles import CPU_TILE, measured_rows
 from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
 
 STUCK = 0.5
@@ -45,77 +46,60 @@ def invert(
     Args:
         start: pictures to begin from, one per target in the observation's order.
     """
-    device = context.device
+    device, restarts = context.device, budget.restarts
     objective = objective_as_sent(observation, objective)
     rows, owners = observation.target_rows()
-    order = sorted(range(len(owners)), key=lambda i: owners[i])
-    rows = rows[torch.tensor(order)].float()
-    owners = [owners[i] for i in order]
-    if start is not None:
-        start = Start(start.images[torch.tensor(order)], start.toward)
-    seeds = seeds_for(owners, context.seed, budget.restarts)
+    rows = rows.float()
+    seeds = seeds_for(owners, context.seed, restarts)
     extractors = {
         key: frozen(observation.extractors[key], device)
-        for key in dict.fromkeys(owners)
+        for key in sorted(set(owners))
         if key in observation.extractors
     }
-
     check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
-
     note = noted_once(context.report)
 
-    def piece(first: int, last: int, stopped: Event) -> dict[str, Tensor]:
-        name = f"rows-{first:06d}-{last:06d}"
-        kept = context.cache.load(name)
-        if kept is None:
-            kept = _fit(
-                rows[first:last],
-                owners[first:last],
-                seeds[first * budget.restarts : last * budget.restarts],
-                extractors,
+    def fit(some: list[int], tick: Tick) -> Piece:
+        begin = None if start is None else Start(start.images[some], start.toward)
+        own = [seeds[i * restarts + one] for i in some for one in range(restarts)]
+
+        def search(some: list[int], seeds: list[int]) -> Fitted:
+            repeated = [owners[i] for i in some for _ in range(restarts)]
+            return fit_tile(
                 prior,
+                by_owner(extractors, repeated),
+                rows[some].to(device),
                 objective,
                 budget,
-                context=context,
-                first=first,
-                total=len(owners),
-                stopped=stopped,
+                seeds=seeds,
+                tick=tick,
+                start=begin,
+                extract_some=lambda left: by_owner(extractors, [repeated[i] for i in left]),
+                capturer=capture_for(device),
                 note=note,
-                begin=None if start is None else start.rows(first, last),
             )
-            context.cache.save(name, kept)
-        return kept
+
+        done = search(some, own)
+        stuck = (~(done.fit <= STUCK * done.trace[0])).nonzero().squeeze(1).tolist()
+        if stuck and begin is None:
+            anew = [derive(own[i * restarts + r], "anew") for i in stuck for r in range(restarts)]
+            done = better_of(done, stuck, search([some[i] for i in stuck], anew))
+        return {**vars(done), "steps": torch.tensor(done.steps)}
 
     if chunk is None and device.type != "cpu":
         tried = trials(prior, objective, budget, rows, owners, extractors, device)
         chunk = measured_rows(tried, device)
 
-    pieces = in_tiles(
-        piece,
-        len(owners),
+    found = in_tiles_of(
+        fit,
+        sorted(range(len(owners)), key=lambda i: owners[i]),
         context,
-        cpu=CPU_TILE // budget.restarts,
-        gpu=(chunk or 1) // budget.restarts,
+        steps=budget.steps,
+        cpu=CPU_TILE // restarts,
+        gpu=(chunk or 1) // restarts,
     )
-
-    back = torch.tensor(order).argsort()
-    joined = {key: torch.cat([p[key] for p in pieces])[back] for key in ("images", "prior", "fit")}
-    spread = torch.cat([p["spread"] for p in pieces])
-    logged = min(p["trace"].shape[0] for p in pieces)
-    trace = torch.cat([p["trace"][:logged] for p in pieces], dim=1)[:, back]
-    diverged = ~joined["images"].isfinite().flatten(1).all(1)
-    used = [int(p["steps"]) for p in pieces]
-    early = max(used) < budget.steps
-    return Reconstruction(
-        images=joined["images"],
-        prior=joined["prior"],
-        fit=joined["fit"],
-        trace=trace,
-        trace_steps=pieces[0]["trace_steps"][:logged],
-        stopped_because="no further improvement" if early else "budget spent",
-        diverged=diverged,
-        spread=spread[back] if len(spread) else spread,
-    )
+    early = int(found["steps"].max()) < budget.steps
+    return reconstruction(found, "no further improvement" if early else "budget spent")
 
 
 def trials(
@@ -185,59 +169,3 @@ def seeds_for(owners: list[tuple[int, int]], seed: int, restarts: int) -> list[i
             purpose = f"attack restart {restart}"
             out.append(derive(seed, purpose, client=client, round=round, index=index))
     return out
-
-
-def _fit(
-    rows: Tensor,
-    owners: list[tuple[int, int]],
-    seeds: list[int],
-    extractors: dict[tuple[int, int], nn.Module],
-    prior: ImagePrior,
-    objective: Objective,
-    budget: Budget,
-    *,
-    context: Context,
-    first: int,
-    total: int,
-    stopped: Event,
-    note: Callable[[str], None],
-    begin: Start | None,
-) -> dict[str, Tensor]:
-    tick = progress(context, stopped, of=budget.steps, first=first, rows=len(rows), total=total)
-
-    def search(some: list[int], seeds: list[int]) -> Fitted:
-        repeated = [owners[i] for i in some for _ in range(budget.restarts)]
-        return fit_tile(
-            prior,
-            by_owner(extractors, repeated),
-            rows[some].to(context.device),
-            objective,
-            budget,
-            seeds=seeds,
-            tick=tick,
-            start=begin,
-            extract_some=lambda kept: by_owner(extractors, [repeated[i] for i in kept]),
-            capturer=capture_for(context.device),
-            note=note,
-        )
-
-    done = search(list(range(len(owners))), seeds)
-    stuck = (~(done.fit <= STUCK * done.trace[0])).nonzero().squeeze(1).tolist()
-    if stuck and begin is None:
-        wide = budget.restarts
-        anew = [derive(one, "anew") for i in stuck for one in seeds[i * wide : (i + 1) * wide]]
-        done = better_of(done, stuck, search(stuck, anew))
-    return {
-        "images": done.images,
-        "prior": done.prior,
-        "fit": done.fit,
-        "spread": done.spread,
-        "trace": done.trace,
-        "trace_steps": done.trace_steps,
-        "steps": torch.tensor(done.steps),
-    }
-
-
-def frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy on a device, in evaluation mode, whose parameters take no gradient."""
-    return copy.deepcopy(module).to(device).eval().requires_grad_(False)

@@ -7,10 +7,13 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Context, ResultCache, attacks
+from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.events import silent
-from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
+
+from ..running.driver import stage
 
 STARTS = ("none", "linear", "decoder")
 
@@ -32,22 +35,8 @@ def pictures_for(start: str, observation: Observation, context: Context) -> Tens
     """
     if start == "none":
         return None
-    cache = _Prefixed(context.cache, f"start-{start}-")
-    quiet = dataclasses.replace(context, cache=cache, report=silent)
+    quiet = dataclasses.replace(stage(context, f"start-{start}-"), report=silent)
     found = attacks.get(start)().run(observation, quiet)
     if not isinstance(found, Reconstruction):
         raise TypeError(f"attack '{start}' does not answer with images")
     return torch.nan_to_num(found.images, nan=0.5)
-
-
-class _Prefixed:
-    """A part of a cache, under names of its own."""
-
-    def __init__(self, cache: ResultCache, prefix: str) -> None:
-        self._cache, self._prefix = cache, prefix
-
-    def load(self, name: str) -> dict[str, Tensor] | None:
-        return self._cache.load(self._prefix + name)
-
-    def save(self, name: str, tensors: dict[str, Tensor]) -> None:
-        self._cache.save(self._prefix + name, tensors)

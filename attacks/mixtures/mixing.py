@@ -8,7 +8,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.types import EntangledRep, Observation
+from fedre_privacy.core.artifacts import EntangledRep
+from fedre_privacy.core.types import Observation
 
 from ..running.messages import messages_of
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.inversion.solve import frozen
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Observation
+from fedre_privacy.core.types import Knowledge, Observation
+
+from ..running.modules import frozen, outputs
 
 BATCH = 250
 
@@ -41,9 +42,7 @@ def aux_reps(
     out = []
     for round in rounds:
         module = frozen(observation.extractors[client, round], device)
-        with torch.no_grad():
-            parts = [module(part.to(device)).cpu() for part in images[:limit].split(BATCH)]
-        out.append(torch.cat(parts))
+        out.append(outputs(module, images[:limit], batch=BATCH, device=device))
         if out[-1].shape[1] != length:
             raise IncompatibleError(
                 f"The extractor of client {client} in round {round} returns "
@@ -70,3 +69,12 @@ def class_means(reps: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
     reps = reps.double()
     rows = [reps[labels == c] for c in classes.tolist()]
     return torch.stack([own.mean(0) if len(own) else reps.mean(0) for own in rows])
+
+
+def knows_class_means(observation: Observation, client: int, last: int) -> bool:
+    """Whether class means of labelled auxiliary images in a client's last round can be had."""
+    return (
+        {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} <= observation.threat.grants
+        and observation.aux_labels is not None
+        and (client, last) in observation.extractors
+    )

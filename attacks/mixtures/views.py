@@ -10,7 +10,8 @@ from torch import Tensor
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
 from fedre_privacy.attacks.running.messages import messages_of
-from fedre_privacy.core.types import Observation, Prototypes
+from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.types import Observation
 
 from .aligned import align, aligned, images_of
 from .through import aux_reps, lagging

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Artifact, Candidates, EntangledRep, Observation
+from fedre_privacy.core.types import Candidates, Observation
 
 from .channels import unsmoothed
 

@@ -55,7 +55,7 @@ def framed(
     """Return a figure with a title at its head and a caption at its foot.
 
     What is drawn between them is laid out by matplotlib's constrained layout. Captions keep their
-    line breaks; flags (``NAME: ...``) are bold and red.
+    line breaks; the flag ``COUNTERFACTUAL: ...`` is bold and red.
 
     Args:
         width: of the figure (in).
@@ -64,7 +64,7 @@ def framed(
     """
     per_line = int((width - 2 * _MARGIN) * 18)
     lines = [
-        (line, part.startswith(("COUNTERFACTUAL:", "ORACLE:")))
+        (line, part.startswith("COUNTERFACTUAL:"))
         for part in caption.splitlines()
         for line in textwrap.wrap(visible(part), per_line) or [""]
     ]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedre_privacy.core.types import Emission, Prototypes, Upload
+from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.types import Emission, Upload
 
 from .local import represent
 from .prototypes import class_means

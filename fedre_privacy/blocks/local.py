@@ -55,8 +55,10 @@ def fit(
     clip_norm: float | None = None,
     shuffle: bool = True,
     steps: int | None = None,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> float:
-    """Train modules together by plain SGD on one scalar loss and return its mean.
+    """Train modules together by SGD on one scalar loss and return its mean.
 
     Batches are those of `batches`. After it, every parameter's ``grad`` is that of the last batch.
     Modules without a parameter to train are left alone, and the loss is 0.
@@ -67,6 +69,7 @@ def fit(
         loss: batch images (b, C, H, W) in [0, 1] and labels (b,) to a scalar.
         rng: CPU stream for the order of samples.
         shuffle: see `batches`. steps: stop after so many batches; none: after `epochs`.
+        momentum, weight_decay: of SGD, as in `torch.optim.SGD`.
     """
     modules = list(modules)
     rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
@@ -76,7 +79,7 @@ def fit(
     ]
     if not any(group["params"] for group in groups):
         return 0.0
-    optimiser = torch.optim.SGD(groups)
+    optimiser = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
     for module in modules:
         module.train()
     device = samples.labels.device

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.types import Emission, Mixture, Prototypes
+from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.types import Emission, Mixture
 
 
 def class_means(reps: Tensor, labels: Tensor, num_classes: int) -> Emission:

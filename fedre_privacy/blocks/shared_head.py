@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import AGGREGATE, EntangledRep, HeadState, Upload
+from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .state import Client, Message, Server, Setting, Task, only
@@ -21,12 +22,15 @@ from .state import Client, Message, Server, Setting, Task, only
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTraining:
-    """How the server trains the shared head: plain SGD on (representation, label mix) pairs."""
+    """How the server trains the shared head: plain SGD on (representation, label mix) pairs.
+
+    A step on the sum over n pairs is n steps of the same size on their mean.
+    """
 
     lr: float = knob(0.01, help="server step size", gt=0)
     batch_size: int = knob(10, help="server batch size", ge=1)
     epochs: int = knob(1, help="server passes over the round's pairs", ge=1)
-    reduction: str = knob("sum", help="loss over the pairs of a batch", choices=("sum", "mean"))
+    reduction: str = knob("mean", help="loss over the pairs of a batch", choices=("sum", "mean"))
 
 
 class TrainsHead(Protocol):

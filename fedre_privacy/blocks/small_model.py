@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedre_privacy.core.types import Emission, SmallModelState, Upload
+from fedre_privacy.core.artifacts import SmallModelState
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import SplitModel
 

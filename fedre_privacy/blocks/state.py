@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import derive, secret, stream
-from fedre_privacy.core.types import Artifact
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
 
@@ -32,6 +32,15 @@ class Training:
     epochs: int = knob(1, help="local epochs per round", ge=1)
     batch_size: int = knob(32, help="local batch size, the last short batch is dropped", ge=1)
     lr: float = knob(0.06, help="local SGD step size", gt=0)
+    lr_decay: float = knob(
+        1.0, help="factor on local step sizes after every round", gt=0, le=1, later=True
+    )
+    momentum: float = knob(
+        0.0, help="of local SGD; it begins anew in every round", ge=0, lt=1, later=True
+    )
+    weight_decay: float = knob(
+        0.0, help="of local SGD: added to gradients, times the parameters", ge=0, later=True
+    )
     train_ratio: float = knob(0.75, help="share of each client's samples to train on", gt=0, lt=1)
     broadcast_to: str = knob(
         "next",
@@ -52,6 +61,15 @@ class Training:
     )
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
     seed: int = knob(0, help="seed of everything random", ge=0)
+
+    def decay(self, round: int) -> float:
+        """Factor on local step sizes in a round; 1 in the first and in what comes before it."""
+        return float(self.lr_decay ** max(round - 1, 0))
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether a local step is the step size times the gradient of the loss."""
+        return self.momentum == 0 and self.weight_decay == 0
 
 
 @dataclass(frozen=True, eq=False)

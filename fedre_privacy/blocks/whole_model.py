@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.core.types import Counts, Emission, ModelState, Upload
+from fedre_privacy.core.artifacts import Counts, ModelState
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.families import build_model
 
 from .averaging import load_state, state_of, weighted_mean

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedre_privacy.api import run_attack, run_training
-from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.play.attack import require_complete
@@ -35,7 +33,13 @@ from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
 from .explain import explain, list_all, list_for, list_presets
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
-from .options import add_common_options, add_training_options, assigned, gather
+from .options import (
+    TRAINING_OPTIONS,
+    add_common_options,
+    add_training_options,
+    gather,
+    refuse_training_options,
+)
 from .output import Output, guarded
 from .result import print_result
 from .train import print_run
@@ -117,7 +121,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     recorded = None
     if options.run not in (None, "list"):
         recorded = find_run(options.run, options.runs_dir)
-        _refuse_training_options(options, recorded)
+        refuse_training_options(options, recorded)
         values = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
     problems: list[str] = []
     check_sections(values, where, problems)
@@ -157,47 +161,6 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         + plugin_words(run.settings.plugins()),
     )
     return 0
-
-
-TRAINING_OPTIONS = (
-    "protocol",
-    "dataset",
-    "data_dir",
-    "partition",
-    "models",
-    "scheme",
-    "clients",
-    "rounds",
-    "seed",
-)
-
-
-def _refuse_training_options(options: argparse.Namespace, run: Run) -> None:
-    """A recorded run is what it is: options that would change its training are refused."""
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in TRAINING_OPTIONS
-        if getattr(options, name) is not None
-    ]
-    given += ["--no-truth"] if options.no_truth else []
-    given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
-    if options.config:
-        loaded = load_yaml(options.config)
-        sections = {key: loaded.values[key] for key in TRAIN_SECTIONS if key in loaded.values}
-        if sections and _differs(sections, loaded.where, run):
-            given.append(f"{', '.join(sections)} in {options.config}")
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)} would train a new run, but the recorded run {options.run} was "
-            "given.",
-            next_step="Leave out one or the other.",
-        )
-
-
-def _differs(sections: Mapping[str, Any], where: Mapping[str, str], run: Run) -> bool:
-    problems: list[str] = []
-    settings = required(resolve_training(sections, where, problems), problems)
-    return settings.plain() != run.settings.plain()
 
 
 def _rehearse(

@@ -16,7 +16,7 @@ from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.play.rehearse import rehearse_suite
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import ATTACK_SECTIONS
-from fedre_privacy.study.benchmark import Benchmark
+from fedre_privacy.study.description import Benchmark
 from fedre_privacy.study.sweep import ENGINES, Job
 
 from . import communication, toy

@@ -18,24 +18,19 @@ from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
     SETTINGS,
-    Measured,
     ReportedCell,
-    Shares,
-    Spread,
     Subset,
     Total,
     UploadCost,
-    cifar10_labels,
     counted,
     fedral_table_4,
-    measured,
-    read_labels,
-    share_out,
     table_2,
     table_4,
     table_11,
 )
 from fedre_privacy.reproduction.published_tables import DATA_SETS
+from fedre_privacy.reproduction.recorded import Measured, Spread, measured
+from fedre_privacy.reproduction.shares import Shares, cifar10_labels, read_labels, share_out
 from fedre_privacy.runs.folder import find_run
 
 from .options import add_plugin_option

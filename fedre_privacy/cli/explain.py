@@ -8,9 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, needed_for
+from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.registry import Named
-from fedre_privacy.core.types import Artifact, EntangledRep, ThreatModel
+from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes

@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedre_privacy.core.config import parse_assignments
+from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.presets import preset
-from fedre_privacy.runs.settings import ATTACK_SECTIONS
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import (
+    ATTACK_SECTIONS,
+    TRAIN_SECTIONS,
+    required,
+    resolve_training,
+)
 from fedre_privacy.runs.values import in_sections, layered, training_values
 
 
@@ -163,3 +169,44 @@ def gather(
 def assigned(options: argparse.Namespace, sections: Sequence[str]) -> list[str]:
     """Return the ``--set`` options that belong to some sections."""
     return in_sections(options.assign, sections)
+
+
+TRAINING_OPTIONS = (
+    "protocol",
+    "dataset",
+    "data_dir",
+    "partition",
+    "models",
+    "scheme",
+    "clients",
+    "rounds",
+    "seed",
+)
+
+
+def refuse_training_options(options: argparse.Namespace, run: Run) -> None:
+    """A recorded run is what it is: options that would change its training are refused."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in TRAINING_OPTIONS
+        if getattr(options, name) is not None
+    ]
+    given += ["--no-truth"] if options.no_truth else []
+    given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
+    if options.config:
+        loaded = load_yaml(options.config)
+        sections = {key: loaded.values[key] for key in TRAIN_SECTIONS if key in loaded.values}
+        if sections and _differs(sections, loaded.where, run):
+            given.append(f"{', '.join(sections)} in {options.config}")
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} would train a new run, but the recorded run {options.run} was "
+            "given.",
+            next_step="Leave out one or the other.",
+        )
+
+
+def _differs(sections: Mapping[str, Any], where: Mapping[str, str], run: Run) -> bool:
+    problems: list[str] = []
+    settings = required(resolve_training(sections, where, problems), problems)
+    return settings.plain() != run.settings.plain()

@@ -44,7 +44,6 @@ def print_result(
             **of,
             "target": trial.kind,
             "counterfactual": trial.counterfactual,
-            "oracles": result.record["oracles"],
             "verdict": card.verdict.word,
             "because": card.verdict.because,
             "n": card.n,

@@ -21,6 +21,7 @@ from fedre_privacy.runs.settings import (
     resolve_training,
 )
 
+from . import curves
 from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, assigned, gather
 from .output import Output, guarded
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-train",
-        usage="fedre-train [options]",
+        usage="fedre-train [options]\n       fedre-train curves RUN [RUN ...] [--out FILE]",
         allow_abbrev=False,
         description="Train a federation and record every upload and broadcast in a run folder.",
     )
@@ -46,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["curves"]:
+        return curves.main(given[1:])
+    options = parser().parse_args(given)
     output = Output(as_json=options.json, quiet=options.quiet)
     return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
 
@@ -89,6 +93,12 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         report=output,
     )
     print_run(run, output, trained_now="train.reused" not in output.reused)
+    best = run.best_round()
+    if best is not None and best[0] != settings.train.rounds:
+        output.line(
+            "Best round",
+            f"{best[0]}, with accuracy {best[1]:.3f} (chosen on the test images, so it flatters)",
+        )
     pictures = draw(run)
     if pictures:
         names = ",".join(path.stem for path in pictures)

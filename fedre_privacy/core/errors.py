@@ -69,6 +69,12 @@ class PartialError(FedreError):
     exit_code = 5
 
 
+class RefutedError(FedreError):
+    """An audit showed more than a defence promises (exit 7)."""
+
+    exit_code = 7
+
+
 class OutOfMemoryError(FedreError):
     """Not enough memory even for the smallest piece of work (exit 5)."""
 

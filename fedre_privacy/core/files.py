@@ -122,6 +122,27 @@ def read_json(path: Path, kind: type[T]) -> T:
     return schema.check(value, kind, path)
 
 
+def read_table(path: Path, needed: Collection[str]) -> pd.DataFrame:
+    """Read a CSV file of numbers, with at least a row and these columns.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: anything else than finite numbers and empty cells.
+    """
+    text = io.StringIO(read_text(path, schema.MOST_TEXT))
+    try:
+        read = pd.read_csv(text, float_precision="round_trip")
+        frame = pd.DataFrame({name: pd.to_numeric(read[name]) for name in read})
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        words = " ".join(str(error).split())
+        raise DamagedInputError(f"{path} is no table of numbers: {words}.") from None
+    absent = [name for name in needed if name not in frame]
+    if absent or not len(frame) or bool(np.isinf(frame.to_numpy(dtype=float)).any()):
+        lacking = f", lacks {', '.join(absent)}" if absent else ""
+        raise DamagedInputError(f"{path} is not a run's table{lacking}.")
+    return frame
+
+
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Read the arrays of an npz file: numbers and texts, no objects.
 

@@ -15,11 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Emission, EntangledRep, Mixture
+from fedre_privacy.core.types import Emission, Mixture
 
 schemes: Registry[Entanglement] = Registry("entanglement scheme", "fedre_privacy.entanglement")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedre_privacy.core.types import UNCOUNTED_IN_PAPER, Artifact, Content
+from fedre_privacy.core.artifacts import UNCOUNTED_IN_PAPER, Artifact
 
 
 @dataclass(frozen=True)
@@ -17,25 +17,21 @@ class Traffic:
         scalars_paper: without labels, label encodings, counts and generators, as published
             tables count.
         nbytes: size of the tensors as serialised (bytes).
-        by_content: scalars by what they hold.
     """
 
     scalars_complete: int
     scalars_paper: int
     nbytes: int
-    by_content: dict[Content, int]
 
 
 def measure(messages: Iterable[tuple[tuple[Artifact, ...], int]]) -> Traffic:
     """Add up messages, each with the number of its recipients."""
-    by_content: dict[Content, int] = {}
-    nbytes = paper = 0
+    complete = paper = nbytes = 0
     for artifacts, recipients in messages:
         for artifact in artifacts:
             nbytes += artifact.nbytes() * recipients
             for content, count in artifact.scalars().items():
-                by_content[content] = by_content.get(content, 0) + count * recipients
+                complete += count * recipients
                 if artifact.in_paper_counts and content not in UNCOUNTED_IN_PAPER:
                     paper += count * recipients
-    complete = sum(by_content.values())
-    return Traffic(complete, paper, nbytes, by_content)
+    return Traffic(complete, paper, nbytes)

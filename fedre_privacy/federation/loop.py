@@ -36,6 +36,9 @@ from .together import train_together
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long."""
 
+PER_CLIENT = "per_client_"
+"""Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
+
 Row = dict[str, Any]
 Keep = Callable[[int, Sequence[Client], dict[int, tuple[Emission, ...]]], None]
 
@@ -155,6 +158,7 @@ def run(
             row[f"acc_{moment}"] = accuracy.mean_client if accuracy else None
             row[f"acc_{moment}_sd"] = accuracy.sd_client if accuracy else None
             row[f"acc_{moment}_pooled"] = accuracy.pooled if accuracy else None
+            row[f"{PER_CLIENT}{moment}"] = list(accuracy.per_client) if accuracy else None
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
             row[f"{direction}_scalars_paper"] = traffic.scalars_paper

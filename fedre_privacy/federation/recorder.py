@@ -13,9 +13,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.schema import Count, Hash, Word, check, short
-from fedre_privacy.core.types import RETIRED_KINDS, Artifact, Broadcast, Upload
+from fedre_privacy.core.types import Broadcast, Upload
 
 SCHEMA = 1
 INDEX = "index.json"
@@ -167,9 +168,16 @@ def rounds_recorded(folder: Path) -> list[int]:
 
 
 def read_messages(
-    folder: Path, rounds: Collection[int] | None = None
+    folder: Path,
+    rounds: Collection[int] | None = None,
+    *,
+    loaded: dict[str, dict[str, Tensor]] | None = None,
 ) -> tuple[list[Upload], list[Broadcast]]:
     """Read recorded messages, all or of some rounds, checking every file's hash.
+
+    Args:
+        loaded: tensors of files that were read before, by file name. These files are not read
+            again; those that are read now are added.
 
     Raises:
         MissingInputError: nothing recorded, or a file is absent.
@@ -178,7 +186,7 @@ def read_messages(
     index = read_index(folder)
     uploads: list[Upload] = []
     broadcasts: list[Broadcast] = []
-    loaded: dict[str, dict[str, Tensor]] = {}
+    loaded = {} if loaded is None else loaded
     for entry in index["messages"]:
         if rounds is not None and entry["round"] not in rounds:
             continue

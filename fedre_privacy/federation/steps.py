@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.core.artifacts import Artifact, Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Artifact, Content, Emission, Mixture, Upload
+from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
 from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.protocols.base import Protocol
@@ -54,7 +55,12 @@ def client_step(
         common: dict[str, Any] = {
             "epochs": training.epochs,
             "batch_size": training.batch_size,
-            "lr": protocol.learning_rates(client, training.lr),
+            "lr": [
+                rate * training.decay(task.round)
+                for rate in protocol.learning_rates(client, training.lr)
+            ],
+            "momentum": training.momentum,
+            "weight_decay": training.weight_decay,
             "rng": task.rng("batches"),
             "clip_norm": protocol.clip_norm,
             "steps": protocol.local_steps,

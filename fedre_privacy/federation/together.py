@@ -72,7 +72,7 @@ def train_together(
                     [clients[k].model for k in members],
                     [clients[k].fitted for k in members],
                     orders,
-                    lr=setting.training.lr,
+                    lr=setting.training.lr * setting.training.decay(round),
                     device=setting.device,
                 )
             except RuntimeError as error:  # vmap refuses it, or memory ran out; no model changed
@@ -89,6 +89,7 @@ def wanted(protocol: Protocol, setting: Setting, defenses: Sequence[Defense]) ->
     if choice == "never" or (choice == "auto" and setting.device.type != "cuda"):
         return False
     plain = all(getattr(given, name) is getattr(Protocol, name) for name in PLAIN_HOOKS)
+    plain = plain and setting.training.plain_sgd
     return plain and protocol.clip_norm is None and trainer_of(defenses) is None
 
 

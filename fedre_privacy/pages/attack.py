@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
-from fedre_privacy.core.types import Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
 from fedre_privacy.play.attack import AttackResult
@@ -24,8 +24,6 @@ SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
 
 BY_NUMBER = "Results by number of images behind a target"
-
-ORACLE = "the attacker was given what no real server has"
 
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
@@ -78,9 +76,6 @@ def write_attack_report(result: AttackResult) -> Path:
         else Html(""),
         html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
         if isinstance(result.card, Unscored)
-        else Html(""),
-        html.flag("ORACLE", f"{ORACLE}: {', '.join(record['oracles'])}.")
-        if record["oracles"]
         else Html(""),
         html.verdict(card.verdict.word, card.verdict.because),
         html.facts(

@@ -17,7 +17,8 @@ from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.runs.folder import COMPLETE, Begun
-from fedre_privacy.study.benchmark import Benchmark, BenchmarkResult
+from fedre_privacy.study.benchmark import BenchmarkResult
+from fedre_privacy.study.description import Benchmark
 from fedre_privacy.study.results import JobResult
 
 from . import html

@@ -135,7 +135,7 @@ def verdict(words: str, because: str) -> Html:
 
 
 def flag(name: str, meaning: str) -> Html:
-    """Return a warning that stands out, such as ORACLE."""
+    """Return a warning that stands out, such as COUNTERFACTUAL."""
     return _piece("flag", name, meaning)
 
 

@@ -9,9 +9,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.types import AGGREGATE, EntangledRep, Prototypes
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.types import AGGREGATE
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
+from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.folder import Run
@@ -22,8 +25,9 @@ Drawn = tuple[Figure, pd.DataFrame]
 def draw(run: Run) -> list[Path]:
     """Write figures of a finished run into its folder as PNG, PDF and the data as CSV.
 
-    ``accuracy`` and ``partition`` always; ``prototypes`` where the run kept the truth and the
-    representations of all clients have one width. Figures that are there stay as they are.
+    ``accuracy``, ``clients`` (the accuracy of each) and ``partition`` always; ``prototypes`` where
+    the run kept the truth and the representations of all clients have one width. Figures that are
+    there stay as they are.
 
     Returns:
         The pictures, as PNG.
@@ -31,6 +35,7 @@ def draw(run: Run) -> list[Path]:
     made = []
     for name, make in (
         ("accuracy", accuracy),
+        ("clients", clients),
         ("partition", partition),
         ("prototypes", prototypes),
     ):
@@ -49,9 +54,33 @@ def accuracy(run: Run) -> Drawn:
     frame = run.metrics()
     chance = 1 / len(run.record["classes"])
     return (
-        training_curves(frame, title=run.name, caption=run.record["summary"], chance=chance),
+        training_curves(frame, title=run.name, caption=caption(run), chance=chance),
         frame[[c for c in ("round", "acc_post_local", "acc_post_broadcast", "loss") if c in frame]],
     )
+
+
+def clients(run: Run) -> Drawn | None:
+    """The accuracy of each client in the last round; None for runs that did not keep it."""
+    path = run.folder / "clients.csv"
+    if not path.is_file():
+        return None
+    frame = files.read_table(path, ())
+    return client_accuracy(frame, title=run.name, caption=run.record["summary"]), frame
+
+
+def caption(run: Run) -> str:
+    """The run in a few words, and what its accuracies in the middle of training mix."""
+    training, said = run.settings.train, str(run.record["summary"])
+    if (
+        training.join_ratio < 1
+        and training.broadcast_to == "next"
+        and run.settings.protocol.uploads
+    ):
+        said += (
+            ". Only the clients of the next round get a broadcast: before the last round, accuracy "
+            "after the broadcast counts the others with the model they kept"
+        )
+    return said
 
 
 def partition(run: Run) -> Drawn:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ..core.config import knob
 from ..core.errors import ConfigError, IncompatibleError
 from ..core.registry import Registry
 from ..core.units import plural
@@ -34,6 +35,13 @@ class Partition(ABC):
     name: ClassVar[str] = ""
     shorthand: ClassVar[str] = ""
     """The setting that ``--partition NAME:VALUE`` gives; empty: it takes none."""
+
+    seed: int | None = knob(
+        None,
+        help="seed of who gets which samples, 0 for published partitions; none: that of the run",
+        ge=0,
+        later=True,
+    )
 
     @abstractmethod
     def assign(

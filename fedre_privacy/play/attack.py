@@ -33,14 +33,13 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.memory import peak_bytes
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.schema import Count, Seconds, Word
-from fedre_privacy.core.types import ORACLES, Outcome
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import (
     COMPLETE,
     FAILED,
@@ -82,7 +81,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
         DamagedInputError: the data set is not the one the run was trained on.
     """
     require_complete(run)
-    check_fit(run.settings.protocol, settings)
+    check_fit(run.settings, settings)
     check_sums(run.settings, settings)
     data = data or run.settings.data.load()
     if data.sha256 != run.record["data_sha256"]:
@@ -121,7 +120,7 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         IncompatibleError: see `check_fit`.
         ConfigError: the round would not exist or not be kept, or the truth would be missing.
     """
-    check_fit(training.protocol, settings)
+    check_fit(training, settings)
     check_sums(training, settings)
     last, every = training.train.rounds, training.record.keep_every
     wanted = settings.evaluation.round or last
@@ -147,12 +146,13 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         stale(threat, training.protocol, wanted, age, kept)
 
 
-def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
+def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     """Refuse an attack that cannot read the target, before anything is trained or loaded.
 
     Raises:
         IncompatibleError: with the attacks or the threat model that would do.
     """
+    protocol = training.protocol
     if not protocol.uploads and is_uploaded(settings.target):
         raise IncompatibleError(
             f"Protocol '{protocol.name}' uploads nothing, so target '{settings.target}' is empty.",
@@ -169,10 +169,10 @@ def check_fit(protocol: Protocol, settings: AttackSettings) -> None:
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
     simulated = question_of(settings).simulates and any(kind.updates for kind in kinds)
-    if protocol.unseen and simulated:
+    if training.unseen and simulated:
         raise IncompatibleError(
             "Attacks on parameters repeat the training of clients, or compute its loss, on images "
-            f"they try; '{protocol.name}' {protocol.unseen}.",
+            f"they try; '{protocol.name}' {training.unseen}.",
             next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
             "labels.",
         )
@@ -380,7 +380,6 @@ def _attack(
         **trial.settings.plain(),
         "kind": trial.kind,
         "counterfactual": trial.counterfactual,
-        "oracles": sorted(settings.threat.grants & ORACLES),
         "trial": trial.lines(),
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }

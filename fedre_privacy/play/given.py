@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import mismatch, needed_for
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
-    EntangledRep,
     Knowledge,
     Mixture,
     Observation,
@@ -103,15 +103,6 @@ class Given:
     def defenses(self) -> tuple[Defense, ...]:
         """None is known."""
         return ()
-
-    def messages(
-        self, rounds: Collection[int] | None = None
-    ) -> tuple[list[Upload], list[Broadcast]]:
-        """Uploads and broadcasts, of all rounds or of some."""
-        return (
-            [one for one in self.uploads if rounds is None or one.round in rounds],
-            [one for one in self.broadcasts if rounds is None or one.round in rounds],
-        )
 
     def extractor(self, client: int, round: int) -> nn.Module:
         """The extractor with which a client made its upload of a round."""

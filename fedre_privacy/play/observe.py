@@ -12,20 +12,19 @@ from torch import Tensor
 
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Setting
+from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
     AGGREGATE,
-    Artifact,
     Broadcast,
     Candidates,
     Knowledge,
     KnownDefense,
     LocalTraining,
     Observation,
-    Role,
     ThreatModel,
     Upload,
 )
@@ -35,7 +34,7 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.settings import ADAPTIVE
+from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
 from fedre_privacy.runs.training import facts_of
 from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
@@ -90,37 +89,37 @@ def recipe_of(
 
 
 def observe(
-    run: Run,
-    threat: ThreatModel,
-    round: int,
+    source: TargetSource,
+    settings: AttackSettings,
     targets: Collection[Upload],
     aux: PublicImages,
     *,
     candidates: Candidates | None = None,
     images_per_target: int = 0,
-    staleness: int = 0,
-    attacker: str = ADAPTIVE,
 ) -> Observation:
-    """Build the observation of an attack on some uploads of one round.
+    """Build the observation of an attack on some uploads of the round of a source.
+
+    With ``eval.staleness`` the newest extractor held is so many rounds older than the attacked
+    uploads; it stands in for the extractor of their round, those of rounds between are not held.
+    A ``naive`` attacker (``eval.attacker``) does not know the defences that the run declares.
 
     Args:
+        settings: of the attack: its threat model, and how it is evaluated.
         aux: held-out images, passed on if the threat model grants auxiliary data.
         candidates: samples whose membership is asked.
         images_per_target: images sought in each upload that carries no rows.
-        staleness: rounds by which the newest extractor held is older than the attacked uploads;
-            it stands in for the extractor of their round, those of rounds between are not held.
-        attacker: ``adaptive`` knows the defences that the run declares, ``naive`` does not.
 
     Raises:
         MissingInputError: the extractors of the round were not kept.
         IncompatibleError: staleness where no extractor is granted or the uploads hold it, or
             before the first round.
     """
-    threat = effective(threat, run.settings.protocol.uploads)
+    run, round, staleness = source.run, source.round, settings.evaluation.staleness
+    threat = effective(settings.threat, run.settings.protocol.uploads)
     if staleness:
         threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None
-    uploads, broadcasts = run.messages(observed)
+    uploads, broadcasts = source.messages.of(observed)
     broadcasts = [b for b in broadcasts if b.round <= round]
     senders = sorted({upload.client for upload in targets})
     clients = [client for client in senders if client != AGGREGATE]
@@ -143,13 +142,13 @@ def observe(
         num_classes=len(run.record["classes"]),
         aux=aux.images if aux_granted else None,
         aux_labels=aux.labels if aux_granted else None,
-        training=_training(run) if Knowledge.TRAINING in threat.grants else None,
+        training=_training(run, round) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
-        models=_models(run, senders, round, broadcasts)
+        models=_models(source, senders, broadcasts)
         if Knowledge.HEAD in threat.grants
         else Modules({}),
         images_per_target=images_per_target,
-        defenses=known_defenses(run) if attacker == ADAPTIVE else (),
+        defenses=known_defenses(run) if settings.evaluation.attacker == ADAPTIVE else (),
     )
 
 
@@ -230,21 +229,24 @@ def _facts(run: Run) -> Facts:
     return facts_of(run.settings, setting)
 
 
-def _training(run: Run) -> LocalTraining:
+def _training(run: Run, round: int) -> LocalTraining:
+    """What the server knows of local training in a round; earlier rounds' steps were longer."""
     training = run.settings.train
     sizes = {k: sum(counts) for k, counts in enumerate(run.record["class_counts"])}
     sizes[AGGREGATE] = sum(sizes.values())
-    lr = run.settings.protocol.shared_lr(training.lr)
+    lr = run.settings.protocol.shared_lr(training.lr) * training.decay(round)
     return LocalTraining(lr, training.epochs, training.batch_size, sizes)
 
 
 def _models(
-    run: Run, clients: Collection[int], round: int, broadcasts: Collection[Broadcast]
+    source: TargetSource, clients: Collection[int], broadcasts: Collection[Broadcast]
 ) -> Modules:
     """Whole models as clients started the round, where broadcasts hold all parameters."""
+    run, round = source.run, source.round
     small = run.settings.protocol.shared_model()
     if small is not None:
-        states = small_states_before(run, small, clients, round)
+        _, sent_ever = source.messages.of()
+        states = small_states_before(run, small, clients, sent_ever, round)
         recipe = recipe_of(run, 0, settings=small)
         return Modules(
             {

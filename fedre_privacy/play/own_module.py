@@ -15,20 +15,13 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.core.artifacts import Artifact, GradientState, Prototypes, Representations
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.registry import typed
-from fedre_privacy.core.types import (
-    Artifact,
-    GradientState,
-    Knowledge,
-    Prototypes,
-    Reconstruction,
-    Representations,
-    ThreatModel,
-    Upload,
-)
+from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry

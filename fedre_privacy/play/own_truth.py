@@ -7,8 +7,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Mixture, Prototypes, Truth, Upload
+from fedre_privacy.core.types import Mixture, Truth, Upload
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages
 

@@ -30,14 +30,11 @@ class Plan:
 
     Args:
         lines: heading to text, for printing.
-        train_s, attack_s: estimated seconds (0 where that part would not run).
-        memory_bytes: peak memory of the rehearsal.
+        attack_s: estimated seconds of the attack (0 where none would run).
     """
 
     lines: dict[str, str]
-    train_s: float
     attack_s: float
-    memory_bytes: int
 
 
 def rehearse(
@@ -89,7 +86,7 @@ def rehearse(
             )
     memory = max(peak_memory(device).values())
     lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
-    return Plan(lines, train_s, attack_s, memory)
+    return Plan(lines, attack_s)
 
 
 def rehearse_suite(

@@ -11,19 +11,11 @@ from torch import Tensor
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples, client_secret
+from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import derive, secret, stream
-from fedre_privacy.core.types import (
-    Artifact,
-    Emission,
-    EntangledRep,
-    Mixture,
-    Prototypes,
-    RecoveredPrototypes,
-    Representations,
-    Truth,
-    Upload,
-)
+from fedre_privacy.core.types import Emission, Mixture, Truth, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.federation.recorder import rounds_recorded
@@ -90,7 +82,8 @@ class TargetSource:
             )
         self.round = uploaded[-1] if round is None else round
         self.train, self.test = run.split_indices(len(data))
-        uploads, _ = run.messages([self.round])
+        self.messages = run.messages()
+        uploads, _ = self.messages.of([self.round])
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)
 

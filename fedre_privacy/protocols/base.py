@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Artifact, Emission, Upload
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.entanglement.diagnostics import WeightMatrix
 from fedre_privacy.models.families import ModelSettings

@@ -13,8 +13,9 @@ from fedre_privacy.blocks.local import outputs_of
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, labelled
+from fedre_privacy.core.artifacts import ClassLogits, Counts, Prototypes
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import ClassLogits, Counts, Emission, Prototypes, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 

@@ -13,8 +13,8 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Client, Message, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, ModelState
 from fedre_privacy.models.split import parameters_of
 
 from .base import Protocol, protocols
@@ -27,12 +27,16 @@ class FedALA(Protocol):
 
     Lower layers are overwritten. Of the top tensors the client learns weights W in [0, 1]:
     own + (global - own) * W, by W <- clip(W - eta * gradient * (global - own)) on a random slice of
-    its data; the first time until the loss settles, then one pass a round. W never leaves.
+    its data, drawn anew each round; the first time until the loss settles, then in one pass. W
+    never leaves.
 
     Uploads:    ModelState: all parameters; the number of samples once
     Reference:  Zhang et al., FedALA, AAAI 2023.
     Deviations: the first broadcast that a client gets is taken whole, and the first learning phase
-                has a cap. The top is the last parameter tensors, as in the public library.
+                has a cap. The top is the last parameter tensors, as in the public library. The loss
+                that must settle is the mean of a pass, its spread the unbiased standard deviation,
+                and the model is in eval mode; in the library it is the last batch's, the biased
+                one, and train mode, which matters for BatchNorm alone.
     """
 
     uploads = (ModelState, Counts)
@@ -76,30 +80,34 @@ class FedALA(Protocol):
         lower = {n: v for n, v in theta.items() if n not in top}
         client.model.eval()
         losses: list[float] = []
-        for number in range(self.first_passes if first else 1):
-            losses.append(self._one_pass(client, lower, own, gap, mix, task, number))
+        chosen = self._slice(len(client.train), task)
+        for _ in range(self.first_passes if first else 1):
+            losses.append(self._one_pass(client, chosen, lower, own, gap, mix, task))
             if len(losses) > 10 and torch.tensor(losses[-10:]).std() < self.settled:
                 break
         load_state(client.model, lower | {n: own[n] + gap[n] * mix[n] for n in top})
         client.tensors |= {f"mix/{name}": value for name, value in mix.items()}
 
+    def _slice(self, count: int, task: Task) -> Tensor:
+        """Numbers of the samples that a round's mixing is learnt on, contiguous."""
+        size = max(1, int(self.share * count))
+        first = int(torch.randint(count - size + 1, (1,), generator=task.rng("ala")))
+        return torch.arange(first, first + size)
+
     def _one_pass(
         self,
         client: Client,
+        chosen: Tensor,
         lower: dict[str, Tensor],
         own: dict[str, Tensor],
         gap: dict[str, Tensor],
         mix: dict[str, Tensor],
         task: Task,
-        number: int,
     ) -> float:
-        """One pass over a random contiguous slice; updates `mix` in place, returns the loss."""
+        """One pass over the chosen samples; updates `mix` in place, returns the mean loss."""
         samples = client.train
-        count = max(1, int(self.share * len(samples)))
-        rng = task.rng(f"ala {number}")
-        first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
         total = torch.zeros((), device=samples.labels.device)
-        batches = torch.arange(first, first + count).split(task.setting.training.batch_size)
+        batches = chosen.split(task.setting.training.batch_size)
         for index in batches:
             images, labels = samples.batch(index.to(samples.labels.device))
             mixed = {n: (own[n] + gap[n] * mix[n]).requires_grad_() for n in mix}

@@ -11,8 +11,9 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.config import section
-from fedre_privacy.core.types import Emission, Mixture, Representations
+from fedre_privacy.core.types import Emission, Mixture
 
 from .base import Protocol, protocols
 
@@ -26,8 +27,9 @@ class FedAllRep(Protocol):
 
     Uploads:    Representations: d values and one label per training sample
     Reference:  Yao et al., FedRE, CVPR 2026, Table 4.
-    Deviations: the server's settings are not published; step size 0.01, batch 10, one pass and
-                the summed loss are those of FedRE's server. No sample is dropped.
+    Deviations: the server's settings are not published; step size 0.01, batch 10 and one pass
+                are those of FedRE's server, and the loss is summed over a batch, as in FedRE's
+                release. No sample is dropped.
     """
 
     uploads = (Representations,)

@@ -13,9 +13,9 @@ from fedre_privacy.blocks.local import outputs_of
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Setting, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import SmallModelState
 from fedre_privacy.core.config import knob, section
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import SmallModelState
 from fedre_privacy.models.families import ModelSettings
 
 from .base import Protocol, protocols

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, ModelState
 
 from .base import Protocol, protocols
 

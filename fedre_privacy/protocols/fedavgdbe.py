@@ -21,9 +21,10 @@ from fedre_privacy.blocks.state import (
     only,
 )
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
+from fedre_privacy.core.artifacts import Counts, ModelState, RepStatistic
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import Counts, Emission, ModelState, RepStatistic, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 
@@ -98,6 +99,8 @@ class FedAvgDBE(Protocol):
             epochs=1,
             batch_size=training.batch_size,
             lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
             rng=task.rng("trial"),
             shuffle=not training.reference_loader,
         )

@@ -14,8 +14,9 @@ from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
+from fedre_privacy.core.artifacts import Counts, GeneratorState, HeadState, ModelState
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, Emission, GeneratorState, HeadState, ModelState, Upload
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .base import Protocol, protocols

@@ -10,8 +10,9 @@ from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.config import section
-from fedre_privacy.core.types import Emission, Prototypes
+from fedre_privacy.core.types import Emission
 
 from .base import Protocol, protocols
 
@@ -34,9 +35,7 @@ class FedGH(Protocol):
     training_only = True
     headline = "post_broadcast"
 
-    server: HeadTraining = section(
-        HeadTraining(reduction="mean"), help="the server's head training"
-    )
+    server: HeadTraining = section(HeadTraining(), help="the server's head training")
 
     check = shared_head.check
     start_server = shared_head.start_server

@@ -15,8 +15,9 @@ from fedre_privacy.blocks.compression import pack
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes
+from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, SmallModelState
 from fedre_privacy.core.config import knob, section
-from fedre_privacy.core.types import Emission, LowRankChange, LowRankModel, SmallModelState, Upload
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import load_parameters, parameters_of
 

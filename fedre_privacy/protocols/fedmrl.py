@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.state import Client, Message, Setting
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, SmallModelState
 from fedre_privacy.core.config import knob, section
-from fedre_privacy.core.types import Counts, SmallModelState
 from fedre_privacy.models.families import ModelSettings, representation_dim
 
 from .base import Protocol, protocols

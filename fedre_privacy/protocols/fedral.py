@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import global_prototypes, whole_model
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
+from fedre_privacy.core.artifacts import Counts, MatrixBlocks
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, Emission, MatrixBlocks, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 

@@ -11,8 +11,9 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, GradientState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Counts, Emission, GradientState, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 
@@ -52,7 +53,12 @@ class FedSGD(Protocol):
 
     def check(self, setting: Setting) -> list[str]:
         problems = whole_model.check(self, setting)
-        epochs = setting.training.epochs
+        training, epochs = setting.training, setting.training.epochs
+        if not training.plain_sgd:
+            problems.append(
+                "Protocol 'fedsgd' has no local training, so train.momentum and train.weight_decay "
+                "have no meaning. Leave them at 0."
+            )
         if epochs != 1:
             problems.append(
                 f"Protocol 'fedsgd' takes one batch per client and round, so train.epochs={epochs} "
@@ -79,7 +85,8 @@ class FedSGD(Protocol):
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         sent = [only(upload.artifacts, GradientState).params for upload in uploads]
         mean = weighted_mean(sent, whole_model.shares(server, uploads))
-        model, lr = server.modules["model"], task.setting.training.lr
+        model, training = server.modules["model"], task.setting.training
+        lr = training.lr * training.decay(task.round)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.sub_(mean[name].to(parameter), alpha=lr)

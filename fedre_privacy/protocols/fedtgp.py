@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from fedre_privacy.blocks import global_prototypes
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Emission, Mixture, Prototypes, Upload
+from fedre_privacy.core.types import Emission, Mixture, Upload
 
 from .base import Protocol, protocols
 

@@ -11,8 +11,9 @@ from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.mutual import kl
 from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
+from fedre_privacy.core.artifacts import Counts, SmallModelState
 from fedre_privacy.core.config import knob, section
-from fedre_privacy.core.types import Counts, Emission, SmallModelState
+from fedre_privacy.core.types import Emission
 from fedre_privacy.models.families import ModelSettings
 
 from .base import Protocol, protocols

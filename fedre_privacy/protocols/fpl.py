@@ -13,8 +13,9 @@ from fedre_privacy.blocks import global_prototypes, whole_model
 from fedre_privacy.blocks.finch import cluster_means
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
+from fedre_privacy.core.artifacts import Counts, ModelState, Prototypes
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import Counts, Emission, ModelState, Prototypes, Upload
+from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
 

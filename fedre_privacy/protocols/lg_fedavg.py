@@ -9,7 +9,8 @@ from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
-from fedre_privacy.core.types import Counts, Emission, HeadState, Upload
+from fedre_privacy.core.artifacts import Counts, HeadState
+from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .base import Protocol, protocols

@@ -79,7 +79,8 @@ class ToySettings:
     lr: float = knob(0.1, help="local step size", gt=0)
     batch_size: int = knob(10, help="local batch size", ge=1)
     server: HeadTraining = section(
-        HeadTraining(), help="head training, the same for every method that has a server"
+        HeadTraining(reduction="sum"),
+        help="head training, the same for every method that has a server",
     )
 
     def __post_init__(self) -> None:

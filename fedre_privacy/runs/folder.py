@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import platform
 import re
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
 
-import numpy as np
 import pandas as pd
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
 from fedre_privacy import __version__
-from fedre_privacy.core import files, schema
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import DTYPES
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
-from fedre_privacy.core.types import DTYPES, Broadcast, Mixture, Upload
+from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.recorder import read_messages
@@ -170,6 +169,24 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Messages:
+    """Recorded messages of a folder, of which each file is read, and its hash checked, once.
+
+    It lives as long as one attack is prepared; the next attack reads the files anew.
+
+    Args:
+        folder: holds ``index.json`` and the files of the rounds.
+    """
+
+    folder: Path
+    _loaded: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    def of(self, rounds: Collection[int] | None = None) -> tuple[list[Upload], list[Broadcast]]:
+        """Uploads and broadcasts, of all rounds or of some; see `read_messages`."""
+        return read_messages(self.folder, rounds, loaded=self._loaded)
+
+
+@dataclass(frozen=True)
 class Run:
     """A recorded training run.
 
@@ -238,28 +255,17 @@ class Run:
         Raises:
             MissingInputError, DamagedInputError: it is absent, or no table of numbers.
         """
-        path = self.folder / "metrics.csv"
-        try:
-            frame = pd.read_csv(io.StringIO(files.read_text(path, schema.MOST_TEXT)))
-            frame = pd.DataFrame({name: pd.to_numeric(frame[name]) for name in frame})
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            words = " ".join(str(error).split())
-            raise DamagedInputError(f"{path} is no table of numbers: {words}.") from None
-        whole = {"round", "loss"} <= set(frame) and len(frame) > 0
-        if not whole or np.isinf(frame).any(axis=None):
-            raise DamagedInputError(f"{path} is not the table of a run's rounds.")
-        return frame
+        needed = ("round", "loss", f"acc_{self.settings.protocol.headline}")
+        return files.read_table(self.folder / "metrics.csv", (*needed, "up_bytes", "down_bytes"))
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
         """What clients declare to do to their training and uploads, in order."""
         return self.settings.defense
 
-    def messages(
-        self, rounds: Collection[int] | None = None
-    ) -> tuple[list[Upload], list[Broadcast]]:
-        """Uploads and broadcasts, of all rounds or of some."""
-        return read_messages(self.folder / "uploads", rounds)
+    def messages(self) -> Messages:
+        """What clients and server sent."""
+        return Messages(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
         """The settings of the training."""
@@ -306,6 +312,17 @@ class Run:
         """What no attack may open: this run, those beside it, and the files of its data set."""
         folder = self.folder.resolve()
         return [folder.parent, *self.settings.data.sources()]
+
+    def best_round(self) -> tuple[int, float] | None:
+        """The evaluated round of highest accuracy at the protocol's moment, and that accuracy.
+
+        It is chosen on the test images, so it flatters; papers that report it say "best". None
+        where no round was evaluated. The earliest of equals.
+        """
+        moment = f"acc_{self.settings.protocol.headline}"
+        rows = self.metrics()[["round", moment]].dropna().to_numpy().tolist()
+        found = [(int(round), float(accuracy)) for round, accuracy in rows]
+        return max(found, key=lambda one: (one[1], -one[0]), default=None)
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
 
-from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.defenses.base import Defense
 
 from .settings import AttackSettings
@@ -44,12 +43,6 @@ class Recording(Protocol):
     @property
     def defenses(self) -> tuple[Defense, ...]:
         """What clients declare to do to their training and uploads, in order."""
-        ...
-
-    def messages(
-        self, rounds: Collection[int] | None = None
-    ) -> tuple[list[Upload], list[Broadcast]]:
-        """Uploads and broadcasts, of all rounds or of some."""
         ...
 
     def extractor(self, client: int, round: int) -> nn.Module:

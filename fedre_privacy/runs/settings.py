@@ -11,11 +11,12 @@ import yaml
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.registry import not_installed
 from fedre_privacy.core.schema import parse_yaml, short
-from fedre_privacy.core.types import Artifact, ThreatModel
+from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
@@ -133,6 +134,12 @@ class TrainSettings:
         kinds = [architectures.get(name) for name in members_of(self.model.name)]
         parts = (self.data, self.partition, self.protocol, *self.defense)
         return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
+    @property
+    def unseen(self) -> str:
+        """Why nobody can simulate the local training; empty: it can be (see `Protocol.unseen`)."""
+        plain = "trained with momentum or weight decay, and attacks know plain SGD alone"
+        return self.protocol.unseen or ("" if self.train.plain_sgd else plain)
 
     @property
     def run_name(self) -> str:

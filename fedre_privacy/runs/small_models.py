@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fedre_privacy.core.types import AGGREGATE, Broadcast, Holds
+from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.types import AGGREGATE, Broadcast
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 
@@ -14,13 +15,19 @@ from .folder import Run
 
 
 def small_states_before(
-    run: Run, settings: ModelSettings, clients: Collection[int], round: int
+    run: Run,
+    settings: ModelSettings,
+    clients: Collection[int],
+    broadcasts: Collection[Broadcast],
+    round: int,
 ) -> dict[int, dict[str, Tensor]]:
     """Parameters of the small model that each client started the round from.
 
     A server that sends updates knows what it sent before: all its broadcasts are replayed.
+
+    Args:
+        broadcasts: all of the run; those of later rounds are left out.
     """
-    _, broadcasts = run.messages()
     earlier = sorted((b for b in broadcasts if b.round <= round), key=lambda b: b.round)
     found: dict[int, dict[str, Tensor]] = {}
     for client in clients:

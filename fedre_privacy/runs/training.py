@@ -72,12 +72,12 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         FedreError: of the data set, the partition, the model or the protocol.
     """
     data = settings.data.load()
-    training = settings.train
+    training, partition = settings.train, settings.partition
     shares = split(
-        settings.partition,
+        partition,
         data.labels.numpy(),
         training.clients,
-        training.seed,
+        training.seed if partition.seed is None else partition.seed,
         training.train_ratio,
     )
     dim = representation_dim(settings.model, data.image_shape)
@@ -259,7 +259,7 @@ def _train(
     record |= {
         "status": COMPLETE,
         "wall_s": time.monotonic() - started,
-        "final": {key: value for key, value in rows[-1].items() if key != "wall_s"},
+        "final": {k: v for k, v in _columns(rows[-1]).items() if k != "wall_s"},
     }
     files.write_json(folder / "record.json", record)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -303,9 +303,28 @@ def _run_loop(
         keep=keep,
         report=report,
         resume=resume,
-        on_row=lambda rows: files.write_csv(folder / "metrics.csv", rows),
+        on_row=lambda rows: _write_metrics(folder, rows),
         defenses=prepared.defense,
     )
+
+
+def _columns(row: loop.Row) -> loop.Row:
+    """A round's row without the lists over clients."""
+    return {key: value for key, value in row.items() if not key.startswith(loop.PER_CLIENT)}
+
+
+def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:
+    """Write one row per round, and one per client of every round that was evaluated."""
+    files.write_csv(folder / "metrics.csv", [_columns(row) for row in rows])
+    local, broadcast = (f"{loop.PER_CLIENT}{moment}" for moment in ("post_local", "post_broadcast"))
+    clients = [
+        {"round": row["round"], "client": k, "acc_post_local": one, "acc_post_broadcast": other}
+        for row in rows
+        if row.get(local) and row.get(broadcast)
+        for k, (one, other) in enumerate(zip(row[local], row[broadcast], strict=True))
+    ]
+    if clients:
+        files.write_csv(folder / "clients.csv", clients)
 
 
 def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:

@@ -31,11 +31,13 @@ from torch import Tensor
 from fedre_privacy.attacks import base as attack_base
 from fedre_privacy.attacks.base import Attack, Context, accepted
 from fedre_privacy.core import errors
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import plain
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.text import visible
-from fedre_privacy.core.types import Artifact, Observation, Outcome
+from fedre_privacy.core.types import Observation
 
 from . import walls
 from .attacker import WROTE

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import (
-    Artifact,
     Broadcast,
     Candidates,
     Knowledge,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
-from fedre_privacy.core.types import Artifact
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 
@@ -33,7 +33,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         for name in attacks.names()
         for entry in attacks.get(name).suite
         if entry.reads in (kind, *kind.like)
-        and not (protocol.unseen and entry.target in ("update", "membership"))
+        and not (training.unseen and entry.target in ("update", "membership"))
     ]
     chosen: list[Values] = []
     for _, values in sorted(found, key=lambda one: one[0]):

@@ -13,8 +13,9 @@ from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Knowledge, Prototypes, Upload
+from fedre_privacy.core.types import Knowledge, Upload
 from fedre_privacy.data.base import datasets
 from fedre_privacy.models.split import Normalise
 

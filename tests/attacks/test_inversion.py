@@ -13,7 +13,7 @@ from fedre_privacy.attacks.inversion import optimise
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.inversion.dip_net import HourGlass
 from fedre_privacy.attacks.inversion.optimise import Budget, by_owner
-from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.attacks.running.objectives import OBJECTIVES, l2rel
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 
 
@@ -165,7 +165,7 @@ class TestPrecision:
             return l2rel(reps, wanted)
 
         monkeypatch.setattr(F, "conv2d", watched)
-        monkeypatch.setitem(dip.OBJECTIVES, "l2rel", objective)
+        monkeypatch.setitem(OBJECTIVES, "l2rel", objective)
         found = replace(self.small, steps=1, precision="bfloat16")(problem)
         assert set(seen) == {torch.float32} and found.images.dtype == torch.float32
         forward = [torch.bfloat16] * 10 + [torch.float32]  # the last one makes the colours

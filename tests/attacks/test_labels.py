@@ -14,27 +14,24 @@ from fedre_privacy.attacks.gradient.head_changes import head_of
 from fedre_privacy.attacks.mixtures.encodings import common_divisor, effective_number
 from fedre_privacy.attacks.mixtures.unmixing import unmix
 from fedre_privacy.attacks.running.messages import messages_of
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Broadcast,
+from fedre_privacy.core.artifacts import (
     ClassLogits,
     Counts,
     EntangledRep,
     GradientState,
     HeadState,
-    LabelEstimate,
-    LocalTraining,
     LowRankChange,
     LowRankModel,
     MatrixBlocks,
     ModelState,
-    Observation,
     Prototypes,
     Representations,
     SmallModelState,
-    Upload,
 )
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Broadcast, LocalTraining, Observation, Upload
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.threats.base import threats
 

@@ -17,8 +17,9 @@ from fedre_privacy.attacks.inversion.simulate import (
     views,
 )
 from fedre_privacy.attacks.linear import LinearDecoder
+from fedre_privacy.core.artifacts import Counts, EntangledRep, Prototypes
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Counts, EntangledRep, Prototypes, Upload
+from fedre_privacy.core.types import Upload
 from fedre_privacy.data.base import datasets
 
 

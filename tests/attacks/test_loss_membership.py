@@ -14,24 +14,26 @@ from fedre_privacy.attacks.base import Attack, attacks, mismatch
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.loss_membership import AUTO
 from fedre_privacy.blocks.compression import pack
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
-    Broadcast,
-    Candidates,
     Counts,
     GradientState,
     HeadState,
-    Knowledge,
-    LocalTraining,
     LowRankChange,
     LowRankModel,
-    MembershipScores,
     ModelState,
-    Observation,
     Prototypes,
     SmallModelState,
+)
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import (
+    Broadcast,
+    Candidates,
+    Knowledge,
+    LocalTraining,
+    Observation,
     Upload,
 )
 from fedre_privacy.eval.membership import auc

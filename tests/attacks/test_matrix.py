@@ -8,13 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.matrix import MatrixClasses, two_groups
+from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    Broadcast,
-    MatrixBlocks,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.types import Broadcast, Observation, Upload
 from fedre_privacy.threats.base import threats
 
 HELD = [1, 4, 5]

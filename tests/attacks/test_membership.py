@@ -11,20 +11,17 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.mixtures.gaussians import class_statistics, log_likelihoods
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Candidates,
+from fedre_privacy.core.artifacts import (
     Counts,
     EntangledRep,
     HeadState,
-    Knowledge,
-    MembershipScores,
-    Observation,
     Prototypes,
     Representations,
-    Upload,
 )
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Candidates, Knowledge, Observation, Upload
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.threats.base import threats
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
 
 
 @pytest.fixture(scope="module")

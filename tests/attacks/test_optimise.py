@@ -24,8 +24,9 @@ from fedre_privacy.attacks.inversion.optimise import (
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.attacks.running import tiles
 from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import OutOfMemoryError
-from fedre_privacy.core.types import Representations, Upload
+from fedre_privacy.core.types import Upload
 
 
 @dataclass(frozen=True)

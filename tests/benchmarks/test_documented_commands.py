@@ -159,6 +159,20 @@ FORMS = (
         r"prototype: all, n = \d\d?\n(.|\n)*^aligned +-?\d\.\d+ / \d",
     ),
     Form("disentangle", "", "--repeats 1 --first 3", r"^means of 1 draws(.|\n)*^ 10   10 .*1\.0"),
+    Form(
+        "learning",
+        "--data",
+        "--rounds 1 --per-class 12 --first 1 --jobs 1 --device cpu --out trained",
+        r": local 0.*\n\d rows, 0 left of this form, 0 failed: trained",
+    ),
+    Form("learning", "--table", "", r"^\| fedre, mean \|.*\| 2 \| .* \(n 2\) \|$"),
+    Form("learning", "--figure", "", r"^runs/learning/server.png$"),
+    Form(
+        "costs",
+        "",
+        "--clients 2 --samples 12 --batch 4 --repeats 1 --device cpu",
+        r"^\w+ +0\.\d+ +0\.\d+( +[\d.]+){5} +[\d.]+%$",
+    ),
     Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
         "defences",
@@ -270,6 +284,16 @@ def test_a_command_without_a_form_is_found():
     assert not forms_of(Command("x", "gradients", ("another", "--data", "FILE.npz")))
 
 
+LEARNT = """\
+way,partition,models,step,clients,seed,per_class,rounds,local,broadcast,best_local,best_broadcast,seconds
+"fedre, mean",pra:0.1,cnn4,0.06,10,1,100,20,0.7,0.75,0.7,0.75,60
+"fedre, mean",pra:0.1,cnn4,0.06,10,2,100,20,0.7,0.73,0.7,0.75,60
+local,pra:0.1,cnn4,0.06,10,1,100,20,0.74,0.74,0.75,0.75,60
+local,pra:0.1,cnn4,0.06,10,2,100,20,0.73,0.73,0.75,0.75,60
+"""
+"""Rows of a campaign, as `learning.py` writes them."""
+
+
 # --- run them -------------------------------------------------------------------------------------
 
 
@@ -306,6 +330,8 @@ def reader(tmp_path_factory) -> Path:
         folder / "rows.csv", index=False
     )
     (folder / "before.json").write_text("{}")
+    (folder / "runs" / "learning").mkdir(parents=True)
+    (folder / "runs" / "learning" / "learning.csv").write_text(LEARNT)
     (folder / "docs").mkdir()
     shutil.copytree(ROOT / "docs" / "data", folder / "docs" / "data")
     return folder

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedre_privacy.blocks.compression import pack
-from fedre_privacy.core.types import LowRankModel
+from fedre_privacy.core.artifacts import LowRankModel
 
 
 def _shapes(state):

@@ -129,6 +129,33 @@ def test_fit_trains_on_these_batches_and_stops_when_told(shuffle):
     assert float(linear.weight.grad) == 3 and linear.bias.grad is None  # of the last batch
 
 
+def test_momentum_and_weight_decay_by_hand():
+    torch.manual_seed(0)
+    linear, samples = nn.Linear(1, 1), _samples(12)
+    by_hand = [p.detach().clone() for p in linear.parameters()]
+    velocity = [torch.zeros_like(p) for p in by_hand]
+
+    def loss(images, labels):
+        return ((linear(images.flatten(1)[:, :1]) - labels[:, None]) ** 2).mean()
+
+    def slopes(images, labels):
+        x, y = images.flatten(1)[:, :1], labels[:, None]
+        gap = 2 * (x * by_hand[0] + by_hand[1] - y)
+        return (gap * x).mean(0, keepdim=True), gap.mean(0)
+
+    rng = torch.Generator().manual_seed(1)
+    fit(
+        [linear], loss, samples, epochs=2, batch_size=5, lr=0.1, rng=rng, momentum=0.9,
+        weight_decay=0.01,
+    )  # fmt: skip
+    for index in batches(12, 5, 2, torch.Generator().manual_seed(1)):
+        found = slopes(*samples.batch(index))
+        for i in range(2):
+            velocity[i] = 0.9 * velocity[i] + found[i] + 0.01 * by_hand[i]
+            by_hand[i] = by_hand[i] - 0.1 * velocity[i]
+    torch.testing.assert_close([p.detach() for p in linear.parameters()], by_hand)
+
+
 def test_fit_without_anything_to_train_does_nothing():
     def loss(images, labels):
         raise RuntimeError("nobody should ask")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedre_privacy.blocks.state import Samples, Setting, Task, Training, only
-from fedre_privacy.core.types import HeadState, Prototypes
+from fedre_privacy.core.artifacts import HeadState, Prototypes
 
 SETTING = Setting(Training(seed=3), 4, (1, 2, 2), (6,), ("tiny",), ((1,),), torch.device("cpu"))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedre_privacy.cli import attack, benchmark, communication, foreign, toy, train
+from fedre_privacy.cli import attack, benchmark, communication, curves, foreign, toy, train
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
@@ -167,6 +167,8 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
         for option, other in (("--communication", communication), ("--toy", toy)):
             if module is benchmark and option in words:
                 module = other
+        if module is train and words[:1] == ["curves"]:
+            module, words = curves, words[1:]
         try:
             code = module._run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
         except Accepted as reached:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.running import driver
 from fedre_privacy.federation import loop
 from fedre_privacy.play import attack as pipeline
 
@@ -140,7 +141,7 @@ def test_interrupted_attack(
     folder = copy / "attacks" / plain.name
     monkeypatch.setattr(inversion.torch, "get_num_threads", lambda: 1)
     with monkeypatch.context() as patch:
-        patch.setattr(inversion, "_fit", after(1, inversion._fit, KeyboardInterrupt()))
+        patch.setattr(driver, "progress", after(1, driver.progress, KeyboardInterrupt()))
         stopped = cli.attack(copy, *SLOW, *HERE, "--json")
     assert stopped.code == 130 and stopped.events[-1]["type"] == "Interrupted"
     assert read_json(folder / "record.json")["status"] == "partial" and no_leftovers(folder)
@@ -151,12 +152,12 @@ def test_interrupted_attack(
     other = cli.attack(copy, *SLOW, "--set", "attack.lr=0.2", "--resume")
     assert other.code == 2 and f"unfinished with other settings: {folder.name}." in other.err
 
-    fitted = []
-    real = inversion._fit
-    monkeypatch.setattr(inversion, "_fit", lambda *a, **o: (fitted.append(1), real(*a, **o))[1])
+    begun = []
+    real = driver.progress
+    monkeypatch.setattr(driver, "progress", lambda *a, **o: (begun.append(1), real(*a, **o))[1])
     resumed = cli.attack(copy, *SLOW, *HERE, "--resume")
     assert resumed.code == 0, resumed.err
-    assert len(fitted) == 3  # of four tiles
+    assert len(begun) == 3  # of four tiles
     assert (folder / "recovered.safetensors").read_bytes() == plain.recovered
     assert resumed.table == plain.table and not (folder / "checkpoints").exists()
 

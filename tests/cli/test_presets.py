@@ -116,8 +116,15 @@ def test_published_numbers() -> None:
 
 def test_a_preset_chooses_no_protocol_unless_its_table_is_about_one() -> None:
     about = {name for name, one in ALL.items() if "protocol" in one.values}
-    tables = ("fedre-q2", "fedre-table4", "fedmrl-small", "fedral-table4")
+    tables = ("fedre-q2", "fedre-release", "fedre-table4", "fedmrl-small", "fedral-table4")
     assert about == {n for n in PAPERS if n.startswith(tuple(f"paper:{t}" for t in tables))}
+
+
+def test_presets_of_published_partitions_keep_them_with_every_training_seed() -> None:
+    shared_out = {name for name in PAPERS if "partition" in ALL[name].values}
+    fedre = {name for name in shared_out if name.startswith("paper:fedre-")}
+    assert {ALL[name].values["partition"].get("seed") for name in fedre} == {0} and len(fedre) > 20
+    assert not any("seed" in ALL[name].values["partition"] for name in shared_out - fedre)
 
 
 def test_every_published_partition_of_many_clients_can_be_made() -> None:

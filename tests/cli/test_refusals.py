@@ -15,7 +15,8 @@ import torch
 
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.core import registry
-from fedre_privacy.core.types import EntangledRep, HeadState, Knowledge, Prototypes
+from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes
+from fedre_privacy.core.types import Knowledge
 
 # --- names, keys and values (2) ------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def test_attack_writes_what_is_documented(
     assert record["status"] == "complete" and record["run"] == run.name
     assert record["attack_s"] > 0 and record["wall_s"] >= record["attack_s"]
     assert {"torch", "fedre-privacy"} <= set(record["versions"])
-    assert record["device"] and record["eval"]["seed"] == 5 and record["oracles"] == []
+    assert record["device"] and record["eval"]["seed"] == 5
     measures = {(m["key"], m["group"]): m for m in record["measures"]}
     psnr = measures["psnr", ""]
     assert psnr["floor_name"] in record["floors"]

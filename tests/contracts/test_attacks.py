@@ -14,20 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
+from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes, Representations
 from fedre_privacy.core.config import build_plugin, knobs
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    EntangledRep,
-    HeadState,
-    Knowledge,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 from fedre_privacy.threats.base import threats
 
 QUICK: dict[str, dict[str, Any]] = {

@@ -15,7 +15,8 @@ import torch
 from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
 from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Knowledge, Outcome
+from fedre_privacy.core.outcomes import Outcome
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.play.attack import check_ahead, prepare_attack
 from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedre_privacy.core.types import (
-    ORACLES,
+from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
     Content,
@@ -20,19 +19,18 @@ from fedre_privacy.core.types import (
     GeneratorState,
     GradientState,
     HeadState,
-    Knowledge,
     LowRankChange,
     LowRankModel,
     MatrixBlocks,
-    Mixture,
     ModelState,
     Prototypes,
-    Reconstruction,
     Representations,
     RepStatistic,
     SmallModelState,
     wire,
 )
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Mixture
 from fedre_privacy.threats.base import threats
 
 PARAMS = {"weight": torch.randn(3, 5), "bias": torch.zeros(3)}
@@ -228,22 +226,14 @@ def test_select_renumbers_in_the_order_given(pair, random):
 # --- threat models and observations ------------------------------------------------------------
 
 
-def test_no_named_threat_model_grants_an_oracle():
+def test_named_threat_models_grant_what_their_names_say():
     for name in threats.names():
         model = threats.get(name)
         assert model.name == name and model.summary and model.rounds in {"last", "all"}
-        assert not model.grants & ORACLES
         assert Knowledge.UPLOADS in model.grants
     assert Knowledge.EXTRACTOR not in threats.get("eavesdropper").grants
     assert Knowledge.EXTRACTOR not in threats.get("realistic").grants
     assert threats.get("strong").grants >= threats.get("fedre-paper").grants
-
-
-def test_oracles_are_added_to_a_copy():
-    model = threats.get("realistic")
-    more = model.with_oracles(Knowledge.TRUE_LABELS)
-    assert more.grants - model.grants == {Knowledge.TRUE_LABELS}
-    assert more.name == model.name and Knowledge.TRUE_LABELS not in model.grants
 
 
 def test_target_rows_name_their_owners(observe, rotation):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
     Counts,
@@ -17,13 +17,13 @@ from fedre_privacy.core.types import (
     LowRankChange,
     LowRankModel,
     MatrixBlocks,
-    Mixture,
     ModelState,
     Prototypes,
     Representations,
     RepStatistic,
     SmallModelState,
 )
+from fedre_privacy.core.types import Mixture
 from fedre_privacy.defenses.base import Facts, Sending
 
 _tests = Path(__file__).parent.parent

@@ -16,18 +16,16 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.core.channels import Bound, Channel
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     EntangledRep,
     GradientState,
     HeadState,
-    KnownDefense,
     MatrixBlocks,
     ModelState,
-    Observation,
     Prototypes,
-    Upload,
 )
+from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.types import KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence

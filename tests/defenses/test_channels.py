@@ -19,17 +19,9 @@ from fedre_privacy.attacks.running.channels import (
     upload_behind,
 )
 from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.core.artifacts import EntangledRep, GradientState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING, Channel, Noise, Rounding
-from fedre_privacy.core.types import (
-    Candidates,
-    EntangledRep,
-    GradientState,
-    KnownDefense,
-    Observation,
-    Prototypes,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import Facts, defenses
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.entanglement.quantised import largest_remainder

@@ -4,16 +4,9 @@ import pytest
 import torch
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Counts, EntangledRep, HeadState, ModelState, Prototypes
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
-    AGGREGATE,
-    Counts,
-    EntangledRep,
-    HeadState,
-    ModelState,
-    Prototypes,
-    Upload,
-)
+from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.defenses.secagg import aggregated
 from fedre_privacy.defenses.statement import check_all, state

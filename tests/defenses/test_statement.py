@@ -5,14 +5,8 @@ import json
 
 import pytest
 
+from fedre_privacy.core.artifacts import Counts, LowRankChange, ModelState, Prototypes, RepStatistic
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import (
-    Counts,
-    LowRankChange,
-    ModelState,
-    Prototypes,
-    RepStatistic,
-)
 from fedre_privacy.defenses.accounting import epsilon_of
 from fedre_privacy.defenses.base import Defense, Release, defenses
 from fedre_privacy.defenses.statement import check_all, record, state

@@ -6,16 +6,15 @@ from functools import partial
 import pytest
 import torch
 
-from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import (
-    Emission,
+from fedre_privacy.core.artifacts import (
     EntangledRep,
-    Mixture,
     ModelState,
     Prototypes,
     Representations,
     is_one_of,
 )
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.types import Emission, Mixture
 from fedre_privacy.defenses.apply import defended
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.defenses.values import num_rows, update_of, values_of

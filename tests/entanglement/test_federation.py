@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedre_privacy.blocks.state import Samples, Task
+from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.rng import seeded
-from fedre_privacy.core.types import HeadState
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.types import Mixture, Reconstruction, Truth
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.metrics import Metric, metrics
 

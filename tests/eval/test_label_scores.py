@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LabelEstimate
+from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.eval.label_scores import (
     evaluate_labels,
     l1_error,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Mixture, Reconstruction, Truth
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages, evaluate, mean_images
 from fedre_privacy.eval.metrics import metrics
 

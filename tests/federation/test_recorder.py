@@ -6,15 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes, Representations
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.types import (
-    Broadcast,
-    EntangledRep,
-    HeadState,
-    Prototypes,
-    Representations,
-    Upload,
-)
+from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.federation.recorder import Recorder, read_messages, rounds_recorded
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from fedre_privacy.core import types
-from fedre_privacy.core.types import Artifact, Observation
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.types import Observation
 
 ROOT = "fedre_privacy"
 MAY_IMPORT: dict[str, set[str]] = {
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
         "blocks", "protocols", "federation", "sealed", "runs", "threats",
     },
-    "audit": {"core", "defenses", "eval"},
+    "auditing": {"core", "defenses", "eval", "runs", "federation"},
     "study": {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
     },
@@ -50,12 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "job": {"runs", "study", "pages", "core"},
     "api": {
-        "runs", "play", "study", "pages", "job", "core", "attacks.base", "data.base",
+        "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
         "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
         "models.families", "partition.base", "protocols.base", "sealed.door",
     },
     "cli": {
-        "api", "runs", "play", "study", "pages", "reproduction", "core", "attacks.base",
+        "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
         "data.base", "entanglement.base", "eval.metrics.base", "models.zoo", "partition.base",
         "protocols.base", "defenses.base", "presets", "sealed.door", "threats", "blocks.traffic",
     },

@@ -18,19 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import (
-    Candidates,
-    EntangledRep,
+from fedre_privacy.core.outcomes import (
     LabelEstimate,
     MembershipScores,
-    Observation,
-    Prototypes,
     Reconstruction,
     RecoveredPrototypes,
-    Representations,
-    Upload,
 )
+from fedre_privacy.core.types import Candidates, Observation, Upload
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.membership import MembershipTrial

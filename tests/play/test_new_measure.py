@@ -10,7 +10,8 @@ import torch
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.benchmark import BenchmarkResult
+from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import Place, run_job
 

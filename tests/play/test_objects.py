@@ -33,7 +33,7 @@ from fedre_privacy.protocols.fedgh import FedGH
 from fedre_privacy.protocols.fedre import FedRE
 from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
 from fedre_privacy.runs.values import attack_values, brief, layered, training_values, written
-from fedre_privacy.study.benchmark import read_sweep
+from fedre_privacy.study.description import read_sweep
 from fedre_privacy.threats.base import threats
 
 NEEDING = {"gaussian": {"clip": 1, "noise": 1}, "laplace": {"clip": 1, "epsilon": 9},

@@ -13,7 +13,8 @@ import fedre_privacy as fp
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError, MissingInputError
-from fedre_privacy.core.types import Knowledge, Observation, Reconstruction
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
 
 SHAPE = (1, 12, 12)
 QUICK = {"device": "cpu", "attack": PixelInversion(steps=60, tv=0.0)}

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.pixel import PixelInversion
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import EntangledRep, Knowledge, LabelEstimate, Prototypes
+from fedre_privacy.core.outcomes import LabelEstimate
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypesQuestion

@@ -8,7 +8,7 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.eval.report.prototype_map import embed
-from fedre_privacy.pages.run_figures import draw
+from fedre_privacy.pages.run_figures import caption, draw
 from fedre_privacy.runs.training import train
 
 
@@ -18,10 +18,10 @@ def drawn(tiny, tmp_path_factory):
     return run, draw(run)
 
 
-def test_three_pictures_with_their_data(drawn):
+def test_pictures_with_their_data(drawn):
     run, pictures = drawn
-    assert [path.stem for path in pictures] == ["accuracy", "partition", "prototypes"]
-    for name in ("accuracy", "partition", "prototypes"):
+    assert [path.stem for path in pictures] == ["accuracy", "clients", "partition", "prototypes"]
+    for name in ("accuracy", "clients", "partition", "prototypes"):
         for ending in ("png", "pdf", "csv"):
             assert (run.folder / f"{name}.{ending}").stat().st_size > 0
     held = pd.read_csv(run.folder / "partition.csv").drop(columns="client")
@@ -42,7 +42,7 @@ def test_the_map_has_every_prototype_and_every_entangled_upload(drawn):
 def test_pictures_that_are_there_are_not_drawn_again(drawn):
     run, _ = drawn
     before = (run.folder / "prototypes.png").stat().st_mtime_ns
-    assert len(draw(run)) == 3
+    assert len(draw(run)) == 4
     assert (run.folder / "prototypes.png").stat().st_mtime_ns == before
 
 
@@ -68,3 +68,15 @@ def test_neighbours_stay_neighbours_and_seeds_repeat():
     assert torch.equal(points, embed(rows, seed=3))
     with pytest.raises(IncompatibleError, match="at least 5 vectors; there are 4"):
         embed(rows[:4])
+
+
+def test_the_curve_says_what_partial_participation_mixes(drawn, tiny, tmp_path):
+    words = "counts the others with the model they kept"
+    assert words not in caption(drawn[0])
+    partial = {"train": {"join_ratio": 0.4, "rounds": 1}}
+    for protocol, sections in (
+        ("fedre", {"train": {**partial["train"], "broadcast_to": "all"}}),
+        ("local", partial),
+    ):
+        assert words not in caption(train(tiny(protocol=protocol, **sections), runs=tmp_path))
+    assert words in caption(train(tiny(protocol="fedre", **partial), runs=tmp_path))

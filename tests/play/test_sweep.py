@@ -21,7 +21,8 @@ from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study import sweep
-from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.benchmark import BenchmarkResult
+from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.suite import default_suite, named_suite
 from fedre_privacy.study.sweep import Place, run_job
@@ -201,7 +202,7 @@ benchmark(asked, **place, workers=os.cpu_count() or 1, worker=WORKER)
 def test_a_killed_sweep_leaves_no_job_behind(tmp_path, how):
     """Break off the sweep's own process while a job trains: the job ends too."""
     settings = (
-        "from fedre_privacy.study.benchmark import read_sweep\n"
+        "from fedre_privacy.study.description import read_sweep\n"
         f"BASE = {BASE | {'train': BASE['train'] | {'rounds': 10**6}}!r}\n"
         "asked = read_sweep({'protocols': ['fedgh'], 'seeds': [0], 'attacks': [], 'name': 'x'}, "
         "BASE, name='')\n"

@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
+from fedre_privacy.core.artifacts import Prototypes, Representations
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
-from fedre_privacy.core.types import Prototypes, Representations
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.targets import TargetSource, resolve_kind

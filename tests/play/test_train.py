@@ -15,10 +15,11 @@ from fedre_privacy.core.errors import (
     FedreError,
     IncompatibleError,
 )
-from fedre_privacy.federation import loop
+from fedre_privacy.federation import loop, steps
+from fedre_privacy.play.attack import check_ahead
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import Run
-from fedre_privacy.runs.settings import resolve_training
+from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import build_clients, prepare, train
 
 
@@ -37,6 +38,7 @@ def _interrupt(event):
 def test_a_run_folder_holds_what_is_documented(runs):
     for name, run in runs.items():
         assert _files(run) == [
+            "clients.csv",
             "config.yaml",
             "log.txt",
             "metrics.csv",
@@ -62,6 +64,63 @@ def test_a_run_folder_holds_what_is_documented(runs):
         assert [row["round"] for row in rows] == ["1", "2"]
         final = {key: float(value) for key, value in rows[-1].items() if key != "wall_s"}
         assert record["final"] == pytest.approx(final)
+        each = list(csv.DictReader((run.folder / "clients.csv").open()))
+        assert [(row["round"], row["client"]) for row in each] == [
+            (r, k) for r in "12" for k in "012"
+        ]
+        for moment in ("acc_post_local", "acc_post_broadcast"):
+            last = [float(row[moment]) for row in each[3:]]
+            assert sum(last) / 3 == pytest.approx(float(rows[-1][moment]))
+
+
+def test_step_sizes_decay_by_the_round(tiny, tmp_path, monkeypatch):
+    seen = []
+    plain = steps.fit
+
+    def fit(*given, **how):
+        seen.append((how["lr"], how["momentum"], how["weight_decay"]))
+        return plain(*given, **how)
+
+    monkeypatch.setattr(steps, "fit", fit)
+    how = {"rounds": 3, "lr": 0.2, "lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
+    settings = tiny(protocol="fedre", train=how)
+    train(settings, runs=tmp_path)
+    assert seen == [([lr], 0.9, 1e-3) for lr in (0.2, 0.1, 0.05) for _ in range(3)]
+    # runs of earlier settings keep their names
+    plain_settings = tiny(protocol="fedre").plain()["train"]
+    assert not {"lr_decay", "momentum", "weight_decay"} & set(plain_settings)
+    assert {"lr_decay", "momentum", "weight_decay"} <= set(settings.plain()["train"])
+
+
+def test_attacks_that_simulate_local_training_need_plain_sgd(tiny):
+    problems = []
+    asked = resolve_attack(
+        {"attack": "update-inversion", "target": "update", "threat": "strong"}, {}, problems
+    )
+    check_ahead(tiny(protocol="fedavg", train={"lr_decay": 0.9}), asked)
+    with pytest.raises(IncompatibleError, match="momentum or weight decay"):
+        check_ahead(tiny(protocol="fedavg", train={"momentum": 0.9}), asked)
+    assert not problems
+
+
+def test_several_training_seeds_on_one_partition(tiny):
+    def shared_out(run_seed, **partition):
+        values = {"name": "pra", "alpha": 0.5, **partition}
+        problems = []
+        settings = resolve_training(
+            {"data": {"name": "digits", "size": 16, "per_class": 12}, "partition": values,
+             "train": {"clients": 3, "seed": run_seed}}, {}, problems,
+        )  # fmt: skip
+        assert not problems
+        return settings, prepare(settings, torch.device("cpu")).split.sha256_train
+
+    (first, own), (_, fixed), (other, same) = (
+        shared_out(0), shared_out(1, seed=0), shared_out(2, seed=0)
+    )  # fmt: skip
+    assert own == fixed == same and other.train.seed == 2
+    assert shared_out(1)[1] != own and shared_out(0, seed=1)[1] == shared_out(1)[1]
+    assert "seed" not in first.plain()["partition"]
+    assert shared_out(0, seed=0)[0].run_name != first.run_name == shared_out(0)[0].run_name
 
 
 def test_the_split_on_disk_is_the_split_in_the_record(runs, tiny):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedre_privacy.blocks.state import client_secret
+from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import HeadState
 from fedre_privacy.protocols.base import protocols
 
 CLASSES = range(4)

@@ -6,8 +6,9 @@ from torch import nn
 
 from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.state import Training, only
+from fedre_privacy.core.artifacts import HeadState
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Emission, HeadState
+from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import loop
 from fedre_privacy.models.split import load_parameters, parameters_of
 from fedre_privacy.protocols.base import Protocol, protocols

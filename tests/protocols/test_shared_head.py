@@ -9,7 +9,8 @@ import torch
 from fedre_privacy.blocks import shared_head
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Task
-from fedre_privacy.core.types import EntangledRep, HeadState, Upload
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
+from fedre_privacy.core.types import Upload
 from fedre_privacy.federation.steps import next_broadcast
 from fedre_privacy.protocols.base import protocols
 
@@ -60,9 +61,19 @@ def test_one_step_of_the_sum_is_batch_size_steps_of_the_mean(federation):
     torch.testing.assert_close(moved["sum"], 5 * moved["mean"], rtol=1e-3, atol=1e-6)
 
 
-def test_published_reductions_are_the_defaults():
+def test_the_mean_is_the_default_where_a_server_has_few_pairs():
     made = {name: protocols.get(name)().server.reduction for name in SHARING}
-    assert made == {"fedre": "sum", "fedgh": "mean", "fedallrep": "sum"}
+    assert made == {"fedre": "mean", "fedgh": "mean", "fedallrep": "sum"}
+
+
+def test_ten_pairs_of_the_released_homogeneous_half_are_the_default_step(federation):
+    """Its 0.001 on the sum is 0.01 on the mean; the heterogeneous half steps ten times as far."""
+    heads = []
+    for server in ({}, {"lr": 0.001, "reduction": "sum", "batch_size": 32}):
+        fed = federation(protocols.get("fedre")(server=HeadTraining(**server)))
+        shared_head.aggregate(fed.protocol, fed.server, _mixed_uploads(10), Task(fed.setting, 1))
+        heads.append(fed.server.modules["head"].state_dict())
+    torch.testing.assert_close(*heads, rtol=1e-5, atol=1e-7)
 
 
 def _storages(modules):

@@ -13,7 +13,8 @@ import fedre_privacy as fp
 from fedre_privacy.cli import attack as attack_command
 from fedre_privacy.pages.attack import attack_page, write_attack_report
 from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.study.benchmark import BenchmarkResult, planned, read_sweep
+from fedre_privacy.study.benchmark import BenchmarkResult
+from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import Place, run_job
 
@@ -27,7 +28,7 @@ def test_an_attacks_page_says_everything(attacked, run, read):
     found, card = read(page), attacked.card
     seen = words(found)
     assert run.name in found.texts["title"]
-    assert "COUNTERFACTUAL" in seen and "ORACLE" not in seen
+    assert "COUNTERFACTUAL" in seen
     for text in (*attacked.trial.lines().values(), card.verdict.because):
         assert " ".join(text.split()) in seen
     assert card.verdict.rule in seen and run.record["data_sha256"] in seen
@@ -83,17 +84,6 @@ def test_attacks_without_images_have_a_page_too(run, read, name, threat, column)
     seen = words(found)
     assert result.card.verdict.rule in seen
     assert all(note in seen for note in result.card.notes)
-
-
-def test_an_oracle_stands_out(attacked, read, monkeypatch):
-    path = attacked.folder / "report.html"
-    kept = path.read_bytes()
-    monkeypatch.setitem(attacked.record, "oracles", ["true-weights"])
-    try:
-        page = write_attack_report(attacked).read_text(encoding="utf-8")
-    finally:
-        path.write_bytes(kept)
-    assert "ORACLE" in words(read(page)) and "true-weights" in page
 
 
 SWEEP = {

@@ -25,8 +25,10 @@ from fedre_privacy.models.families import count_parameters
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedgen import FedGen
 from fedre_privacy.reproduction import communication as comm
-from fedre_privacy.reproduction.communication import ReportedCell, Shares
+from fedre_privacy.reproduction.communication import ReportedCell
 from fedre_privacy.reproduction.published_tables import DATA_SETS, TABLE_2, TABLE_11
+from fedre_privacy.reproduction.recorded import Measured, Spread, measured, sizes_of_run
+from fedre_privacy.reproduction.shares import Shares, read_labels, share_out
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
@@ -74,7 +76,7 @@ def agree(count: Count, ledger: Traffic) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_formula_is_what_the_ledger_measured(protocol: str, tmp_path: Path) -> None:
     run = recorded(tmp_path, protocol)
-    facts = comm.sizes_of_run(run)
+    facts = sizes_of_run(run)
     assert facts is not None and facts.pairs < facts.clients * facts.classes  # P is not just K C
     up, down = traffic(run, 2)
     if protocol == "fpl":
@@ -95,10 +97,10 @@ def test_formula_is_what_the_ledger_measured(protocol: str, tmp_path: Path) -> N
     before = traffic(run, 0)
     agree(exchange.once_up, before[0])
     agree(exchange.once_down, before[1])
-    shown = comm.measured(run)
-    assert shown.paper["up"] == comm.Spread.of([up.scalars_paper] * 2)
-    assert shown.complete["down"] == comm.Spread.of([down.scalars_complete])
-    assert shown.nbytes["down"] == comm.Spread.of([down.nbytes])
+    shown = measured(run)
+    assert shown.paper["up"] == Spread.of([up.scalars_paper] * 2)
+    assert shown.complete["down"] == Spread.of([down.scalars_complete])
+    assert shown.nbytes["down"] == Spread.of([down.nbytes])
 
 
 def low_rank(run: Run) -> None:
@@ -125,7 +127,7 @@ def low_rank(run: Run) -> None:
 
 def test_partial_participation_has_no_formula(tmp_path: Path) -> None:
     run = recorded(tmp_path, "fedre", join_ratio=0.7)
-    assert comm.sizes_of_run(run) is None and comm.measured(run).formula is None
+    assert sizes_of_run(run) is None and measured(run).formula is None
 
 
 def test_fd_as_the_libraries_do_it_sends_no_contributors(
@@ -133,7 +135,7 @@ def test_fd_as_the_libraries_do_it_sends_no_contributors(
 ) -> None:
     monkeypatch.setitem(SETTINGS, "fd", {"target": "library"})
     run = recorded(tmp_path, "fd")
-    facts = comm.sizes_of_run(run)
+    facts = sizes_of_run(run)
     assert facts is not None
     exchange = run.settings.protocol.traffic(facts)
     assert exchange is not None and exchange.down is not None
@@ -145,7 +147,7 @@ def test_fd_as_the_libraries_do_it_sends_no_contributors(
 
 @pytest.fixture(scope="module")
 def shares() -> dict[str, Shares]:
-    return {key: comm.share_out(key) for key in DATA_SETS}
+    return {key: share_out(key) for key in DATA_SETS}
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +344,7 @@ def test_the_real_labels_give_the_published_partition() -> None:
     if folder is None:
         pytest.skip("FEDRE_TEST_DATA is not set")
     path = Path(folder) / "cifar10-labels.npy"
-    own = comm.share_out("cifar10", comm.read_labels(path), str(path))
+    own = share_out("cifar10", read_labels(path), str(path))
     assert own.pairs == 61 and own.matched is True
 
 
@@ -404,8 +406,8 @@ def test_measured_runs_are_shown_beside_their_formula(tmp_path: Path) -> None:
 
 
 def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[ReportedCell]) -> None:
-    sent = {"up": comm.Spread(3_000_000.0, 2_000_000, 4_000_000), "down": None}
-    run = comm.Measured(
+    sent = {"up": Spread(3_000_000.0, 2_000_000, 4_000_000), "down": None}
+    run = Measured(
         "kd", "fedkd", "cifar10", "homogeneous", 10, "", 1, paper=sent, complete=sent, nbytes=sent
     )
     noted = [cell for cell in cells if "measured" in communication._with_runs(cell, [run]).note]
@@ -419,11 +421,11 @@ def test_runs_that_are_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path, "local")
     (run.folder / "metrics.csv").write_text("round,loss\n1,2\n")
     with pytest.raises(DamagedInputError, match="is not the ledger of a run"):
-        comm.measured(Run(run.folder))
+        measured(Run(run.folder))
     record = json.loads((run.folder / "record.json").read_text())
     (run.folder / "record.json").write_text(json.dumps({**record, "status": "partial"}))
     with pytest.raises(MissingInputError, match="training did not finish"):
-        comm.measured(Run(run.folder))
+        measured(Run(run.folder))
 
 
 def test_facts_count_the_training_samples_alone() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import t, ttest_rel
 
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import EntangledRep, Prototypes, Representations
 from fedre_privacy.federation import loop
 from fedre_privacy.reproduction import toy
 from fedre_privacy.reproduction.toy import ToySettings, draw, mean_interval, methods, train_toy

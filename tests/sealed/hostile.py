@@ -16,14 +16,10 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Attack, Context
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Observation,
-    Prototypes,
-    Reconstruction,
-    Representations,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,10 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
-from fedre_privacy.core.types import (
-    EntangledRep,
-    Observation,
-    Reconstruction,
-    Upload,
-)
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.sealed import walls
 from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play
 from fedre_privacy.sealed.line import BrokenLine, Line
@@ -33,7 +30,8 @@ from dataclasses import dataclass
 import json, os, torch
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.types import EntangledRep, Reconstruction
+from fedre_privacy.core.artifacts import EntangledRep
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.errors import DivergedError
 
 @dataclass(frozen=True, kw_only=True)

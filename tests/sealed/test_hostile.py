@@ -15,8 +15,8 @@ import pytest
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.blocks.state import Samples, client_secret
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive
-from fedre_privacy.core.types import Reconstruction
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
 from fedre_privacy.play.attack import attack, prepare_attack

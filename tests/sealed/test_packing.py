@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, HeadState, Prototypes
 from fedre_privacy.core.channels import (
     NOTHING,
     PLACES,
@@ -26,16 +27,11 @@ from fedre_privacy.core.channels import (
 from fedre_privacy.core.config import plain
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.types import (
-    Artifact,
     Broadcast,
     Candidates,
-    Counts,
-    EntangledRep,
-    HeadState,
     KnownDefense,
     LocalTraining,
     Observation,
-    Prototypes,
     Upload,
 )
 from fedre_privacy.models.families import ModelSettings, build_model

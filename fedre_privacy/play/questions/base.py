@@ -15,8 +15,10 @@ from typing import Any, ClassVar
 from matplotlib.figure import Figure
 
 from fedre_privacy.attacks.base import RECOVERED
+from fedre_privacy.core.artifacts import Artifact, is_read_as
+from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import ORACLES, Artifact, Observation, Outcome, Upload, is_read_as
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
@@ -69,18 +71,36 @@ class Trial:
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
         attacker += self._defended()
-        oracles = sorted(threat.grants & ORACLES)
-        if oracles:
-            attacker += f". ORACLE: {', '.join(oracles)}"
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
         return {
-            "Uploaded": described(self.run, self.round),
+            "Uploaded": self._uploaded(),
             "Attacker": attacker,
             "Target": named,
             "Unknown": self.unknown(),
         }
+
+    def _uploaded(self) -> str:
+        """What a client uploaded in the attacked round, in words and sizes."""
+        uploads = [upload for upload in self.observation.uploads if upload.round == self.round]
+        first = next((u for u in uploads if u.artifacts), None)
+        if first is None:
+            return f"nothing: {self.run.system} uploads no artifact"
+        what = " + ".join(
+            f"{count} {content.replace('_', ' ')} values"
+            for artifact in first.artifacts
+            for content, count in artifact.scalars().items()
+        )
+        names = " + ".join(type(a).__name__ for a in first.artifacts)
+        size = sum(a.nbytes() for a in first.artifacts)
+        sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
+        whom = "per client and round"
+        if first.participants:
+            whom = f"in one sum over {len(first.participants)} clients a round"
+        elif len(sizes) > 1:
+            whom = f"by client {first.client} in round {self.round}, others differ"
+        return f"{names}: {what} {whom} ({human_bytes(size)})"
 
     def adaptations(self) -> list[tuple[Adaptation, ...]]:
         """What the attack makes of each declared defence; first the one that finds its targets.
@@ -187,29 +207,6 @@ def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
 def is_uploaded(target: str) -> bool:
     """Whether a target means whatever was uploaded; labels and membership name the question."""
     return target in ("uploaded", "labels", "membership")
-
-
-def described(run: Recording, round: int) -> str:
-    """What a client uploaded in a round, in words and sizes."""
-    uploads, _ = run.messages([round])
-    first = next((u for u in uploads if u.artifacts), None)
-    if first is None:
-        return f"nothing: {run.system} uploads no artifact"
-    what = " + ".join(
-        f"{count} {content.replace('_', ' ')} values"
-        for artifact in first.artifacts
-        for content, count in artifact.scalars().items()
-    )
-    names = " + ".join(type(a).__name__ for a in first.artifacts)
-    size = sum(a.nbytes() for a in first.artifacts)
-    sizes = {sum(a.nbytes() for a in u.artifacts) for u in uploads}
-    whom = "per client and round"
-    if first.participants:
-        whom = f"in one sum over {len(first.participants)} clients a round"
-        return f"{names}: {what} {whom} ({human_bytes(size)})"
-    if len(sizes) > 1:
-        whom = f"by client {first.client} in round {round}, others differ"
-    return f"{names}: {what} {whom} ({human_bytes(size)})"
 
 
 def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[Upload, ...]:

@@ -16,7 +16,9 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
-from fedre_privacy.core.types import ORACLES, Artifact, Reconstruction, RecoveredPrototypes, Truth
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
+from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
@@ -112,16 +114,7 @@ class ImagesQuestion(Question):
             kind, per_target = resolve_kind(source, settings.target, run.settings.protocol.name), 0
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
-        observation = observe(
-            run,
-            settings.threat,
-            source.round,
-            targets,
-            aux,
-            images_per_target=per_target,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
-        )
+        observation = observe(source, settings, targets, aux, images_per_target=per_target)
         return ImageTrial(
             run,
             settings,
@@ -216,7 +209,6 @@ class ImagesQuestion(Question):
                 caption=caption,
                 extra=_columns(trial, pieces, card),
                 counterfactual=trial.run.system if trial.counterfactual else None,
-                oracles=sorted(trial.observation.threat.grants & ORACLES),
             )
         if bool((trace.isfinite() & (trace > 0)).any()):  # some attacks match nothing step by step
             drawn["trace"] = attack_trace(steps, trace, title=title)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks, can_read, readers
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import Artifact, LabelEstimate
+from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.label_scores import evaluate_labels
@@ -59,15 +60,7 @@ class LabelsQuestion(Question):
                 next_step=" or ".join(f"Use --attack {name} --threat strong." for name in fitting)
                 or "See: fedre-attack list.",
             )
-        observation = observe(
-            run,
-            settings.threat,
-            source.round,
-            targets,
-            aux,
-            staleness=settings.evaluation.staleness,
-            attacker=settings.evaluation.attacker,
-        )
+        observation = observe(source, settings, targets, aux)
         return LabelTrial(
             run,
             settings,

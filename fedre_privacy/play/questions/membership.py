@@ -11,14 +11,9 @@ from torch import Tensor
 from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.running.messages import asked_of
-from fedre_privacy.core.types import (
-    Artifact,
-    Candidates,
-    Knowledge,
-    MembershipScores,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.outcomes import MembershipScores
+from fedre_privacy.core.types import Candidates, Knowledge, Observation, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card, PublicImages
 from fedre_privacy.eval.membership import (
@@ -90,16 +85,7 @@ class MembershipQuestion(Question):
         granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
         targets = _models if models else _rows
         kind, uploads, counterfactual = targets(run, settings, source, aux)
-        observation = observe(
-            run,
-            settings.threat,
-            source.round,
-            uploads,
-            aux,
-            candidates=asked.candidates,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
-        )
+        observation = observe(source, settings, uploads, aux, candidates=asked.candidates)
         before = _before(observation) if models else _granted(source, asked.candidates)
         return MembershipTrial(
             run,

@@ -11,7 +11,8 @@ from fedre_privacy.attacks.base import can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
-from fedre_privacy.core.types import Artifact, EntangledRep, Prototypes, RecoveredPrototypes
+from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card, PublicImages
 from fedre_privacy.eval.prototype_scores import TruePrototypes, evaluate_prototypes
@@ -52,15 +53,7 @@ class PrototypesQuestion(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-        observation = observe(
-            run,
-            settings.threat,
-            source.round,
-            targets,
-            aux,
-            staleness=evaluation.staleness,
-            attacker=evaluation.attacker,
-        )
+        observation = observe(source, settings, targets, aux)
         parts: dict[str, list[Tensor]] = {
             name: [] for name in ("vectors", "clients", "labels", "counts", "upload", "public")
         }

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import RecoveredPrototypes
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import AttackSettings
@@ -57,15 +57,7 @@ def recover(
     known = _FOUND.setdefault(run, {})
     if asked in known:
         return known[asked]
-    observation = observe(
-        run,
-        settings.threat,
-        source.round,
-        targets,
-        aux,
-        staleness=evaluation.staleness,
-        attacker=evaluation.attacker,
-    )
+    observation = observe(source, settings, targets, aux)
     context = Context(source.attack_seed)
     played = play(via, observation, context, outcome=RecoveredPrototypes, hidden=run.secrets())
     found = played.outcome

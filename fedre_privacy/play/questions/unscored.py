@@ -16,10 +16,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.types import LabelEstimate, Observation, Reconstruction
+from fedre_privacy.core.outcomes import LabelEstimate, Reconstruction
+from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import Card, Verdict
-from fedre_privacy.eval.report.figures import image_sheet
+from fedre_privacy.eval.report.sheets import image_sheet
 
 from .base import Trial
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import EntangledRep, Observation, Upload
+from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.threats.base import threats
 
 DIMS = 64

@@ -10,16 +10,11 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.disentangle import Disentangle
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import (
-    Broadcast,
-    EntangledRep,
-    HeadState,
-    Knowledge,
-    RecoveredPrototypes,
-    Upload,
-)
+from fedre_privacy.core.types import Broadcast, Knowledge, Upload
 from fedre_privacy.threats.base import threats
 
 SOLVERS = ("kalman", "ridge", "non-negative", "least-squares")

@@ -12,10 +12,11 @@ from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.joint_disentangle import JointDisentangle
 from fedre_privacy.attacks.mixtures.views import prototype_views, spread
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import Bound, Channel, Masking
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import KnownDefense, Prototypes, Upload
+from fedre_privacy.core.types import KnownDefense, Upload
 from fedre_privacy.threats.base import threats
 
 ROUNDS, CLASSES, SIDE = 12, 3, 8

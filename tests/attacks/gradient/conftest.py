@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedre_privacy.core.types import (
-    Artifact,
-    Broadcast,
-    LocalTraining,
-    Observation,
-    Upload,
-)
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.types import Broadcast, LocalTraining, Observation, Upload
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.threats.base import threats
 

@@ -12,17 +12,10 @@ from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.gradient import signed
+from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState, Representations
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.types import (
-    Broadcast,
-    GradientState,
-    HeadState,
-    KnownDefense,
-    LocalTraining,
-    ModelState,
-    Representations,
-)
+from fedre_privacy.core.types import Broadcast, KnownDefense, LocalTraining
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.threats.base import threats
 

@@ -6,15 +6,15 @@ import torch
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.gradient.victims import victims_of
 from fedre_privacy.blocks.compression import pack
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     GradientState,
-    LocalTraining,
     LowRankChange,
     LowRankModel,
     ModelState,
     SmallModelState,
 )
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import LocalTraining
 
 TRAINING = LocalTraining(0.1, 2, 8, {0: 2})
 

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from fedre_privacy.blocks.state import Task
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     Counts,
     HeadState,
     LowRankChange,
@@ -14,8 +13,9 @@ from fedre_privacy.core.types import (
     ModelState,
     Prototypes,
     SmallModelState,
-    Upload,
 )
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import Upload
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import server_step
 from fedre_privacy.models.families import ModelSettings

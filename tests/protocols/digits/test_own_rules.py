@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fedre_privacy.blocks.state import Task, only
-from fedre_privacy.core.types import (
+from fedre_privacy.core.artifacts import (
     ClassLogits,
     Counts,
     LowRankChange,
@@ -15,8 +15,8 @@ from fedre_privacy.core.types import (
     ModelState,
     Prototypes,
     SmallModelState,
-    Upload,
 )
+from fedre_privacy.core.types import Upload
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.steps import client_step, next_broadcast, server_step
 from fedre_privacy.models.split import num_parameters, parameters_of

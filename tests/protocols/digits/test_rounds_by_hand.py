@@ -265,6 +265,58 @@ def test_a_clients_round_equals_the_plain_loop(world, name):
             torch.testing.assert_close(uploaded, hand.upload(), **CLOSE)
 
 
+def _library_fedkd(self, x, y, r, out):
+    """What public libraries descend: the sum of both models' losses, nothing detached."""
+    theirs = self.small.extractor(x)
+    mentee = self.small.head(theirs)
+    scale = ce(out, y) + ce(mentee, y)
+    hidden = (r - theirs @ self.client.memory["bridge"].weight.T).square().mean()
+    p, q = out.softmax(1), mentee.softmax(1)
+    mentor_loss = ce(out, y) + (q * (q / p).log()).sum() / len(y) / scale + hidden / scale
+    mentee_loss = ce(mentee, y) + (p * (p / q).log()).sum() / len(y) / scale + hidden / scale
+    return mentor_loss + mentee_loss
+
+
+LIBRARY = {"joint_grad": True, "hidden": 2.0}
+PLAIN = ("fedre", "fedgh", "fedallrep", "local", "fedsgd")
+LOSSES = [(name, OPTIONS.get(name, {})) for name in (*NAMES, *PLAIN)] + [("fedkd", LIBRARY)]
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSES, ids=lambda one: str(one))
+def test_loss_and_gradient_of_random_batches_are_those_of_the_published_formula(
+    world, monkeypatch, name, options
+):
+    """Images of noise, random labels: value and whole gradient within 1e-5 of their size."""
+    if options is LIBRARY:
+        monkeypatch.setattr(Hand, "_fedkd", _library_fedkd)
+    fed = world(name, train={"rounds": 1}, **options)
+    fed.run()
+    rng = torch.Generator().manual_seed(7)
+    for client in fed.clients[:2]:
+        sent = fed.sent(2, client.id)
+        hand = Hand(name, fed, client, sent)
+        hand.uploaded = fed.uploads(1)[client.id].artifacts if fed.uploads(1) else ()
+        labels = torch.randint(10, (16,), generator=rng)
+        images = torch.rand(16, *client.train.images.shape[1:], generator=rng)
+        params = [p for m in fed.protocol.modules(client) for p in m.parameters()]
+        copied = [p for m in hand.modules() for p in m.parameters()]
+        tensors = dict(client.tensors)
+        with seeded(0, "one batch"):
+            value = fed.protocol.loss(client, images, labels, sent)
+        client.tensors = tensors
+        with seeded(0, "one batch"):
+            expected = hand.loss(images, labels)
+        assert float(value.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+        one, two = (
+            torch.cat([g.flatten() for g in torch.autograd.grad(
+                loss, over, materialize_grads=True, allow_unused=True
+            )])
+            for loss, over in ((value, params), (expected, copied))
+        )  # fmt: skip
+        assert float(two.norm()) > 0
+        assert float((one - two).norm()) <= 1e-5 * float(two.norm())
+
+
 def _uploaded(fed):
     return {u.client: u.artifacts[0].tensors() for u in fed.uploads(1)}
 
@@ -450,10 +502,10 @@ def test_fedala_mixing_by_hand(world):
     top, samples = ["head.weight", "head.bias"], client.train
     hand = copy.deepcopy(client.model)
     mix = {n: torch.ones_like(own[n]) for n in top}
-    for number in range(3):
-        count = int(0.6 * len(samples))
-        rng = stream(0, f"ala {number}", client=1, round=2)
-        first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
+    count = int(0.6 * len(samples))
+    rng = stream(0, "ala", client=1, round=2)
+    first = int(torch.randint(len(samples) - count + 1, (1,), generator=rng))
+    for _ in range(3):  # the slice is drawn once a round
         for start in range(first, first + count, 16):
             pick = torch.arange(start, min(start + 16, first + count))
             for n, p in hand.named_parameters():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedre_privacy.core.types import SmallModelState
+from fedre_privacy.core.artifacts import SmallModelState
 
 CASES = {
     "fedproto without pull": ("fedproto", {"weight": 0.0}, "local"),

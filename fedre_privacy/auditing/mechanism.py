@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.channels import Bound
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Artifact, Emission, Role
+from fedre_privacy.core.types import Emission
 from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.apply import defended
 from fedre_privacy.defenses.base import CLIENT, Defense, Facts, Sending
@@ -162,7 +164,7 @@ def audit_mechanism(
         raise ConfigError(f"{trials} trials are too few to say anything; {LEAST_TRIALS} at least.")
     claim = claim_of(defenses, facts, sends)
     costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
-    bound = next((float(d.clip) for d in defenses if d.cost(facts) and getattr(d, "clip", 0)), 1.0)
+    bound = _bound(defenses, facts)
     covered = [a for a in sent if type(a) in {kind for cost in costs for kind in cost.covers}]
     if not covered:
         names = ", ".join(type(a).__name__ for a in sent) or "nothing"
@@ -193,6 +195,16 @@ def audit_mechanism(
         alpha,
         _repeated(silent),
     )
+
+
+def _bound(defenses: Sequence[Defense], facts: Facts) -> float:
+    """The length to which uploads are bounded, as the defences tell attackers; 1 if they do not."""
+    for defense in defenses:
+        channel = defense.channel(facts)
+        for step in () if channel is None else (*channel.rows, *channel.updates):
+            if isinstance(step, Bound):
+                return step.norm
+    return 1.0
 
 
 def _shown(claim: Claim, errors: Errors, right: int, trials: int, alpha: float) -> float:

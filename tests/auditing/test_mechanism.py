@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from fedre_privacy.audit.mechanism import CONSISTENT, REFUTED, audit_mechanism, claim_of
+from fedre_privacy.auditing.mechanism import CONSISTENT, REFUTED, audit_mechanism, claim_of
+from fedre_privacy.core.artifacts import EntangledRep, HeadState, ModelState, Prototypes
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import EntangledRep, HeadState, ModelState, Prototypes
 from fedre_privacy.defenses import apply, gaussian
 from fedre_privacy.defenses.base import Facts, defenses
 

@@ -1,0 +1,38 @@
+"""A client's module in an attacker's hands: a frozen copy, and what it makes of images."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+BATCH = 256
+"""Images per pass; a constant, so that results do not depend on memory."""
+
+
+def frozen(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy on a device, in evaluation mode, whose parameters take no gradient."""
+    return copy.deepcopy(module).to(device).eval().requires_grad_(False)
+
+
+def outputs(
+    module: Callable[[Tensor], Tensor],
+    images: Tensor,
+    *,
+    batch: int = BATCH,
+    device: torch.device | None = None,
+) -> Tensor:
+    """What a module makes of images (n, C, H, W), (n, d), without gradients.
+
+    Args:
+        batch: images per pass.
+        device: where the module is; what it makes is brought to the CPU. None: module and images
+            are on one device, and so is what is returned.
+    """
+    parts = images.split(batch)
+    with torch.no_grad():
+        if device is None:
+            return torch.cat([module(part) for part in parts])
+        return torch.cat([module(part.to(device)).cpu() for part in parts])

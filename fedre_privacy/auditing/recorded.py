@@ -1,0 +1,148 @@
+"""The audit of a recorded run's defences, and what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.eval.lower_bounds import ALPHA
+from fedre_privacy.eval.report.audit import audit_chart
+from fedre_privacy.eval.report.style import save_figure
+from fedre_privacy.federation.loop import select
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.training import facts_of, prepare
+
+from .mechanism import REFUTED, MechanismAudit, audit_mechanism, claim_of
+
+ATTACKER = (
+    "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
+    "let through; not the coins, not the noise"
+)
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """What an audit of a run's defences found, and the folder that holds its record and figure."""
+
+    folder: Path
+    run: Run
+    found: MechanismAudit
+
+    def lines(self) -> dict[str, str]:
+        """Claim, game and attacker in words."""
+        claim = self.found.claim
+        curve = "pure" if claim.mu is None else f"Gaussian curve of mu {claim.mu:.3f}"
+        names = ", ".join(d.name for d in self.run.settings.defense)
+        return {
+            "Claim": f"{claim.unit}: epsilon {claim.epsilon:.2f} at delta {claim.delta:g} for the "
+            f"whole run ({names}; {curve})",
+            "Game": f"{self.found.trials} canary clients in place of client {claim.client}, "
+            f"{len(claim.rounds)} rounds each: one of two opposite values, by the toss of a coin",
+            "Attacker": ATTACKER,
+        }
+
+    def table(self) -> list[dict[str, str]]:
+        """One row: right guesses beside what the claim allows, and the interval of epsilon."""
+        found = self.found
+        return [
+            {
+                "right guesses": f"{found.right} of {found.trials}",
+                "the claim allows": f"{found.claim.cap:.1%}",
+                "p": f"{found.p:.2g}",
+                "epsilon shown": f">= {found.shown:.2f} ({1 - found.alpha:.0%})",
+                "epsilon promised": f"<= {found.claim.epsilon:.2f}",
+                "could have shown": f"{found.ceiling:.2f}",
+            }
+        ]
+
+    def verdict(self) -> str:
+        """What follows, in a sentence."""
+        found = self.found
+        if found.repeated:
+            return (
+                f"{REFUTED}: {found.repeated} draws of noise occur again in another round or for "
+                "another client, so that rounds or clients can be compared to take it out"
+            )
+        if found.verdict == REFUTED:
+            return (
+                f"{REFUTED}: {found.right} of {found.trials} guesses were right, and the claim "
+                f"allows {found.claim.cap:.1%} (p = {found.p:.1g}). Likely: the noise, the bound, "
+                "the sensitivity, or the number of rounds that are counted"
+            )
+        return (
+            f"{found.verdict}: between {found.shown:.2f}, shown, and {found.claim.epsilon:.2f}, "
+            f"promised. {found.trials} trials could have shown {found.ceiling:.2f} at most"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Everything that was found, as it is written."""
+        found = dataclasses.asdict(self.found)
+        return {
+            "status": "complete",
+            "level": "mechanism",
+            "run": self.run.name,
+            **self.lines(),
+            **found,
+            "claim": {**found["claim"], "cap": self.found.claim.cap},
+            "verdict": self.found.verdict,
+            "because": self.verdict(),
+        }
+
+
+def audit_run(run: Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0) -> RunAudit:
+    """Audit the claim that a run's defences make for one client; nothing is trained.
+
+    Args:
+        run: of any protocol, with defences that state a guarantee for a client.
+        trials: canary clients.
+        alpha: chance that the lower bound is above the truth.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+        IncompatibleError: no claim for a client.
+    """
+    prepared = prepare(run.settings, torch.device("cpu"))
+    facts = facts_of(run.settings, prepared.setting)
+    training = run.settings.train
+    chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
+    sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
+    claim = claim_of(prepared.defense, facts, sends)
+    sent = _sent(run, claim.client, claim.rounds[-1])
+    found = audit_mechanism(
+        prepared.defense, facts, sends, sent, trials=trials, alpha=alpha, seed=seed
+    )
+    named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
+    audit = RunAudit(run.folder / "audits" / f"mechanism-{named}", run, found)
+    audit.folder.mkdir(parents=True, exist_ok=True)
+    save_figure(
+        audit_chart(
+            [(f"{found.claim.unit}, mechanism", found.shown, found.claim.epsilon, found.ceiling)],
+            title=f"What an audit shows of {run.name}",
+            caption=f"{audit.lines()['Game']}. Lower bound at {1 - alpha:.0%}.",
+        ),
+        audit.folder / "epsilon",
+    )
+    files.write_json(audit.folder / "record.json", audit.record())
+    return audit
+
+
+def _sent(run: Run, client: int, round: int) -> list[Artifact]:
+    """The artifacts of a client in a round, and those that it sent before the first."""
+    first = any(Role.ONCE in kind.roles for kind in run.settings.protocol.uploads)
+    uploads, _ = run.messages().of([0, round] if first else [round])
+    found = [a for upload in uploads if upload.client == client for a in upload.artifacts]
+    if not found:
+        raise IncompatibleError(
+            f"Run {run.name} has no upload of client {client} in round {round}.",
+            next_step="A client that never sends has nothing to audit; train more rounds.",
+        )
+    return found

@@ -1,0 +1,63 @@
+"""``fedre-train curves``: the accuracy of several recorded trainings in one figure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedre_privacy.pages.run_curves import ACROSS, HEADLINE, MOMENTS, compare
+from fedre_privacy.runs.folder import find_run
+
+from .output import Output, guarded
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the option parser."""
+    made = argparse.ArgumentParser(
+        prog="fedre-train curves",
+        allow_abbrev=False,
+        description="Draw the accuracy of recorded trainings in one figure, and print their last "
+        "and best rounds. Runs that differ in their seed alone are one line with a band.",
+    )
+    made.add_argument("run", nargs="+", metavar="RUN", help="folders of runs, or their names")
+    made.add_argument(
+        "--out", type=Path, default=Path("curves"), metavar="FILE",
+        help="figure, as PNG and PDF, and its data as CSV (default: curves)",
+    )  # fmt: skip
+    made.add_argument(
+        "--moment", choices=MOMENTS, default=HEADLINE,
+        help="of evaluation (default: the one that each protocol quotes)",
+    )  # fmt: skip
+    made.add_argument(
+        "--over", choices=tuple(ACROSS), default="round", help="the x axis (default: round)"
+    )
+    made.add_argument(
+        "--target", type=float, metavar="A",
+        help="accuracy, 0 to 1: print the rounds and the traffic until it is reached",
+    )  # fmt: skip
+    made.add_argument("--title", default="", metavar="TEXT", help="above the figure")
+    made.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept"
+    )
+    made.add_argument("--json", action="store_true", help="one JSON object per event")
+    made.add_argument("--quiet", action="store_true", help="print the figure's path only")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    options = parser().parse_args(argv)
+    output = Output(as_json=options.json, quiet=options.quiet)
+    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+
+
+def _run(options: argparse.Namespace, output: Output) -> int:
+    runs = [find_run(given, options.runs_dir) for given in options.run]
+    found = compare(runs, options.moment)
+    out = options.out.with_suffix("") if options.out.suffix in (".png", ".pdf") else options.out
+    written = found.draw(out, across=options.over, target=options.target, title=options.title)
+    output.table(found.table(options.target))
+    output.line("Figure", str(written[0]), wrap=False)
+    output.final(written[0], {"table": found.table(options.target), "files": written})
+    return 0

@@ -1,0 +1,163 @@
+"""What a benchmark compares: its description, and the jobs that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import EntangledRep
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import ConfigError, nearest
+from fedre_privacy.protocols.base import protocols as protocol_registry
+from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.values import brief, written
+
+from .suite import default_suite, named_suite
+from .sweep import Job, Variant, plan
+
+Values = Mapping[str, Any]
+
+
+SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "vary", "seeds", "attacks",
+              "targets")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What to compare.
+
+    Args:
+        name: of its folder.
+        base: settings that all trainings share.
+        variants: what differs, each under its label.
+        seeds: of the trainings.
+        attacks: settings of the attacks, or None for those that fit the uploads.
+        targets: targets per attack, or None for the default.
+    """
+
+    name: str
+    base: Values
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    attacks: tuple[Values, ...] | None
+    targets: int | None
+
+    def suite(self, training: TrainSettings) -> Sequence[Values]:
+        """The attacks on one training."""
+        if self.attacks is None:
+            return default_suite(training, targets=self.targets)
+        return self.attacks
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """All its jobs, see `planned`."""
+        return planned(self)
+
+
+def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
+    """Read the description of a benchmark.
+
+    Args:
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names, settings or
+            objects;
+            ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
+            ``targets``, ``name``. Protocols and schemes are compared with each other; defences
+            multiply them.
+        base: settings given elsewhere; they win over the description's own.
+
+    Raises:
+        ConfigError: unknown keys, or nothing to compare.
+    """
+    problems = []
+    for key in sweep:
+        if key not in SWEEP_KEYS:
+            close = nearest(str(key), SWEEP_KEYS)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
+    if problems:
+        raise ConfigError(*problems, next_step=f"Keys: {', '.join(SWEEP_KEYS)}.")
+    names = list(sweep.get("protocols") or ())
+    if names == ["all"]:
+        names = [n for n in protocol_registry.names() if n != "fedsgd"]
+    variants = [Variant(_label(p), {"protocol": _section(p)}) for p in names]
+    variants += [
+        Variant(_label(s), {"protocol": {"name": "fedre", "entanglement": written(s)}})
+        for s in sweep.get("schemes") or ()
+    ]
+    variants += [Variant(str(k), written(v)) for k, v in (sweep.get("vary") or {}).items()]
+    defenses = sweep.get("defenses") or ()
+    if defenses:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(
+                f"{variant.label} + {_shown(chosen)}",
+                merge(dict(variant.values), {"defense": written(chosen)}),
+            )
+            for variant in variants
+            for chosen in defenses
+        ]
+    if not variants:
+        raise ConfigError(
+            "Nothing to compare: the benchmark names no protocols, schemes or vary.",
+            next_step="Add for example 'protocols: [fedre, fedgh]'.",
+        )
+    shared = merge(dict(sweep.get("base") or {}), base)
+    attacks = sweep.get("attacks")
+    seeds = tuple(sweep.get("seeds") or (0, 1, 2))
+    targets = sweep.get("targets")
+    chosen = None if attacks is None else tuple(_attacks(attacks, targets))
+    title = sweep.get("name") or name
+    made = Benchmark(title, shared, tuple(variants), seeds, chosen, targets)
+    if title:
+        return made
+    digest = files.settings_hash(
+        [shared, [v.values for v in variants], seeds, written(attacks), targets]
+    )
+    return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _label(chosen: Any) -> str:
+    if isinstance(chosen, Mapping):
+        more = ", ".join(f"{k}={_shown(v)}" for k, v in chosen.items() if k != "name")
+        return f"{chosen.get('name', '?')} ({more})" if more else str(chosen.get("name", "?"))
+    return _shown(chosen).rpartition(":")[2]
+
+
+def _shown(chosen: Any) -> str:
+    return brief(chosen) if is_dataclass(chosen) else str(chosen)
+
+
+def _section(chosen: Any) -> Values:
+    section = written(chosen)
+    return dict(section) if isinstance(section, Mapping) else {"name": section}
+
+
+def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
+    out: list[Values] = []
+    for entry in given:
+        own = isinstance(entry, Mapping)
+        out += [written(entry)] if own else named_suite([entry], targets=targets)
+    return out
+
+
+def planned(wanted: Benchmark) -> list[Job]:
+    """All jobs of a benchmark, checked; entangled uploads keep every round's extractors.
+
+    Raises:
+        FedreError: settings that cannot work, before anything is trained.
+    """
+
+    def keep_all(variant: Variant) -> Variant:
+        section = merge(dict(wanted.base), variant.values).get("protocol") or {}
+        name = section.get("name", "fedre") if isinstance(section, Mapping) else section
+        known = name in protocol_registry.names()
+        if known and EntangledRep in protocol_registry.get(name).uploads:
+            kept = {"record": {"keep_every": 1}}
+            return Variant(variant.label, merge(kept, variant.values))
+        return variant
+
+    return plan(wanted.base, [keep_all(v) for v in wanted.variants], wanted.seeds, wanted.suite)
