@@ -63,7 +63,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plugin_option(group: argparse._ArgumentGroup) -> None:
+def add_plugin_option(group: argparse._ActionsContainer) -> None:
     """Which modules of one's own the names in files may lead to."""
     group.add_argument(
         "--plugin",

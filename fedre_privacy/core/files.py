@@ -131,7 +131,7 @@ def read_table(path: Path, needed: Collection[str]) -> pd.DataFrame:
     """
     text = io.StringIO(read_text(path, schema.MOST_TEXT))
     try:
-        read = pd.read_csv(text, float_precision="round_trip")
+        read = pd.read_csv(text)
         frame = pd.DataFrame({name: pd.to_numeric(read[name]) for name in read})
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         words = " ".join(str(error).split())

@@ -64,7 +64,7 @@ def clients(run: Run) -> Drawn | None:
     path = run.folder / "clients.csv"
     if not path.is_file():
         return None
-    frame = files.read_table(path, ())
+    frame = files.read_table(path, ("round", "client", "acc_post_local"))
     return client_accuracy(frame, title=run.name, caption=run.record["summary"]), frame
 
 

@@ -118,7 +118,7 @@ def test_models_that_do_not_fit_the_settings_are_refused(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     path = run.folder / "config.yaml"
     path.write_text(path.read_text().replace("dim: 32", "dim: 16"))
-    with pytest.raises(DamagedInputError, match="do not fit its config.yaml"):
+    with pytest.raises(DamagedInputError, match="one run: dim is 32, not 16"):
         run.model(0, 2)
 
 
