@@ -58,6 +58,7 @@ from fedre_privacy.runs.settings import (
     resolve_training,
 )
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
+from fedre_privacy.runs.verify import verify
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
@@ -89,7 +90,7 @@ class Run(recorded.Run):
 
     def frame(self) -> pd.DataFrame:
         """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
-        return pd.read_csv(self.folder / "metrics.csv")
+        return pd.read_csv(self.unchanged("metrics.csv"))
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""
@@ -464,5 +465,7 @@ def _with_page(
 
     return called
 
+
+__all__ = ["attack", "attack_module", "benchmark", "train", "verify"]
 
 attack_module = _with_page(own_module.attack_module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
@@ -25,8 +24,9 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 from rich.text import Text
 
-from fedre_privacy.core.errors import FedreError, Interrupted, MissingInputError, OutOfMemoryError
+from fedre_privacy.core.errors import FedreError, Interrupted, OutOfMemoryError, StorageError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.files import UNWRITABLE
 from fedre_privacy.core.text import visible
 
 WIDTH = 11
@@ -38,19 +38,6 @@ _CONSOLE = Console(
     file=io.StringIO(), width=100_000, height=100, color_system=None, legacy_windows=False
 )
 """Lays out lines of any width, and prints nothing."""
-
-UNUSABLE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-}
-"""Errors of the file system that the user can mend."""
 
 
 class Output:
@@ -261,11 +248,11 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
             output,
         )
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in UNUSABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return _refused(
-                MissingInputError(
+                StorageError(
                     f"{error.filename or 'A file'} cannot be used: {error.strerror}.",
-                    next_step="Mend that, or choose another folder with --runs-dir.",
+                    next_step=UNWRITABLE[error.errno],
                 ),
                 output,
             )

@@ -8,7 +8,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.runs.folder import Run, begin, status_of
+from fedre_privacy.runs.folder import Run, begin, status_of, taken
 
 
 def _folder(parent, name, status):
@@ -25,8 +25,9 @@ def test_unfinished_work_is_resumed_or_restarted_never_overwritten(tmp_path, sta
         begin(folder, resume=False, restart=False, what="Run")
     assert begin(folder, resume=True, restart=False, what="Run") is False
     assert status_of(folder) == status
-    assert begin(folder, resume=False, restart=True, what="Run") is False
-    assert status_of(folder) is None and not folder.exists()
+    with taken(folder, resume=False, restart=True, what="Run") as finished:
+        assert not finished and status_of(folder) is None
+    assert not folder.exists()
 
 
 def test_finished_work_is_used_unless_restarted(tmp_path):
@@ -34,7 +35,9 @@ def test_finished_work_is_used_unless_restarted(tmp_path):
     assert begin(folder, resume=False, restart=False, what="Run") is True
     assert begin(folder, resume=True, restart=False, what="Run") is True
     assert begin(folder, resume=False, restart=True, what="Run") is False
-    assert not folder.exists()
+    assert status_of(folder) == "complete"  # nothing goes before the work can begin
+    with taken(folder, resume=False, restart=True, what="Run") as finished:
+        assert not finished and status_of(folder) is None
 
 
 def test_resuming_nothing_names_what_is_unfinished(tmp_path):
