@@ -135,9 +135,18 @@ def covering(folder: Path) -> Manifest:
         raise DamagedInputError(
             f"{folder} is not covered by a manifest: {MANIFEST} is absent, because an earlier "
             "version recorded it or because somebody removed it.",
-            next_step="If you trust the files as they are, cover them from now on: fedre-attack "
-            f"verify {folder} --accept.",
+            next_step=trusting(folder),
         ) from None
+    except DamagedInputError as error:
+        raise DamagedInputError(*error.problems, next_step=trusting(folder)) from None
+
+
+def trusting(folder: Path) -> str:
+    """How to cover a folder as it is."""
+    return (
+        "If you trust the files as they are, cover them from now on: fedre-attack verify "
+        f"{folder} --accept."
+    )
 
 
 def write_manifest(

@@ -9,6 +9,7 @@ import torch
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.runs.folder import Run, begin, status_of, taken
+from fedre_privacy.runs.verify import verify
 
 
 def _folder(parent, name, status):
@@ -104,6 +105,7 @@ def _copied(run, tmp_path):
 def test_a_run_without_truth_says_how_to_get_it(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     shutil.rmtree(run.folder / "private")
+    verify(run.folder, accept=True)
     for read in (run.split_indices, lambda: run.mixtures(2)):
         with pytest.raises(MissingInputError) as refused:
             read()
@@ -113,6 +115,7 @@ def test_a_run_without_truth_says_how_to_get_it(runs, tmp_path):
 def test_a_run_without_models_says_so(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     shutil.rmtree(run.folder / "models")
+    verify(run.folder, accept=True)
     with pytest.raises(MissingInputError, match="kept no extractors"):
         run.model(0, 2)
 
@@ -121,6 +124,7 @@ def test_models_that_do_not_fit_the_settings_are_refused(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     path = run.folder / "config.yaml"
     path.write_text(path.read_text().replace("dim: 32", "dim: 16"))
+    verify(run.folder, accept=True)
     with pytest.raises(DamagedInputError, match="do not fit its config.yaml"):
         run.model(0, 2)
 
@@ -129,6 +133,7 @@ def test_a_run_of_settings_that_no_longer_exist_is_refused(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     path = run.folder / "config.yaml"
     path.write_text(path.read_text().replace("resample:", "resampel:"))
+    verify(run.folder, accept=True)
     with pytest.raises(ConfigError, match="resampel"):
         _ = run.settings
 
