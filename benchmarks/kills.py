@@ -39,6 +39,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tools
+
 from fedre_privacy.cli import attack, benchmark, train
 from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.units import human_seconds
@@ -275,17 +277,19 @@ def _row(name: str, how: str, own: Tally) -> dict[str, str]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 if anything was different."""
-    made = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="Example: python benchmarks/kills.py --moments 40 --of draw",
-    )
+def parser() -> argparse.ArgumentParser:
+    """Make the option parser."""
+    made = tools.options(__doc__)
     made.add_argument("--moments", type=int, default=200, help="in all (default: 200)")
     made.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     made.add_argument("--of", default=",".join(CASES), help="cases (default: all)")
     made.add_argument("--keep", action="store_true", help="leave the folders of faults")
-    chosen = made.parse_args(argv)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; return 1 if anything was different."""
+    chosen = parser().parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scratch = Path(tempfile.mkdtemp(prefix="kills-"))
     cases = [CASES[name] for name in chosen.of.split(",")]

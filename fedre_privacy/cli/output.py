@@ -8,11 +8,13 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,23 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
     return [f"  {line}".rstrip() for line in drawn.get().splitlines()]
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """End a block on SIGTERM as on Ctrl-C, so that what it holds is put away."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:
     """Run a command; turn every way it can end into a message and an exit code.
 
@@ -224,7 +243,8 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
         log: where the traceback of an unexpected error is written.
     """
     try:
-        return body(output)
+        with _terminable():
+            return body(output)
     except FedreError as error:
         return _refused(error, output)
     except KeyboardInterrupt:

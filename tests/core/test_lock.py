@@ -56,7 +56,7 @@ def test_the_second_is_told_who_is_first(holder, tmp_path):
         said = str(refused.value)
         assert f"process {holder.pid} on {socket.gethostname()}, since 20" in said
         assert "--resume" in said and refused.value.exit_code == 4
-    assert is_held(folder)
+    assert is_held(tmp_path / "run")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
