@@ -129,27 +129,32 @@ def _alive(pid: int) -> bool:
 
 def _taken(path: Path) -> int | None:
     """Open and lock a file; return its handle, or None where somebody else has it."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        # Who held it before may have removed the file that was just opened.
-        if not _locked(handle, fcntl.LOCK_EX) or not _is(handle, path):
+    while True:
+        try:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # who held it before has just removed the empty folder
+            continue
+        if not _locked(handle, fcntl.LOCK_EX):
             os.close(handle)
             return None
-        told = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        with suppress(OSError):  # a full disk says no more than that somebody holds it
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(told).encode(), 0)
-    except BaseException:
-        with suppress(OSError):
-            os.close(handle)
-        raise
-    return handle
+        if _is(handle, path):
+            _sign(handle)
+            return handle
+        os.close(handle)  # who held it before has removed the file that was opened
+
+
+def _sign(handle: int) -> None:
+    """Say in a lock's file who holds it."""
+    told = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    with suppress(OSError):  # on a full disk a lock says no more than that it is held
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(told).encode(), 0)
 
 
 def _locked(handle: int, how: int) -> bool:
