@@ -59,7 +59,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     yield mount
     if made:
-        subprocess.run(["umount", str(made[0])], check=True)
+        subprocess.run(["umount", "-l", str(made[0])], check=True)
 
 
 def test_a_file_that_may_not_grow(
@@ -98,12 +98,11 @@ def test_a_full_disk_in_an_attack(
     cli: Any, copy: Path, fast: list[str], disk: Callable[[str], Path]
 ) -> None:
     size = sum(path.stat().st_size for path in copy.rglob("*") if path.is_file()) // 1024
-    place = disk(f"size={size + 300}k")
+    place = disk(f"size={size + 2000}k")
     subprocess.run(["cp", "-r", str(copy), str(place)], check=True)
-    with (place / "ballast").open("wb") as handle, contextlib.suppress(OSError):
+    with (place / "ballast").open("wb", buffering=0) as handle, contextlib.suppress(OSError):
         while True:
             handle.write(b"x" * 1024)
-            handle.flush()
     done = cli.attack(place / copy.name, *fast)
     assert done.code == 4 and "could not be written: No space left" in done.err, done.err
     (place / "ballast").unlink()
