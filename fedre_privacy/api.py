@@ -45,7 +45,7 @@ from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
-from fedre_privacy.runs import training
+from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
@@ -58,7 +58,6 @@ from fedre_privacy.runs.settings import (
     resolve_training,
 )
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
-from fedre_privacy.runs.verify import verify
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
@@ -466,6 +465,5 @@ def _with_page(
     return called
 
 
-__all__ = ["attack", "attack_module", "benchmark", "train", "verify"]
-
 attack_module = _with_page(own_module.attack_module)
+verify = verifying.verify

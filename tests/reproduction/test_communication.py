@@ -32,7 +32,7 @@ from fedre_privacy.reproduction.shares import Shares, read_labels, share_out
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
-from fedre_privacy.runs.verify import verify
+from fedre_privacy.runs.verifying import verify
 
 # --- formulas against what was serialised ----------------------------------------------------
 
