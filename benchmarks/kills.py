@@ -17,6 +17,8 @@ log.txt, jobs/*.log         everything
 
 A file that begins with a dot, or a checkpoint, that is left after the second command is a fault.
 
+Ctrl-C ends it with the table of what was measured.
+
 Usage: python benchmarks/kills.py [--moments 200] [--seed 0] [--of train,draw,attack,sweep]
 """
 
@@ -209,17 +211,21 @@ def killed(case: Case, ready: Path, place: Path, how: signal.Signals, after: flo
     return when if again == 0 else f"exit {again}: {(place / 'said.txt').read_text()[-600:]}"
 
 
+Told = dict[tuple[str, str], Tally]
+"""What came of the moments, by case and signal."""
+
+
 def measure(
-    cases: Sequence[Case], moments: int, seed: int, scratch: Path, *, keep: bool = False
-) -> dict[tuple[str, str], Tally]:
-    """Kill, resume and compare; return what came of it by case and signal.
+    cases: Sequence[Case], moments: int, seed: int, scratch: Path, told: Told, *, keep: bool
+) -> None:
+    """Kill, resume and compare.
 
     Args:
         moments: in all, shared out evenly over cases and signals.
+        told: is added to after every moment.
         keep: leave the folders of faults.
     """
     rng = random.Random(seed)
-    told: dict[tuple[str, str], Tally] = {}
     wholes: dict[str, tuple[Path, dict[str, bytes], float]] = {}
     for case in cases:
         ready, undisturbed = scratch / f"{case.name}-ready", scratch / f"{case.name}-whole"
@@ -250,10 +256,9 @@ def measure(
             shutil.rmtree(place)
         if (number + 1) % 20 == 0:
             print(f"{number + 1} of {moments} moments", flush=True)
-    return told
 
 
-def rows(told: dict[tuple[str, str], Tally]) -> list[dict[str, str]]:
+def rows(told: Told) -> list[dict[str, str]]:
     """The table: one row per case and signal, and their sum."""
     out = []
     whole = Tally()
@@ -293,7 +298,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scratch = Path(tempfile.mkdtemp(prefix="kills-"))
     cases = [CASES[name] for name in chosen.of.split(",")]
-    told = measure(cases, chosen.moments, chosen.seed, scratch, keep=chosen.keep)
+    told: Told = {}
+    try:
+        measure(cases, chosen.moments, chosen.seed, scratch, told, keep=chosen.keep)
+    except KeyboardInterrupt:
+        print("Stopped: what was measured so far.")
     for line in table_lines(rows(told)):
         print(line)
     bad = any(own.faults for own in told.values())
