@@ -87,7 +87,7 @@ class Case:
 TRAIN = ("--protocol", "fedre", *TINY)
 ATTACK = ("--attack", "pixel", "--targets", "24", "--set", "attack.steps=60")
 SWEEP = ("--protocols", "fedgh", "--seeds", "0", "--attacks", "labels", *TINY, "--out", "bench")
-DRAWN = ("accuracy.*", "partition.*", "prototypes.*", "drawn.json")
+DRAWN = ("accuracy.*", "clients.p*", "partition.*", "prototypes.*", "drawn.json")
 CASES = {
     case.name: case
     for case in (

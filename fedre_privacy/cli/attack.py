@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from fedre_privacy.api import run_attack, run_training
-from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse

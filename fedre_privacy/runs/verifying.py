@@ -44,14 +44,14 @@ HARMLESS = {UNCHANGED, LEFT, EXTRA}
 RECORDED = ("uploads", "models", "private")
 """Folders of a run all of whose files are covered."""
 
-READ = {"config.yaml", "record.json", "metrics.csv"}
+READ = {"config.yaml", "record.json", "metrics.csv", "clients.csv"}
 """Files beside these folders that are read."""
 
 DRAWINGS = {
     f"{name}.{ending}"
     for name in ("accuracy", "partition", "prototypes")
     for ending in ("png", "pdf", "csv")
-} | {"report.html"}
+} | {"clients.png", "clients.pdf", "report.html"}
 """Pictures and pages, which ``drawn.json`` covers."""
 
 OURS = {MANIFEST, DRAWN, LOCK, "log.txt"}
