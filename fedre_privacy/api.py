@@ -45,7 +45,7 @@ from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
-from fedre_privacy.runs import training
+from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
@@ -89,7 +89,7 @@ class Run(recorded.Run):
 
     def frame(self) -> pd.DataFrame:
         """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
-        return pd.read_csv(self.folder / "metrics.csv")
+        return pd.read_csv(self.unchanged("metrics.csv"))
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""
@@ -466,3 +466,4 @@ def _with_page(
 
 
 attack_module = _with_page(own_module.attack_module)
+verify = verifying.verify

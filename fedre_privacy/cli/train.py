@@ -101,8 +101,12 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     if pictures:
         names = ",".join(path.stem for path in pictures)
         output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
+    output.line("Manifest", run.manifest.sha256, wrap=False)
     output.line("Next", f"fedre-attack {shlex.quote(str(run.folder))}", wrap=False)
-    output.final(run.folder, {"final": run.record["final"], "figures": pictures})
+    output.final(
+        run.folder,
+        {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
+    )
     return 0
 
 

@@ -41,7 +41,7 @@ class Comparison:
                 moment = self.moment
                 if moment == HEADLINE:
                     moment = run.settings.protocol.headline
-                rows = pd.read_csv(run.folder / "metrics.csv")
+                rows = pd.read_csv(run.unchanged("metrics.csv"))
                 part = pd.DataFrame(
                     {
                         "label": label,
