@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
-        "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats", "blocks.traffic",
+        "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
+        "blocks.traffic",
     },
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
