@@ -65,6 +65,7 @@ from fedre_privacy.play.given import prepare_given
 from fedre_privacy.reproduction.communication import measured
 from fedre_privacy.runs.folder import begin
 from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
+from fedre_privacy.runs.verifying import verify
 from fedre_privacy.study.results import frame
 from fedre_privacy.study.sweep import Place, run_job
 from fedre_privacy.threats.base import threats
@@ -806,6 +807,11 @@ def changed(subject: Subject, rng: random.Random, folder: Path) -> tuple[str, ..
             made.append(how)
         if len(made) == wanted:
             break
+    if rng.random() < 0.6:  # else the manifest finds nearly everything
+        for record in folder.glob("*/record.json"):
+            with contextlib.suppress(Exception):
+                verify(record.parent, accept=True)
+                made.append("covered again")
     return tuple(made)
 
 

@@ -46,7 +46,7 @@ from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
-from fedre_privacy.runs import training
+from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
@@ -468,3 +468,4 @@ def _with_page(
 
 
 attack_module = _with_page(own_module.attack_module)
+verify = verifying.verify

@@ -31,6 +31,7 @@ from fedre_privacy.runs.settings import (
 from fedre_privacy.runs.values import attack_values
 from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
+from . import verify
 from .explain import explain, list_all, list_for, list_presets
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
 from .options import (
@@ -49,11 +50,14 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-attack",
-        usage="fedre-attack [RUN | --uploads PATH] [options]\n       fedre-attack list [--for RUN]",
+        usage="fedre-attack [RUN | --uploads PATH] [options]\n"
+        "       fedre-attack list [--for RUN]\n"
+        "       fedre-attack verify RUN [options]",
         allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",
-        epilog="fedre-attack list [--for RUN] shows what can attack what.",
+        epilog="fedre-attack list [--for RUN] shows what can attack what; fedre-attack verify RUN "
+        "checks that a folder is what was recorded.",
     )
     made.add_argument(
         "run",
@@ -95,7 +99,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["verify"]:
+        return verify.main(given[1:])
+    options = parser().parse_args(given)
     output = Output(as_json=options.json, quiet=options.quiet)
     return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
 

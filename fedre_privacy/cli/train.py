@@ -104,8 +104,12 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         names = ",".join(path.stem for path in pictures)
         output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
     again = f"fedre-attack {shlex.quote(str(run.folder))}{plugin_words(settings.plugins())}"
+    output.line("Manifest", run.manifest.sha256, wrap=False)
     output.line("Next", again, wrap=False)
-    output.final(run.folder, {"final": run.record["final"], "figures": pictures})
+    output.final(
+        run.folder,
+        {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
+    )
     return 0
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
 import math
 import os
+import re
+import shutil
+import time
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +27,66 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from . import schema
-from .errors import DamagedInputError, MissingInputError
+from .errors import DamagedInputError, FedreError, MissingInputError, StorageError
 from .text import csv_text
+from .units import human_bytes
+
+AGAIN = "give the same command again with --resume; what was finished is kept."
+ROOM = f"Free some space there, or choose another folder with --runs-dir, and {AGAIN}"
+MEND = f"Make it writable, or choose another folder with --runs-dir, and {AGAIN}"
+MOVE = f"Look after that disk, or copy the folder to another one, and {AGAIN}"
+OTHER = "Mend that, or choose another folder with --runs-dir."
+UNWRITABLE = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM,
+    errno.EACCES: MEND, errno.EPERM: MEND, errno.EROFS: MEND,
+    errno.EIO: MOVE, errno.ESTALE: MOVE,
+    errno.ENOTDIR: OTHER, errno.EISDIR: OTHER, errno.EEXIST: OTHER, errno.ENAMETOOLONG: OTHER,
+}  # fmt: skip
+"""Errors of the file system that the user can mend, and how."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system refuses while a block writes a file into one clear error.
+
+    Raises:
+        StorageError: with the file, the reason, and how much is free where that is the reason.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        refused = refusal(path, error)
+        if refused is None:
+            raise
+        raise refused from None
+
+
+def refusal(path: Path, error: Exception) -> FedreError | None:
+    """What to tell the user of an error of the file system; None where it is none to mend.
+
+    safetensors wraps such errors in its own, whose text ends in the number.
+    """
+    number = getattr(error, "errno", None)
+    wrapped = re.search(r"\(os error (\d+)\)", str(error))
+    if isinstance(error, SafetensorError) and wrapped:
+        number = int(wrapped[1])
+    if number not in UNWRITABLE:
+        return None
+    step = UNWRITABLE[number]
+    free = f"; {_free(path)}" if step is ROOM else ""
+    return StorageError(
+        f"{path} could not be written: {os.strerror(number)}{free}.", next_step=step
+    )
+
+
+def _free(path: Path) -> str:
+    """How much room is left where a file would be."""
+    try:
+        place = next(parent for parent in path.absolute().parents if parent.is_dir())
+        return f"{human_bytes(shutil.disk_usage(place).free)} are free in {place}"
+    except (OSError, StopIteration):
+        return "how much is free cannot be asked"
+
 
 T = TypeVar("T")
 
@@ -31,16 +95,21 @@ MOST_SWOLLEN = 1 << 28
 
 
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Let `write` fill a temporary file beside `path`, then rename it into place.
+
+    Raises:
+        StorageError: the disk is full, read-only or broken; `path` is as it was before.
+    """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            with temporary.open("rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -84,7 +153,12 @@ def _cell(value: object) -> object:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN and infinity are refused so that any reader can parse it."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return the text that `write_json` writes."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def read_text(path: Path, most: int) -> str:
@@ -288,9 +362,31 @@ def _unreadable(path: Path, error: Exception) -> DamagedInputError:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash a file in pieces (hex)."""
+    """Hash a file in pieces (hex), again only after it was written again."""
+    found = path.stat()
+    marks = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if abs(time.time_ns() - found.st_ctime_ns) < CLOCK_NS:
+        return _hash(path)
+    return _hashed(path, marks)
+
+
+CLOCK_NS = 100_000_000
+"""Changes of a file closer together than this may bear the same time."""
+
+
+@lru_cache(maxsize=100_000)
+def _hashed(path: Path, marks: tuple[int, ...]) -> str:
+    return _hash(path)
+
+
+def _hash(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def bytes_sha256(data: bytes) -> str:
+    """Hash bytes (hex)."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def tensor_sha256(*tensors: torch.Tensor) -> str:

@@ -6,8 +6,8 @@ import logging
 import platform
 import re
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -20,16 +20,24 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from fedre_privacy import __version__
-from fedre_privacy.core import files
+from fedre_privacy.core import files, lock
 from fedre_privacy.core.artifacts import DTYPES
-from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
+from fedre_privacy.core.config import Loaded, load_yaml
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    FedreError,
+    MissingInputError,
+    StorageError,
+    nearest,
+)
+from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
-from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
@@ -109,28 +117,78 @@ def status_of(folder: Path) -> str | None:
     """``complete``, ``partial`` or ``failed``; None where nothing was begun."""
     path = folder / "record.json"
     if not path.is_file():
-        return PARTIAL if folder.is_dir() and any(folder.iterdir()) else None
+        begun = folder.is_dir() and any(path.name != lock.LOCK for path in folder.iterdir())
+        return PARTIAL if begun else None
     return files.read_json(path, Begun).get("status", PARTIAL)
 
 
-def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+def begin(folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False) -> bool:
     """Decide what happens to a folder that may exist; return True when it is already complete.
+
+    Nothing is changed yet: see `taken`.
+
+    Args:
+        wait: refuse nothing that another process may still complete.
 
     Raises:
         ConfigError: it holds an unfinished piece of work and neither option was given.
+        InUseError: another process works in it.
     """
-    status = status_of(folder)
-    if status == COMPLETE and not restart:
+    if not restart and status_of(folder) == COMPLETE:
+        lock.remove_left(folder)
         return True
-    if status is not None and restart:
-        shutil.rmtree(folder)
-        status = None
+    if wait:
+        return False
+    lock.refuse_if_held(folder)
+    return _finished(folder, resume=resume, restart=restart, what=what)
+
+
+@contextmanager
+def taken(
+    folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False
+) -> Iterator[bool]:
+    """Hold a folder for work, and free it of what is not needed any more.
+
+    Yields:
+        Whether another process completed it in the meantime.
+
+    Args:
+        wait: wait for another process that works in it, and take up what that left.
+
+    Raises:
+        ConfigError, InUseError: as `begin`.
+    """
+    with lock.held(folder, wait=wait):
+        resume = resume or (wait and status_of(folder) is not None)
+        finished = _finished(folder, resume=resume, restart=restart, what=what)
+        if not finished:
+            if restart:
+                _empty(folder)
+            lock.remove_temporaries(folder)
+        yield finished
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder, but for its lock: first the record, which calls it complete."""
+    with files.writing(folder):
+        (folder / "record.json").unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != lock.LOCK:
+                path.unlink()
+
+
+def _finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+    status = None if restart else status_of(folder)
+    if status == COMPLETE:
+        return True
     if status is not None and not resume:
         raise ConfigError(
             f"{what} {folder} was started before and is {status}.",
             next_step="Add --resume to go on from where it stopped, or --restart to begin anew.",
         )
-    if status is None and resume and folder.parent.is_dir():
+    if status is None and resume and not restart and folder.parent.is_dir():
         kin = folder.name.rsplit("-", 1)[0]
         others = [
             path.name
@@ -147,13 +205,24 @@ def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
     return False
 
 
+class _LogFile(logging.FileHandler):
+    """A log that ends no work and prints nothing where the disk is full or cannot be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Append what happens in a block, and the traceback of what ends it, to ``log.txt``.
 
     Nothing is written when the block ends before the folder was made.
     """
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", delay=True)
+    handler = _LogFile(folder / "log.txt", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -165,7 +234,16 @@ def logging_to(folder: Path) -> Iterator[None]:
         raise
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
+
+
+def write_end(folder: Path, record: dict[str, Any], error: BaseException) -> None:
+    """Note in ``record.json`` how work ended that did not finish, if the disk lets us."""
+    record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
+    record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+    with suppress(StorageError):
+        files.write_json(folder / "record.json", record)
 
 
 @dataclass(frozen=True)
@@ -176,13 +254,16 @@ class Messages:
 
     Args:
         folder: holds ``index.json`` and the files of the rounds.
+        check: refuses rounds whose files are not what was recorded.
     """
 
     folder: Path
+    check: Callable[[Collection[int] | None], None]
     _loaded: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     def of(self, rounds: Collection[int] | None = None) -> tuple[list[Upload], list[Broadcast]]:
         """Uploads and broadcasts, of all rounds or of some; see `read_messages`."""
+        self.check(rounds)
         return read_messages(self.folder, rounds, loaded=self._loaded)
 
 
@@ -202,10 +283,17 @@ class Run:
 
     @cached_property
     def record(self) -> Record:
-        """The contents of ``record.json``, which fit the settings where the run is complete."""
+        """The contents of ``record.json``, which fit the settings where the run is complete.
+
+        Raises:
+            DamagedInputError: it is no record; or the training is complete, and no manifest covers
+                it, it is not the record that was covered, or it does not fit the settings.
+        """
         path = self.folder / "record.json"
         record = files.read_json(path, Record)
         complete = record["status"] == COMPLETE
+        if complete:
+            self.manifest.check(path)
         absent = [key for key in (*NEEDED, *AT_END * complete) if key not in record]
         if absent:
             raise DamagedInputError(
@@ -222,9 +310,40 @@ class Run:
         return record
 
     @cached_property
+    def manifest(self) -> Manifest:
+        """The hashes of what was recorded; there is none before the training is complete.
+
+        Raises:
+            DamagedInputError: the folder has no readable one.
+        """
+        return covering(self.folder)
+
+    def unchanged(self, name: str) -> Path:
+        """A file of the run by its name in the folder; what was recorded, if that is complete.
+
+        Raises:
+            DamagedInputError: it is changed, gone, or was added.
+        """
+        path = self.folder / name
+        if self.record.get("status") == COMPLETE:
+            self.manifest.check(path)
+        return path
+
+    def _kept(self, folder: str) -> list[str]:
+        """Names of the files that were recorded in a folder of the run."""
+        if self.record.get("status") == COMPLETE:
+            return self.manifest.below(folder)
+        return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The contents of ``config.yaml``."""
+        return load_yaml(self.unchanged("config.yaml"))
+
+    @cached_property
     def settings(self) -> TrainSettings:
         """The settings it was trained with."""
-        loaded = load_yaml(self.folder / "config.yaml")
+        loaded = self.loaded
         problems: list[str] = []
         return required(resolve_training(loaded.values, loaded.where, problems), problems)
 
@@ -256,7 +375,7 @@ class Run:
             MissingInputError, DamagedInputError: it is absent, or no table of numbers.
         """
         needed = ("round", "loss", f"acc_{self.settings.protocol.headline}")
-        return files.read_table(self.folder / "metrics.csv", (*needed, "up_bytes", "down_bytes"))
+        return files.read_table(self.unchanged("metrics.csv"), (*needed, "up_bytes", "down_bytes"))
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
@@ -265,15 +384,29 @@ class Run:
 
     def messages(self) -> Messages:
         """What clients and server sent."""
-        return Messages(self.folder / "uploads")
+        return Messages(self.folder / "uploads", self._check_messages)
+
+    def _check_messages(self, rounds: Collection[int] | None) -> None:
+        """Refuse messages, of all rounds or of some, that are not what was recorded."""
+        self.unchanged("uploads/index.json")
+        there = {path.name for path in (self.folder / "uploads").glob("r*.safetensors")}
+        wanted = None if rounds is None else {f"r{round:04d}.safetensors" for round in rounds}
+        for name in sorted({*self._kept("uploads"), *there}):
+            if wanted is None or name in wanted:
+                self.unchanged(f"uploads/{name}")
+
+    def uploaded_rounds(self) -> list[int]:
+        """Rounds with at least one upload, ascending."""
+        self.unchanged("uploads/index.json")
+        return rounds_recorded(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
         """The settings of the training."""
         return self.settings.plain()
 
     def identity(self) -> dict[str, Any]:
-        """The run's name."""
-        return {"run": self.name}
+        """The run's name, and the hash of its manifest."""
+        return {"run": self.name, MADE_FROM: self.manifest.sha256}
 
     def provenance(self) -> dict[str, str]:
         """What was trained, where, and how well it learnt."""
@@ -288,6 +421,7 @@ class Run:
             else f"{accuracy:.3f} +- {final[f'acc_{moment}_sd']:.3f} over clients ({moment})",
             "Data (SHA-256)": str(record["data_sha256"]),
             "Partition (SHA-256)": ", ".join(record["partition_sha256"]),
+            "Run's manifest (SHA-256)": self.manifest.sha256,
         }
 
     def headline(self) -> dict[str, str]:
@@ -326,7 +460,7 @@ class Run:
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
-        return _rounds(self.folder / "models", "r")
+        return _rounds(self._kept("models"), "r")
 
     def model(self, client: int, round: int) -> SplitModel:
         """The model of a client as it was when it made its upload of a round.
@@ -377,9 +511,8 @@ class Run:
                 f"{', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        return files.read_tensors(
-            self.folder / "models" / f"r{round:04d}.safetensors", prefix=prefix
-        )
+        path = self.unchanged(f"models/r{round:04d}.safetensors")
+        return files.read_tensors(path, prefix=prefix)
 
     def split_indices(self, samples: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """Training and test indices of each client (evaluator only).
@@ -417,7 +550,7 @@ class Run:
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        kept = _rounds(self.folder / "private", "mixtures-r")
+        kept = _rounds(self._kept("private"), "mixtures-r")
         if kept and round not in kept:
             near = min(kept, key=lambda r: abs(r - round))
             raise MissingInputError(
@@ -449,14 +582,13 @@ class Run:
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:
-        path = self.folder / "private" / name
-        if not path.is_file():
+        if name not in self._kept("private"):
             raise MissingInputError(
-                f"{self.folder} has no truth to score against ({path.name} is absent): it was "
+                f"{self.folder} has no truth to score against ({name} is absent): it was "
                 "recorded with record.truth=false.",
                 next_step="Train again without --no-truth to score attacks.",
             )
-        return files.read_tensors(path)
+        return files.read_tensors(self.unchanged(f"private/{name}"))
 
     def __repr__(self) -> str:
         record = self.record
@@ -484,9 +616,9 @@ def _misfit(record: Record, settings: TrainSettings) -> str:
     return f"{wrong[0]} is {facts[wrong[0]][0]}, not {facts[wrong[0]][1]}" if wrong else ""
 
 
-def _rounds(folder: Path, head: str) -> list[int]:
+def _rounds(names: Iterable[str], head: str) -> list[int]:
     """The rounds in the names of safetensors files, ascending."""
-    found = (re.fullmatch(rf"{head}([0-9]{{4,9}})\.safetensors", p.name) for p in folder.glob("*"))
+    found = (re.fullmatch(rf"{head}([0-9]{{4,9}})\.safetensors", Path(n).name) for n in names)
     return sorted(int(match[1]) for match in found if match)
 
 

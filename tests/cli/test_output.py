@@ -19,6 +19,7 @@ from fedre_privacy.cli.output import Output, table_lines
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.events import Event
 from fedre_privacy.runs.settings import Evaluation
+from fedre_privacy.runs.verifying import verify
 
 
 class Terminal(io.StringIO):
@@ -229,6 +230,9 @@ def test_list_for_says_what_a_run_lacks(cli: Any, copy: Path, read_json: Callabl
     config.write_text(config.read_text().replace("truth: true", "truth: false"))
     for path in (copy / "models").iterdir():
         path.unlink()
+    refused = cli.attack("list", "--for", copy)
+    assert refused.code == 4 and "config.yaml is not the file that was recorded" in refused.err
+    verify(copy, accept=True)
     done = cli.attack("list", "--for", copy)
     assert done.code == 0 and "none can be attacked" in done.line("Rounds")
     missing = [line for line in done.out.splitlines() if line.startswith("Missing")]

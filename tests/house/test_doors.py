@@ -53,12 +53,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {
         "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
         "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
-        "models.families", "partition.base", "protocols.base", "sealed.door",
+        "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
-        "data.base", "entanglement.base", "eval.metrics.base", "models.zoo", "partition.base",
-        "protocols.base", "defenses.base", "presets", "sealed.door", "threats", "blocks.traffic",
+        "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
+        "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
+        "blocks.traffic",
     },
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""

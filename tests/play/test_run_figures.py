@@ -48,7 +48,7 @@ def test_pictures_that_are_there_are_not_drawn_again(drawn):
 
 def test_without_truth_there_is_no_map(tiny, tmp_path):
     run = train(tiny(protocol="fedre", record={"truth": False}), runs=tmp_path)
-    assert [path.stem for path in draw(run)] == ["accuracy", "partition"]
+    assert [path.stem for path in draw(run)] == ["accuracy", "clients", "partition"]
 
 
 def test_what_sends_no_upload_of_its_own_has_no_map(runs, tiny, tmp_path):

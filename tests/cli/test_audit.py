@@ -1,0 +1,69 @@
+"""``fedre-audit`` from end to end: a claim kept, a claim broken, and what is refused."""
+
+import json
+
+import pytest
+
+from fedre_privacy import api
+from fedre_privacy.cli import audit
+from fedre_privacy.core.files import read_json
+from fedre_privacy.defenses import gaussian
+from fedre_privacy.runs.folder import Run
+
+DEFENDED = ["--protocol", "fedgh", "--defense", "gaussian:clip=1,epsilon=8"]
+
+
+@pytest.fixture(scope="module")
+def defended(tmp_path_factory, cli, tiny) -> Run:
+    runs = tmp_path_factory.mktemp("audited")
+    made = cli.train(*tiny, *DEFENDED, "--runs-dir", runs)
+    assert made.code == 0, made.err
+    return Run(next(path for path in runs.iterdir() if path.is_dir()))
+
+
+def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, capsys):
+    assert audit.main([str(defended.folder), "--trials", "100"]) == 0
+    said = capsys.readouterr().out
+    assert "Claim      client: epsilon 8.00 at delta 1e-05" in said
+    assert "AUDITOR" in said and "Verdict    consistent: between" in said
+    (folder,) = (defended.folder / "audits").iterdir()
+    record = read_json(folder / "record.json")
+    assert record["verdict"] == "consistent" and record["trials"] == 100
+    assert 0 < record["shown"] < record["claim"]["epsilon"] + 4 < record["ceiling"]
+    assert (folder / "epsilon.png").is_file()
+
+
+def test_a_claim_that_does_not_hold_is_an_error_with_its_code(defended, capsys, monkeypatch):
+    real = gaussian.noisy
+    monkeypatch.setattr(gaussian, "noisy", lambda a, scales, draw: real(a, scales / 4, draw))
+    assert audit.main([str(defended.folder), "--trials", "150", "--json"]) == 7
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (error,) = [event for event in events if event["event"] == "error"]
+    assert error["type"] == "RefutedError" and "the claim allows" in error["problems"][0]
+    assert any(event.get("verdict") == "refuted" for event in events)
+
+
+def test_python_says_the_same(defended, capsys):
+    assert audit.main([str(defended.folder), "--trials", "100", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    done = api.audit(defended, trials=100)
+    assert events[-1]["right"] == done.found.right
+    assert done.table()[0]["epsilon promised"] == "<= 8.00"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--trials", "5"], 2, "at least 50 trials"),
+        (["--alpha", "1.5"], 2, "an alpha between 0 and 1"),
+        (["--protocol", "fedre"], 2, "would train a new run"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(defended, more, code, said, capsys):
+    assert audit.main([str(defended.folder), *more]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_a_claim_is_refused(run, capsys):
+    assert audit.main([str(run)]) == 3
+    assert "no claim for a client" in capsys.readouterr().err
