@@ -50,11 +50,11 @@ import yaml
 
 from fedre_privacy import api
 from fedre_privacy.cli.explain import list_for
-from fedre_privacy.cli.output import UNUSABLE, Output
+from fedre_privacy.cli.output import Output
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.events import Event
-from fedre_privacy.core.files import file_sha256
+from fedre_privacy.core.files import UNWRITABLE, file_sha256
 from fedre_privacy.data.base import datasets
 from fedre_privacy.federation import loop
 from fedre_privacy.pages.attack import attack_page
@@ -772,7 +772,7 @@ def _opened(read: Read, folder: Path) -> tuple[str, str, str]:
         raise
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if isinstance(error, OSError) and error.errno in UNUSABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return CLEAN, type(error).__name__, str(error)
         full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         key = f"{type(error).__name__} {_place(error.__traceback__)}"

@@ -289,6 +289,19 @@ class Run:
             DamagedInputError: it is no record; or the training is complete, and no manifest covers
                 it, it is not the record that was covered, or it does not fit the settings.
         """
+        record = self._record
+        problem = _misfit(record, self.settings) if record["status"] == COMPLETE else ""
+        if problem:
+            raise DamagedInputError(
+                f"{self.folder / 'record.json'} and config.yaml do not belong to one run: "
+                f"{problem}.",
+                next_step="Restore them, or train again with fedre-train --restart.",
+            )
+        return record
+
+    @cached_property
+    def _record(self) -> Record:
+        """The record by itself, before the settings are read."""
         path = self.folder / "record.json"
         record = files.read_json(path, Record)
         complete = record["status"] == COMPLETE
@@ -300,13 +313,6 @@ class Run:
                 f"{path} lacks {', '.join(absent)}: it is not a run's record, or it was changed.",
                 next_step="Train again with fedre-train --restart.",
             )
-        if complete:
-            problem = _misfit(record, self.settings)
-            if problem:
-                raise DamagedInputError(
-                    f"{path} and config.yaml do not belong to one run: {problem}.",
-                    next_step="Restore them, or train again with fedre-train --restart.",
-                )
         return record
 
     @cached_property
@@ -325,13 +331,13 @@ class Run:
             DamagedInputError: it is changed, gone, or was added.
         """
         path = self.folder / name
-        if self.record.get("status") == COMPLETE:
+        if self._record["status"] == COMPLETE:
             self.manifest.check(path)
         return path
 
     def _kept(self, folder: str) -> list[str]:
         """Names of the files that were recorded in a folder of the run."""
-        if self.record.get("status") == COMPLETE:
+        if self._record["status"] == COMPLETE:
             return self.manifest.below(folder)
         return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
 
