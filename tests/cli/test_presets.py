@@ -195,7 +195,10 @@ def test_list(cli: Any) -> None:
         for name, one in ALL.items():
             assert f"  {name} " in done.out and f"{one.source}\n" in done.out
     said = next(line for line in done.out.splitlines() if "fedre-table3-20of100-longtail50" in line)
-    assert "data cifar10; partition longtail (imbalance 50, alpha 0.07, min_samples 3);" in said
+    assert (
+        "data cifar10; partition longtail (imbalance 50, alpha 0.07, min_samples 3, seed 0);"
+        in said
+    )
     (event,) = cli.train("--preset", "list", "--json").events
     assert event["presets"].keys() == ALL.keys()
     assert event["presets"]["het10"]["values"] == {"model": {"name": "het10", "dim": 512}}
