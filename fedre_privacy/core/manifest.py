@@ -13,9 +13,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
 from . import files
 from .errors import DamagedInputError, MissingInputError
+from .schema import Count, Hash
 
 MANIFEST, DRAWN = "manifest.json", "drawn.json"
 SCHEMA = 1
@@ -94,6 +96,18 @@ class Manifest:
         )
 
 
+class _Entry(TypedDict):
+    bytes: Count
+    sha256: Hash
+
+
+class _Content(TypedDict):
+    """``manifest.json`` and ``drawn.json``."""
+
+    schema: Count
+    files: dict[str, _Entry]
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read a list of hashes.
 
@@ -101,25 +115,17 @@ def read_manifest(path: Path) -> Manifest:
         MissingInputError: no such file.
         DamagedInputError: it is not such a list, or names files outside its folder.
     """
-    content = files.read_json(path, dict)
-    if not isinstance(content.get("files"), dict):
-        raise DamagedInputError(f"{path} is not a manifest: it needs the keys schema and files.")
-    if content.get("schema") != SCHEMA:
+    content = files.read_json(path, _Content)
+    if content["schema"] != SCHEMA:
         raise DamagedInputError(
-            f"{path} has schema {content.get('schema')}; this version reads schema {SCHEMA}."
+            f"{path} has schema {content['schema']}; this version reads schema {SCHEMA}."
         )
     entries = {}
     for name, given in content["files"].items():
-        size, sha256 = (
-            (given.get("bytes"), given.get("sha256")) if isinstance(given, dict) else (None, None)
-        )
         plain = PurePosixPath(name)
-        inside = name == str(plain) and not plain.is_absolute() and ".." not in plain.parts
-        if not inside or type(size) is not int or not isinstance(sha256, str):
-            raise DamagedInputError(
-                f"{path}: the entry {name!r} needs a path inside the folder, bytes and sha256."
-            )
-        entries[name] = Entry(size, sha256)
+        if name != str(plain) or plain.is_absolute() or ".." in plain.parts:
+            raise DamagedInputError(f"{path}: {name!r} is no path inside the folder.")
+        entries[name] = Entry(given["bytes"], given["sha256"])
     return Manifest(path, entries, files.file_sha256(path))
 
 

@@ -67,7 +67,6 @@ class Finished(TypedDict):
     started: Word
     device: Word
     versions: dict[Word, Word]
-    oracles: list[Word]
     attack_s: Seconds
     wall_s: Seconds
     peak_memory: NotRequired[dict[Word, Count]]
@@ -389,7 +388,7 @@ def _reused(folder: Path, settings: AttackSettings, trial: Trial, report: Report
     report(Event("attack.reused", {"folder": str(folder)}))
     outcome = _read_back(folder, trial)
     report(Event("attack.scoring"))
-    card = question_of(settings).score(trial, outcome)
+    card = trial.score(outcome)
     report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return AttackResult(folder, trial, outcome, card, record)
 

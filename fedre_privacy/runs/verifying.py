@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
 from fedre_privacy.core.files import read_json
@@ -183,7 +184,7 @@ def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
     """What one folder holds: a run without its attacks, or an attack."""
     states = _states(folder, attack=folder != top)
     if folder != top and states.get("record.json") == UNCHANGED:
-        made_of = read_json(folder / "record.json", dict).get(MADE_FROM)
+        made_of = read_json(folder / "record.json", dict[str, Any]).get(MADE_FROM)
         if made_of != run_sha256:
             states["record.json"] = OTHER_RUN
     prefix = "" if folder == top else f"{folder.relative_to(top).as_posix()}/"
