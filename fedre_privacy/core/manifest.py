@@ -77,12 +77,12 @@ class Manifest:
         """Refuse a file that is not the one listed; a file is hashed once while it stays the same.
 
         Raises:
-            DamagedInputError: it is changed, absent, or was never listed.
+            DamagedInputError: it is changed, gone, or is there and was never listed.
         """
         name = path.relative_to(self.folder).as_posix()
         found = self.state(name) if name in self.entries else None
-        if found == UNCHANGED:
-            return
+        if found == UNCHANGED or (found is None and not path.exists()):
+            return  # who reads what was never there says so
         why = {
             CHANGED: f"{path} is not the file that was recorded: its SHA-256 differs from the one "
             f"in {self.path.name}.",

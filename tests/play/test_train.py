@@ -41,6 +41,7 @@ def test_a_run_folder_holds_what_is_documented(runs):
             "clients.csv",
             "config.yaml",
             "log.txt",
+            "manifest.json",
             "metrics.csv",
             "models/r0002.safetensors",
             "private/mixtures-r0002.safetensors",
