@@ -130,7 +130,7 @@ def _everything(folder: Path) -> Any:
     run = _run(folder)
     known = [repr(run), run.settings.plain(), run.provenance(), run.headline(), run.notes]
     known += [run.table(), run.frame().to_csv(), run.class_names, run.image_shape]
-    uploads, broadcasts = run.messages()
+    uploads, broadcasts = run.messages().of()
     known += [(type(a).__name__, one.round, a.tensors()) for one in uploads for a in one.artifacts]
     known += [(one.recipients, one.round) for one in broadcasts]
     known += [run.split_indices()]
@@ -176,7 +176,7 @@ def _resumed(folder: Path) -> Any:
         begin(folder / settings.run_name, resume=True, restart=False, what="Run")
         return settings.plain()
     run = api.run_training(settings, runs=folder, device=CPU, resume=True)
-    return [run.messages()[0][-1].artifacts[0].tensors(), run.record["final"]]
+    return [run.messages().of()[0][-1].artifacts[0].tensors(), run.record["final"]]
 
 
 def _foreign(settings: Any) -> Read:

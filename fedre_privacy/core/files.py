@@ -362,8 +362,14 @@ def _unreadable(path: Path, error: Exception) -> DamagedInputError:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash a file in pieces (hex), again only after it was written again."""
+    """Hash a file in pieces (hex), again only after it was written again.
+
+    Raises:
+        DamagedInputError: a pipe or a device, which has no end.
+    """
     found = path.stat()
+    if not path.is_file():
+        raise DamagedInputError(f"{path} is no file.", next_step="Remove it, or restore the file.")
     marks = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     if abs(time.time_ns() - found.st_ctime_ns) < CLOCK_NS:
         return _hash(path)

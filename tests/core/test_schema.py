@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -147,3 +148,9 @@ def test_npz_that_is_usual(tmp_path):
     (tmp_path / "y.npz").write_bytes(buffer.getvalue())
     with pytest.raises(DamagedInputError, match="cannot be read as a .npz file"):
         files.read_npz(tmp_path / "y.npz")
+
+
+def test_a_pipe_has_no_hash(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DamagedInputError, match="pipe is no file"):
+        files.file_sha256(tmp_path / "pipe")
