@@ -126,8 +126,13 @@ def _bounds(field: dataclasses.Field[Any]) -> str:
     if meta.get("choices"):
         return "one of " + ", ".join(meta["choices"])
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-    parts = [f"{sign} {meta[key]:g}" for key, sign in signs if meta.get(key) is not None]
+    parts = [f"{sign} {_number(meta[key])}" for key, sign in signs if meta.get(key) is not None]
     return " and ".join(parts)
+
+
+def _number(value: float) -> str:
+    """A bound as one types it: no exponent where it is a whole number."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def build(

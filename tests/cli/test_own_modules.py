@@ -15,6 +15,7 @@ from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.job import main as job
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.verifying import verify
 
 MODULE = '''
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def hostile(copy):
     values = yaml.safe_load(config.read_text())
     values["protocol"]["entanglement"] = {"name": "strange:Scheme"}
     config.write_text(yaml.safe_dump(values))
+    verify(copy, accept=True)  # who can change a folder can cover it
     return copy
 
 
@@ -94,6 +96,7 @@ def test_a_typed_name_is_allowed_and_no_other(cli, hostile, ran, copy, fast):
     values = yaml.safe_load((copy / "config.yaml").read_text())
     values["protocol"]["entanglement"] = {"name": "rap"}
     (copy / "config.yaml").write_text(yaml.safe_dump(values))
+    verify(copy, accept=True)
     done = cli.attack(copy, *fast, "--attack", "strange:Attack")
     assert done.code == 0 and ran(), done.err
     again = next(text for text in done.out.splitlines() if "--config" in text)
