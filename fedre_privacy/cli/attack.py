@@ -51,8 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="fedre-attack",
         usage="fedre-attack [RUN | --uploads PATH] [options]\n"
-        "       fedre-attack list [--for RUN]\n"
-        "       fedre-attack verify RUN [options]",
+        "       fedre-attack list [--for RUN] | verify RUN [options]",
         allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",

@@ -422,7 +422,7 @@ def test_runs_that_are_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path, "local")
     (run.folder / "metrics.csv").write_text("round,loss\n1,2\n")
     with pytest.raises(DamagedInputError, match="metrics.csv is not the file that was recorded"):
-        comm.measured(Run(run.folder))
+        measured(Run(run.folder))
     verify(run.folder, accept=True)
     with pytest.raises(DamagedInputError, match="is not the ledger of a run"):
         measured(Run(run.folder))
