@@ -82,6 +82,7 @@ class SuiteEntry:
     fewest_first: bool = False
 
 
+@attacks.base
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """Base of all attacks. Authors write `run`; calling an attack adds the checks."""

@@ -245,7 +245,7 @@ def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
         for point in result.points():
             part = result.summary[result.summary["label"] == point.label]
             names = result.rows.loc[result.rows["label"] == point.label, "run"].unique()
-            records = [files.read_json(runs / name / "record.json") for name in names]
+            records = [files.read_json(runs / name / "record.json", dict) for name in names]
             row: dict[str, Any] = {
                 "variant": point.label,
                 "seeds": point.seeds,

@@ -174,6 +174,7 @@ class Trainer(Protocol):
         """
 
 
+@defenses.base
 @dataclass(frozen=True, kw_only=True)
 class Defense:
     """Base of all defences. Authors write `defend`, or `represent`, or `trainer`."""

@@ -1,15 +1,15 @@
 """What does a federated-learning protocol leak through its uploads, and at what price?
 
 `train`, `attack`, `audit` and `benchmark` are the commands as functions; `attack_module` attacks a
-module of your own, without a run. They are loaded when first asked for, so that importing the
-package stays light.
+module of your own, without a run; `verify` checks that a run's folder is what was recorded. They
+are loaded when first asked for, so that importing the package stays light.
 """
 
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attack", "attack_module", "audit", "benchmark", "train"]
+__all__ = ["__version__", "attack", "attack_module", "audit", "benchmark", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:

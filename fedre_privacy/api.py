@@ -27,6 +27,7 @@ from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.config import load_yaml, merge, nested
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
@@ -45,7 +46,7 @@ from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
-from fedre_privacy.runs import training
+from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
@@ -89,7 +90,7 @@ class Run(recorded.Run):
 
     def frame(self) -> pd.DataFrame:
         """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
-        return pd.read_csv(self.folder / "metrics.csv")
+        return self.metrics()
 
     def figure(self) -> Figure:
         """Accuracy and loss per round."""
@@ -402,6 +403,7 @@ def comparison(
         problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
     if problems:
         raise ConfigError(*problems)
+    typed(described)
     if sweep is not None:
         return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
     return read_sweep(described, base, name="")
@@ -466,3 +468,4 @@ def _with_page(
 
 
 attack_module = _with_page(own_module.attack_module)
+verify = verifying.verify

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
@@ -20,8 +21,13 @@ WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.job"
 """This module, for those that start its process."""
 
 
-def main(file: str, folder: str, runs: str, device: str) -> int:
-    """Run the job described in a file; return 0 if it finished well."""
+def main(file: str, folder: str, runs: str, device: str, *plugins: str) -> int:
+    """Run the job described in a file; return 0 if it finished well.
+
+    Args:
+        plugins: modules to which names in the file may lead.
+    """
+    import_plugins(plugins)
     values = load_yaml(Path(file)).values
     problems: list[str] = []
     training = resolve_training(values["training"], {}, problems)

@@ -22,6 +22,7 @@ _SLACK = 1e-4
 """Values this far outside [0, 1] are rounding, not another scale; they are clamped."""
 
 
+@metrics.base
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """Base of all metrics. Authors set the class attributes and write `score`.

@@ -18,12 +18,16 @@ from fedre_privacy.models.split import SplitModel
 A = TypeVar("A", bound=Artifact)
 
 
+MOST = 1_000_000
+"""Clients and rounds that a training may have at most."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How the federation trains. Defaults are FedRE's common settings (Section 4)."""
 
-    clients: int = knob(10, help="number of clients", ge=1)
-    rounds: int = knob(20, help="communication rounds", ge=1)
+    clients: int = knob(10, help="number of clients", ge=1, le=MOST)
+    rounds: int = knob(20, help="communication rounds", ge=1, le=MOST)
     join_ratio: float = knob(1.0, help="share of clients selected per round", gt=0, le=1)
     epochs: int = knob(1, help="local epochs per round", ge=1)
     batch_size: int = knob(32, help="local batch size, the last short batch is dropped", ge=1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fedre_privacy.api import run_attack, run_training
-from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.runs.device import choose_device
@@ -31,6 +31,7 @@ from fedre_privacy.runs.settings import (
 from fedre_privacy.runs.values import attack_values
 from fedre_privacy.sealed.door import AUTO, ISOLATION, SAME, chosen, warm
 
+from . import verify
 from .explain import explain, list_all, list_for, list_presets
 from .foreign import add_foreign_options, refuse_without_uploads, run_foreign
 from .options import (
@@ -49,11 +50,13 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-attack",
-        usage="fedre-attack [RUN | --uploads PATH] [options]\n       fedre-attack list [--for RUN]",
+        usage="fedre-attack [RUN | --uploads PATH] [options]\n"
+        "       fedre-attack list [--for RUN] | verify RUN [options]",
         allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",
-        epilog="fedre-attack list [--for RUN] shows what can attack what.",
+        epilog="fedre-attack list [--for RUN] shows what can attack what; fedre-attack verify RUN "
+        "checks that a folder is what was recorded.",
     )
     made.add_argument(
         "run",
@@ -95,12 +98,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["verify"]:
+        return verify.main(given[1:])
+    options = parser().parse_args(given)
     output = Output(as_json=options.json, quiet=options.quiet)
     return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     if options.run != "list" and options.listed is not None:
         raise ConfigError(
             f"--for {options.listed} goes with list: fedre-attack list --for {options.listed}.",
@@ -121,8 +128,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     if options.run not in (None, "list"):
         recorded = find_run(options.run, options.runs_dir)
         refuse_training_options(options, recorded)
-        attacking = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
-        values = {**attacking, **load_yaml(recorded.folder / "config.yaml").values}
+        values = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
     problems: list[str] = []
     check_sections(values, where, problems)
     training = recorded.settings if recorded else resolve_training(values, where, problems)
@@ -155,8 +161,10 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         result,
         output,
         of={"run": run.folder},
-        again=_again(run, result.folder, options),
-        then=f"fedre-attack {_quoted(run.folder)} --target {other}",
+        again=_again(run, result.folder, options)
+        + plugin_words([*run.settings.plugins(), *settings.plugins()]),
+        then=f"fedre-attack {_quoted(run.folder)} --target {other}"
+        + plugin_words(run.settings.plugins()),
     )
     return 0
 

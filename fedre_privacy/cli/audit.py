@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fedre_privacy.api import audit, run_training
 from fedre_privacy.auditing.mechanism import LEAST_TRIALS
 from fedre_privacy.core.errors import ConfigError, RefutedError
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import find_run
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     if "list" in options.preset:
         return list_presets(output)
     if options.trials < LEAST_TRIALS or not 0 < options.alpha < 1:

@@ -11,6 +11,7 @@ from typing import Any
 from fedre_privacy.api import comparison, run_benchmark
 from fedre_privacy.core.errors import ConfigError, PartialError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.play.rehearse import rehearse_suite
 from fedre_privacy.runs.device import choose_device
@@ -103,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     if "list" in options.preset:
         return list_presets(output)
     wanted = _wanted(options)

@@ -13,6 +13,7 @@ from typing import Any
 from fedre_privacy.blocks.traffic import Count
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.files import write_csv
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.communication import (
     DIRECTIONS,
@@ -32,6 +33,7 @@ from fedre_privacy.reproduction.recorded import Measured, Spread, measured
 from fedre_privacy.reproduction.shares import Shares, cifar10_labels, read_labels, share_out
 from fedre_privacy.runs.folder import find_run
 
+from .options import add_plugin_option
 from .output import Output, guarded
 
 SHORT = {"homogeneous": "homo", "heterogeneous": "hete"}
@@ -82,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of run folders (default: runs)",
     )
+    add_plugin_option(group)
     output = made.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object per event")
     output.add_argument("--quiet", action="store_true", help="print the path of --csv only")
@@ -96,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     keys = _checked(options)
     runs = [measured(find_run(path, options.runs_dir)) for path in options.measured]
     shares = {key: _shares(key, options) for key in keys}

@@ -6,9 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.pages.run_curves import ACROSS, HEADLINE, MOMENTS, compare
 from fedre_privacy.runs.folder import find_run
 
+from .options import add_plugin_option
 from .output import Output, guarded
 
 
@@ -40,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept"
     )
+    add_plugin_option(made)
     made.add_argument("--json", action="store_true", help="one JSON object per event")
     made.add_argument("--quiet", action="store_true", help="print the figure's path only")
     return made
@@ -53,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     runs = [find_run(given, options.runs_dir) for given in options.run]
     found = compare(runs, options.moment)
     out = options.out.with_suffix("") if options.out.suffix in (".png", ".pdf") else options.out

@@ -109,6 +109,6 @@ def run_foreign(
         isolation=options.isolation,
     )
     attack_page(result)
-    command, _ = trial.run.repeat(settings.attack.name, result.folder)
+    command, _ = trial.run.repeat(settings, result.folder)
     print_result(result, output, of={"uploads": recorded.uploads}, again=command)
     return 0

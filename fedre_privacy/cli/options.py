@@ -63,6 +63,18 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_plugin_option(group: argparse._ActionsContainer) -> None:
+    """Which modules of one's own the names in files may lead to."""
+    group.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module of your own, so that names in files (runs, --config, sweeps) may "
+        "lead to its parts; repeatable",
+    )
+
+
 def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Where settings come from, where runs go, and on which device."""
     group = parser.add_argument_group("running")
@@ -75,6 +87,7 @@ def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         "--config and options win over all",
     )
     group.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options win")
+    add_plugin_option(group)
     group.add_argument(
         "--set",
         action="append",

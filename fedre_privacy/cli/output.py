@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 from rich.text import Text
 
-from fedre_privacy.core.errors import FedreError, Interrupted, MissingInputError, OutOfMemoryError
+from fedre_privacy.core.errors import FedreError, Interrupted, OutOfMemoryError, StorageError
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.files import UNWRITABLE
 from fedre_privacy.core.text import visible
 
 WIDTH = 11
@@ -38,19 +40,6 @@ _CONSOLE = Console(
     file=io.StringIO(), width=100_000, height=100, color_system=None, legacy_windows=False
 )
 """Lays out lines of any width, and prints nothing."""
-
-UNUSABLE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-}
-"""Errors of the file system that the user can mend."""
 
 
 class Output:
@@ -230,6 +219,23 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
     return [f"  {line}".rstrip() for line in drawn.get().splitlines()]
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """End a block on SIGTERM as on Ctrl-C, so that what it holds is put away."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:
     """Run a command; turn every way it can end into a message and an exit code.
 
@@ -237,7 +243,8 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
         log: where the traceback of an unexpected error is written.
     """
     try:
-        return body(output)
+        with _terminable():
+            return body(output)
     except FedreError as error:
         return _refused(error, output)
     except KeyboardInterrupt:
@@ -261,11 +268,11 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
             output,
         )
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in UNUSABLE:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return _refused(
-                MissingInputError(
+                StorageError(
                     f"{error.filename or 'A file'} cannot be used: {error.strerror}.",
-                    next_step="Mend that, or choose another folder with --runs-dir.",
+                    next_step=UNWRITABLE[error.errno],
                 ),
                 output,
             )

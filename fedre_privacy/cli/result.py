@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedre_privacy.core.manifest import covering
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.play.attack import AttackResult
 
@@ -35,6 +36,8 @@ def print_result(
         f"took {human_seconds(result.record['wall_s'])}",
         wrap=False,
     )
+    manifest = covering(result.folder).sha256
+    output.line("Manifest", manifest, wrap=False)
     output.line("Again", again, wrap=False)
     if then:
         output.line("Next", then, wrap=False)
@@ -48,5 +51,6 @@ def print_result(
             "because": card.verdict.because,
             "n": card.n,
             "table": result.table(),
+            "manifest": manifest,
         },
     )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fedre_privacy.api import run_training
+from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play.rehearse import rehearse
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    import_plugins(options.plugin)
     if "list" in options.preset:
         return list_presets(output)
     values, where = gather(options)
@@ -101,8 +103,13 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     if pictures:
         names = ",".join(path.stem for path in pictures)
         output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
-    output.line("Next", f"fedre-attack {shlex.quote(str(run.folder))}", wrap=False)
-    output.final(run.folder, {"final": run.record["final"], "figures": pictures})
+    again = f"fedre-attack {shlex.quote(str(run.folder))}{plugin_words(settings.plugins())}"
+    output.line("Manifest", run.manifest.sha256, wrap=False)
+    output.line("Next", again, wrap=False)
+    output.final(
+        run.folder,
+        {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
+    )
     return 0
 
 

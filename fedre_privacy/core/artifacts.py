@@ -153,6 +153,32 @@ class Artifact:
             )
         return cls(**values)
 
+    def problems(self) -> list[str]:
+        """Say in which ways the tensors are not as declared: dimensions, lengths, values.
+
+        Labels are whole numbers of 0 or more, encodings sum to one, everything is finite.
+        """
+        found: list[str] = []
+        lengths: dict[str, int] = {}
+        for item in dataclasses.fields(self):
+            value, content = getattr(self, item.name), item.metadata["content"]
+            shape = item.metadata["shape"]
+            if isinstance(value, Mapping) != (not shape.startswith("(")):
+                return [f"'{item.name}' is not {shape}"]
+            for name, tensor in value.items() if isinstance(value, Mapping) else [("", value)]:
+                called = f"{item.name}/{name}" if name else item.name
+                found += _of_content(called, tensor, content)
+            if isinstance(value, Mapping):
+                continue
+            letters = [part for part in shape.strip("()").split(",") if part.strip()]
+            if len(letters) != value.dim():
+                return [*found, f"'{item.name}' has shape {tuple(value.shape)}, not {shape}"]
+            for letter, length in zip(map(str.strip, letters), value.shape, strict=True):
+                if lengths.setdefault(letter, length) != length:
+                    found.append(f"'{item.name}' has shape {tuple(value.shape)}, and {letter} is "
+                                 f"{lengths[letter]} elsewhere")  # fmt: skip
+        return found
+
     def content(self) -> dict[str, Content]:
         """Return what each tensor of `tensors` holds."""
         by_field = {item.name: item.metadata["content"] for item in dataclasses.fields(self)}
@@ -206,6 +232,37 @@ class Artifact:
     def __repr__(self) -> str:
         parts = ", ".join(f"{n} {tuple(t.shape)}" for n, t in self.tensors().items())
         return f"{type(self).__name__}({parts})"
+
+
+DTYPES = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
+"""Types of numbers that an artifact may hold."""
+
+
+def _of_content(name: str, tensor: Tensor, content: Content) -> list[str]:
+    """Say what is wrong with the values of a tensor on the wire."""
+    if tensor.dtype not in DTYPES:
+        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}"]
+    if not bool(tensor.isfinite().all()):
+        return [f"'{name}' holds values that are not finite numbers"]
+    whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    if content is Content.LABEL:
+        if not whole or (
+            len(tensor.reshape(-1)) and not 0 <= int(tensor.min()) <= int(tensor.max()) < 2**31
+        ):
+            return [f"'{name}' holds labels that are not whole numbers of 0 or more"]
+    elif content is Content.COUNT:
+        if tensor.dtype == torch.bool or bool((tensor < 0).any()):
+            return [f"'{name}' holds numbers of samples below 0"]
+    elif content is not Content.PARAMETERS and not tensor.is_floating_point():
+        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}, not floating numbers"]
+    if content is Content.LABEL_ENCODING and abs(float(tensor.double().sum()) - 1) > 1e-3:
+        return [
+            f"'{name}' is an encoding that sums to {float(tensor.double().sum()):.4g}, not to 1"
+        ]
+    return []
 
 
 def _one_hot(labels: Tensor, num_classes: int) -> Tensor:

@@ -8,6 +8,7 @@ is reported, all of it at once, before any work starts.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import types
 import typing
@@ -18,10 +19,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .errors import ConfigError, MissingInputError, nearest
+from .errors import ConfigError, DamagedInputError, MissingInputError, nearest
+from .files import read_text
 from .registry import Registry, import_plugin
+from .schema import MOST_SETTINGS, parse_yaml, short
 
 T = TypeVar("T")
+
+LARGEST = 2**63 - 1
+"""Largest whole number that a setting can be."""
 
 
 def knob(
@@ -120,8 +126,13 @@ def _bounds(field: dataclasses.Field[Any]) -> str:
     if meta.get("choices"):
         return "one of " + ", ".join(meta["choices"])
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-    parts = [f"{sign} {meta[key]:g}" for key, sign in signs if meta.get(key) is not None]
+    parts = [f"{sign} {_number(meta[key])}" for key, sign in signs if meta.get(key) is not None]
     return " and ".join(parts)
+
+
+def _number(value: float) -> str:
+    """A bound as one types it: no exponent where it is a whole number."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def build(
@@ -169,7 +180,7 @@ def build(
         if "section" in field.metadata:
             group = field.metadata["section"]
             if not isinstance(value, Mapping):
-                problems.append(f"'{path}'{place} is a group of settings, not {value!r}.")
+                problems.append(f"'{path}'{place} is a group of settings, not {short(value)}.")
                 continue
             accepted[key] = build(
                 type(group), {**plain(group), **value}, at=path, problems=problems, where=where
@@ -179,13 +190,13 @@ def build(
             accepted[key] = _convert(value, hints[key])
         except ValueError as error:
             problems.append(
-                f"'{path}'{place} is {value!r}; {error}. Default: {_shown(field.default)}."
+                f"'{path}'{place} is {short(value)}; {error}. Default: {_shown(field.default)}."
             )
             continue
         if not _in_range(accepted[key], field):
             unit = f" {field.metadata['unit']}" if field.metadata["unit"] else ""
             problems.append(
-                f"'{path}'{place} is {value!r}; it must be {_bounds(field)}{unit}. "
+                f"'{path}'{place} is {short(value)}; it must be {_bounds(field)}{unit}. "
                 f"Default: {_shown(field.default)}."
             )
     if len(problems) > before:
@@ -217,10 +228,13 @@ def build_plugin(
         problems.append(f"'{at}' needs the name of its {registry.what}. Available: {listed}.")
         return None
     try:
-        cls = import_plugin(name, registry.what) if ":" in name else registry.get(name)
+        cls: Any = import_plugin(name, registry.what) if ":" in name else registry.get(name)
     except ConfigError as error:
         place = where.get(f"{at}.name") or where.get(at)
         problems.extend(f"{text} ({place})" if place else text for text in error.problems)
+        return None
+    if inspect.isabstract(cls) or cls is registry.of or not issubclass(cls, registry.of):
+        problems.append(f"'{at}': {name} is no {registry.what}.")
         return None
     has_settings = dataclasses.is_dataclass(cls)
     if not has_settings:
@@ -229,8 +243,9 @@ def build_plugin(
         )
         return None
     if not vars(cls).get("name"):  # its own: what it inherits is another part's
-        cls.name = name  # type: ignore[attr-defined]
-    return build(cls, settings, at=at, problems=problems, where=where)
+        cls.name = name
+    made: T | None = build(cls, settings, at=at, problems=problems, where=where)
+    return made
 
 
 def _shown(value: Any) -> str:
@@ -283,12 +298,14 @@ def _convert(value: Any, hint: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("it must be a whole number")
         if isinstance(value, int):  # a float would round large seeds
+            if abs(value) > LARGEST:
+                raise ValueError(f"it must be a whole number of at most {LARGEST}")
             return value
         try:
             as_float = float(value)
         except (TypeError, ValueError):
             raise ValueError("it must be a whole number") from None
-        if not math.isfinite(as_float) or as_float != int(as_float):
+        if not math.isfinite(as_float) or as_float != int(as_float) or abs(as_float) > LARGEST:
             raise ValueError("it must be a whole number")
         return int(as_float)
     if hint is float:
@@ -333,6 +350,15 @@ def plain_plugin(instance: Any) -> dict[str, Any]:
     return {"name": instance.name, **plain(instance)}
 
 
+def modules_of(instance: Any) -> set[str]:
+    """Return the names of the modules that define a part and the parts among its settings."""
+    out = {type(instance).__module__}
+    for field in dataclasses.fields(instance):
+        if "registry" in field.metadata:
+            out |= modules_of(getattr(instance, field.name))
+    return out
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one nested mapping over another; scalars and lists are replaced whole.
 
@@ -362,8 +388,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             problems.append(f"--set takes KEY=VALUE, for example attack.steps=500; got '{item}'.")
             continue
         try:
-            value: Any = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
+            value: Any = parse_yaml(text)[0]
+        except (ValueError, yaml.YAMLError):
             problems.append(f"--set {item}: '{text}' is not a YAML value; quote it if it is text.")
             continue
         out = merge(out, nested(key, value))
@@ -397,11 +423,11 @@ def load_yaml(path: Path) -> Loaded:
     if not path.is_file():
         raise MissingInputError(f"No settings file at {path}.")
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        values, node = parse_yaml(read_text(path, MOST_SETTINGS))
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    except DamagedInputError as error:
+        raise ConfigError(*error.problems) from None
     if values is None:
         return Loaded({}, {})
     if not isinstance(values, dict):

@@ -57,6 +57,18 @@ class DamagedInputError(FedreError):
     exit_code = 4
 
 
+class StorageError(FedreError):
+    """A file that the system would not let us write: full, read-only, out of quota (exit 4)."""
+
+    exit_code = 4
+
+
+class InUseError(FedreError):
+    """A folder in which another process works (exit 4)."""
+
+    exit_code = 4
+
+
 class DivergedError(FedreError):
     """Training or an attack that ended without a usable number (exit 5)."""
 

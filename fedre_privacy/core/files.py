@@ -3,35 +3,113 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import safetensors.torch
 import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from .errors import DamagedInputError, MissingInputError
+from . import schema
+from .errors import DamagedInputError, FedreError, MissingInputError, StorageError
 from .text import csv_text
+from .units import human_bytes
+
+AGAIN = "give the same command again with --resume; what was finished is kept."
+ROOM = f"Free some space there, or choose another folder with --runs-dir, and {AGAIN}"
+MEND = f"Make it writable, or choose another folder with --runs-dir, and {AGAIN}"
+MOVE = f"Look after that disk, or copy the folder to another one, and {AGAIN}"
+OTHER = "Mend that, or choose another folder with --runs-dir."
+UNWRITABLE = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM,
+    errno.EACCES: MEND, errno.EPERM: MEND, errno.EROFS: MEND,
+    errno.EIO: MOVE, errno.ESTALE: MOVE,
+    errno.ENOTDIR: OTHER, errno.EISDIR: OTHER, errno.EEXIST: OTHER, errno.ENAMETOOLONG: OTHER,
+}  # fmt: skip
+"""Errors of the file system that the user can mend, and how."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system refuses while a block writes a file into one clear error.
+
+    Raises:
+        StorageError: with the file, the reason, and how much is free where that is the reason.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        refused = refusal(path, error)
+        if refused is None:
+            raise
+        raise refused from None
+
+
+def refusal(path: Path, error: Exception) -> FedreError | None:
+    """What to tell the user of an error of the file system; None where it is none to mend.
+
+    safetensors wraps such errors in its own, whose text ends in the number.
+    """
+    number = getattr(error, "errno", None)
+    wrapped = re.search(r"\(os error (\d+)\)", str(error))
+    if isinstance(error, SafetensorError) and wrapped:
+        number = int(wrapped[1])
+    if number not in UNWRITABLE:
+        return None
+    step = UNWRITABLE[number]
+    free = f"; {_free(path)}" if step is ROOM else ""
+    return StorageError(
+        f"{path} could not be written: {os.strerror(number)}{free}.", next_step=step
+    )
+
+
+def _free(path: Path) -> str:
+    """How much room is left where a file would be."""
+    try:
+        place = next(parent for parent in path.absolute().parents if parent.is_dir())
+        return f"{human_bytes(shutil.disk_usage(place).free)} are free in {place}"
+    except (OSError, StopIteration):
+        return "how much is free cannot be asked"
+
+
+T = TypeVar("T")
+
+MOST_SWOLLEN = 1 << 28
+"""Size of a compressed file's content (bytes) above which it may not be a hundred times larger."""
 
 
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Let `write` fill a temporary file beside `path`, then rename it into place.
+
+    Raises:
+        StorageError: the disk is full, read-only or broken; `path` is as it was before.
+    """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            with temporary.open("rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -75,22 +153,116 @@ def _cell(value: object) -> object:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; NaN and infinity are refused so that any reader can parse it."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def json_text(value: Any) -> str:
+    """Return the text that `write_json` writes."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def read_text(path: Path, most: int) -> str:
+    """Read UTF-8 text of at most so many bytes.
 
     Raises:
         MissingInputError: no such file.
-        DamagedInputError: not JSON.
+        DamagedInputError: no text, too long, or it cannot be read.
     """
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+        with path.open("rb") as handle:
+            data = handle.read(most + 1)
+        if len(data) > most:
+            raise DamagedInputError(f"{path} has more than {most:,} bytes.")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedInputError(f"{path} is no UTF-8 text: {error}.") from None
+    except OSError as error:
+        raise DamagedInputError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Read a JSON file whose content is as declared (see `schema.check`).
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: not JSON, or other content.
+    """
+    try:
+        value = schema.parse_json(read_text(path, schema.MOST_TEXT))
+    except ValueError as error:
         raise DamagedInputError(f"{path} is not valid JSON: {error}.") from None
+    return schema.check(value, kind, path)
+
+
+def read_table(path: Path, needed: Collection[str]) -> pd.DataFrame:
+    """Read a CSV file of numbers, with at least a row and these columns.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: anything else than finite numbers and empty cells.
+    """
+    text = io.StringIO(read_text(path, schema.MOST_TEXT))
+    try:
+        read = pd.read_csv(text)
+        frame = pd.DataFrame({name: pd.to_numeric(read[name]) for name in read})
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        words = " ".join(str(error).split())
+        raise DamagedInputError(f"{path} is no table of numbers: {words}.") from None
+    absent = [name for name in needed if name not in frame]
+    if absent or not len(frame) or bool(np.isinf(frame.to_numpy(dtype=float)).any()):
+        lacking = f", lacks {', '.join(absent)}" if absent else ""
+        raise DamagedInputError(f"{path} is not a run's table{lacking}.")
+    return frame
+
+
+def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of an npz file: numbers and texts, no objects.
+
+    What each array declares is compared with what the archive holds before memory is taken.
+
+    Args:
+        only: names of arrays to read; others are left empty. None: all.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: not an npz file, or one that swells beyond reason.
+    """
+    if not path.is_file():
+        raise MissingInputError(f"No file at {path}.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sizes = [info.file_size for info in archive.infolist()]
+            if sum(sizes) > max(MOST_SWOLLEN, 100 * path.stat().st_size):
+                raise ValueError(f"{path.stat().st_size:,} bytes swell to {sum(sizes):,}")
+            out: dict[str, np.ndarray[Any, Any]] = {}
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                if only is not None and name not in only:
+                    out[name] = np.empty(0)
+                    continue
+                with archive.open(info) as member:
+                    version = np.lib.format.read_magic(member)
+                    read = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else np.lib.format.read_array_header_2_0
+                    )
+                    shape, _, dtype = read(member)
+                    told = math.prod(shape) * dtype.itemsize + member.tell()
+                if dtype.hasobject or min((0, *shape)) < 0 or told != info.file_size:
+                    raise ValueError(f"'{info.filename}' is no plain array of its size")
+                with archive.open(info) as member:
+                    out[name] = np.lib.format.read_array(member, allow_pickle=False)
+            return out
+    except Exception as error:  # zip, zlib and numpy raise what they like
+        words = " ".join(str(error).split())
+        raise DamagedInputError(
+            f"{path} cannot be read as a .npz file ({words}). Pickled content is never loaded "
+            "here.",
+            next_step="Save plain number and text arrays with numpy.savez.",
+        ) from None
 
 
 def write_yaml(path: Path, value: Any, *, header: str = "") -> None:
@@ -139,7 +311,10 @@ def read_tensors(
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     if sha256 is not None:
-        found = file_sha256(path)
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise DamagedInputError(f"{path} cannot be read: {error.strerror}.") from None
         if found != sha256:
             raise DamagedInputError(
                 f"{path} does not match its recorded SHA-256 (expected {sha256[:12]}..., found "
@@ -150,7 +325,7 @@ def read_tensors(
             return safetensors.torch.load_file(path)
         with safe_open(path, framework="pt") as handle:
             return {n: handle.get_tensor(n) for n in handle.keys() if n.startswith(prefix)}
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
 
 
@@ -166,14 +341,17 @@ def read_metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as handle:
             return dict(handle.metadata() or {})
-    except (SafetensorError, ValueError, RuntimeError) as error:
+    except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
 
 
 def _unreadable(path: Path, error: Exception) -> DamagedInputError:
     # Asked only of files that are no safetensors: their first byte, a length, may be 0x80 too.
-    with path.open("rb") as handle:
-        head = handle.read(2)
+    try:
+        with path.open("rb") as handle:
+            head = handle.read(2)
+    except OSError:
+        head = b""
     if head == b"PK" or head[:1] == b"\x80":
         return DamagedInputError(
             f"{path} is a pickle (torch.save) file. Pickles can run code when opened and are "
@@ -184,9 +362,37 @@ def _unreadable(path: Path, error: Exception) -> DamagedInputError:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash a file in pieces (hex)."""
+    """Hash a file in pieces (hex), again only after it was written again.
+
+    Raises:
+        DamagedInputError: a pipe or a device, which has no end.
+    """
+    found = path.stat()
+    if not path.is_file():
+        raise DamagedInputError(f"{path} is no file.", next_step="Remove it, or restore the file.")
+    marks = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if abs(time.time_ns() - found.st_ctime_ns) < CLOCK_NS:
+        return _hash(path)
+    return _hashed(path, marks)
+
+
+CLOCK_NS = 100_000_000
+"""Changes of a file closer together than this may bear the same time."""
+
+
+@lru_cache(maxsize=100_000)
+def _hashed(path: Path, marks: tuple[int, ...]) -> str:
+    return _hash(path)
+
+
+def _hash(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def bytes_sha256(data: bytes) -> str:
+    """Hash bytes (hex)."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def tensor_sha256(*tensors: torch.Tensor) -> str:

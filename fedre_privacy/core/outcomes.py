@@ -6,7 +6,7 @@ Everything here is a frozen dataclass of tensors and texts, without truth and wi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -51,6 +51,11 @@ class Outcome:
                 f"{cls.__name__} needs {sorted(known)}; absent: {sorted(absent) or 'none'}, "
                 f"not known: {sorted(extra) or 'none'}"
             )
+        wrong = [
+            n for n, f in known.items() if n in found and (f.type == "Tensor") != (n in tensors)
+        ]
+        if wrong:
+            raise ValueError(f"{cls.__name__} needs another kind of value for {wrong}")
         for name, value in texts.items():
             if known[name].type == "tuple[str, ...]":
                 found[name] = tuple(value.splitlines())
@@ -99,13 +104,20 @@ class Reconstruction(Outcome):
                 f"returned images of shape {tuple(self.images.shape)}; {count} targets need "
                 f"{wanted}."
             ]
+        steps = len(self.trace_steps.reshape(-1))
+        shapes = {"prior": wanted, "fit": (count,), "diverged": (count,), "trace": (steps, count)}
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                return [
+                    f"returned '{name}' of shape {tuple(getattr(self, name).shape)}, not {shape}."
+                ]
         finite = self.images.isfinite().flatten(1).all(1)
         found = []
         if len(self.labels) not in (0, count):
             found.append(f"returned {len(self.labels)} labels for {count} images.")
         if len(self.spread) not in (0, count):
             found.append(f"returned {len(self.spread)} spreads for {count} images.")
-        if not bool((finite | self.diverged).all()):
+        if not bool((finite | self.diverged.bool()).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):
             low, high = float(self.images[finite].min()), float(self.images[finite].max())
@@ -116,6 +128,16 @@ class Reconstruction(Outcome):
     @property
     def lost(self) -> bool:
         return not bool(self.images.isfinite().flatten(1).all(1).any())
+
+
+def _wrong_integers(outcome: Outcome, names: Sequence[str]) -> list[str]:
+    """Say which fields are no lists of whole numbers."""
+    wrong = [
+        name
+        for name in names
+        if getattr(outcome, name).dim() != 1 or getattr(outcome, name).dtype != torch.int64
+    ]
+    return [f"returned '{name}' that holds no whole numbers." for name in wrong]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +171,12 @@ class RecoveredPrototypes(Outcome):
         }
         if len(set(lengths.values())) > 1:
             return [f"returned fields of different lengths: {lengths}."]
-        return []
+        if self.vectors.dim() != 2 or not self.vectors.is_floating_point():
+            return [f"returned vectors of shape {tuple(self.vectors.shape)}; rows are needed."]
+        labels, classes = self.labels, observation.num_classes
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            return [f"returned labels that are not in 0..{classes - 1}."]
+        return _wrong_integers(self, ("clients", "labels", "rounds", "rounds_used"))
 
     @property
     def lost(self) -> bool:
@@ -182,7 +209,14 @@ class LabelEstimate(Outcome):
                 f"returned a support of shape {tuple(self.support.shape)} and proportions of shape "
                 f"{tuple(self.proportions.shape)}; both must be {wanted}."
             ]
-        return []
+        if len(self.sizes) != len(self.clients):
+            return [f"returned {len(self.sizes)} sizes for {len(self.clients)} clients."]
+        observed = {upload.client for upload in (*observation.targets, *observation.uploads)}
+        if len(self.clients.unique()) < len(self.clients) or not observed >= set(
+            self.clients.tolist()
+        ):
+            return ["returned clients that uploaded nothing, or a client twice."]
+        return _wrong_integers(self, ("clients",))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -88,6 +89,11 @@ class Named(Generic[T]):
         self._load()
         return sorted(self._things)
 
+    def origin(self, name: str) -> str:
+        """Return where a registered name was defined: its class or module, dotted."""
+        self.get(name)
+        return self._origins[name]
+
     def entries(self) -> list[Entry]:
         """Return every plugin with its origin, the broken ones last."""
         usable = [Entry(name, self._origins[name]) for name in self.names()]
@@ -123,6 +129,14 @@ class Named(Generic[T]):
 
 class Registry(Named[type[T]], Generic[T]):
     """Names to classes of one kind, whose fields are their settings."""
+
+    of: type = object
+    """The class that parts of this kind inherit from."""
+
+    def base(self, cls: C) -> C:
+        """Class decorator: parts of this kind inherit from this class."""
+        self.of = cls
+        return cls
 
     def register(self, name: str) -> Callable[[C], C]:
         """Class decorator: make a class available under a name.
@@ -188,30 +202,109 @@ def _identity(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+_TYPED: set[str] = set()
+"""Names ``module:Class`` that a command or a call has given."""
+_MODULE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_PATH = re.compile(rf"(?<![\w.:/-])({_MODULE}):([^\W\d]\w*)")
+
+
+def typed(*given: Any) -> None:
+    """Allow the names ``module:Class`` in values that a person has typed, not read from a file.
+
+    Nothing is imported yet: a module is imported when its name stands where a part is named.
+    """
+    for value in given:
+        if isinstance(value, str):
+            _TYPED.update(found[0] for found in _PATH.finditer(value))
+        elif isinstance(value, Mapping):
+            typed(*value.values())
+        elif isinstance(value, list | tuple):
+            typed(*value)
+
+
 def import_own(module: str) -> ModuleType:
-    """Import a user's module, from the working directory too, as ``python -m`` would."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    return importlib.import_module(module)
+    """Import a user's module, from the working directory too, as ``python -m`` would.
+
+    Afterwards the working directory is searched last: no file in it takes the place of an installed
+    module that is imported later.
+    """
+    if "" in sys.path:
+        sys.path.remove("")
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.remove("")
+        sys.path.append("")
+
+
+def import_plugins(modules: Iterable[str]) -> None:
+    """Import the modules that ``--plugin`` names.
+
+    Raises:
+        ConfigError: one of them is no name of a module.
+        IncompatibleError: one of them cannot be imported.
+    """
+    for module in modules:
+        if not re.fullmatch(_MODULE, module):
+            raise ConfigError(
+                f"--plugin takes the name of a module, for example my_module; got '{module}'."
+            )
+        try:
+            import_own(module)
+        except Exception as error:  # a user's module may fail in any way; it is reported
+            raise IncompatibleError(
+                f"--plugin {module} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+
+
+def not_installed(modules: Iterable[str]) -> list[str]:
+    """Return the modules of parts that another process has to be told, for its ``--plugin``.
+
+    Args:
+        modules: those of this package, and of packages that declare entry points, are left out.
+    """
+    own = sorted({name for name in modules if name.split(".")[0] != __name__.split(".")[0]})
+    if not own:
+        return []
+    points = {point.module for package in distributions() for point in package.entry_points}
+    return [name for name in own if name not in points]
+
+
+def plugin_words(modules: Iterable[str]) -> str:
+    """The options that a command needs for parts of one's own, each after a space."""
+    return "".join(f" --plugin {module}" for module in dict.fromkeys(modules))
 
 
 def import_plugin(path: str, what: str) -> type:
-    """Import a class given as ``package.module:Class``.
+    """Return a class given as ``package.module:Class``.
+
+    Its module is imported only where the name was typed (see `typed`). A name that a file holds
+    leads to modules that are imported already, and to no other.
 
     Raises:
-        ConfigError: the path has no colon, or no such class.
+        ConfigError: the path has no colon, there is no such class, or the name comes from a file
+            and its module is not imported.
         IncompatibleError: the module's import fails.
     """
-    module_name, colon, class_name = path.partition(":")
-    if not colon:
+    module_name, _, class_name = path.partition(":")
+    if not _PATH.fullmatch(path):
         raise ConfigError(f"Your own {what} is given as module:Class; got '{path}'.")
-    try:
-        module = import_own(module_name)
-    except Exception as error:  # a stranger's module may fail in any way; it is reported
-        raise IncompatibleError(
-            f"{what} '{path}' cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found = getattr(module, class_name, None)
+    module = sys.modules.get(module_name)
+    if path in _TYPED:
+        try:
+            module = import_own(module_name)
+        except Exception as error:  # a stranger's module may fail in any way; it is reported
+            raise IncompatibleError(
+                f"{what} '{path}' cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+    if module is None:
+        raise ConfigError(
+            f"A file names the {what} '{path}', and nothing is imported because a file says so. If "
+            f"you trust that module, add --plugin {module_name} (in Python: import {module_name} "
+            "first)."
+        )
+    found = vars(module).get(class_name)
     if not inspect.isclass(found):
         classes = [
             n

@@ -104,6 +104,10 @@ class ImageData:
         )
 
 
+datasets: Registry[Dataset] = Registry("data set", "fedre_privacy.data", see="fedre-train --help")
+
+
+@datasets.base
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ABC):
     """Base of all data sets: settings, and `load`.
@@ -135,9 +139,6 @@ class Dataset(ABC):
         """Files and folders that the images are read from; no attack may open them."""
         given = getattr(self, "path", None)
         return (Path(str(given)).expanduser().resolve(),) if given else ()
-
-
-datasets: Registry[Dataset] = Registry("data set", "fedre_privacy.data", see="fedre-train --help")
 
 
 def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:

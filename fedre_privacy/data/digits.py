@@ -24,7 +24,7 @@ class Digits(Dataset):
         test part, as shipped with scikit-learn).
     """
 
-    size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4)
+    size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4, le=1024)
 
     def sources(self) -> tuple[Path, ...]:
         return (Path(str(resources.files("sklearn").joinpath("datasets", "data"))),)

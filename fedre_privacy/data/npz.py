@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..core import files
 from ..core.config import knob
-from ..core.errors import DamagedInputError, IncompatibleError
+from ..core.errors import IncompatibleError
 from .base import Dataset, ImageData, as_images, as_labels, datasets, existing, keep_per_class
 
 LAYOUTS = (("x_train", "y_train"), ("x", "y"), ("images", "labels"))
@@ -76,22 +74,11 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path} is a folder. Needed: a .npz file.",
             next_step="For a folder of images use --dataset imagefolder.",
         )
-    try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            raise IncompatibleError(
-                f"{path} is a single array (.npy). Needed: a .npz file with {NEEDED}."
-            )
-        with found:
-            wanted = {key for pair in LAYOUTS for key in pair} | {*TEST, "classes"}
-            empty = np.empty(0)
-            return {key: found[key] if key in wanted else empty for key in found.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DamagedInputError(
-            f"{path} cannot be read as a .npz file ({error}). Pickled content is never loaded "
-            "here.",
-            next_step="Save plain number and text arrays with numpy.savez.",
-        ) from None
+    if path.is_file() and path.suffix == ".npy":
+        raise IncompatibleError(
+            f"{path} is a single array (.npy). Needed: a .npz file with {NEEDED}."
+        )
+    return files.read_npz(path, {key for pair in LAYOUTS for key in pair} | {*TEST, "classes"})
 
 
 def _classes(arrays: dict[str, npt.NDArray[Any]], count: int, path: Path) -> tuple[str, ...]:

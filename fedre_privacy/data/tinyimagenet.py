@@ -34,7 +34,9 @@ class TinyImageNet(Dataset):
     """
 
     path: str | None = knob(None, help="the folder tiny-imagenet-200, or a .zip file of it")
-    size: int = knob(64, help="side of the images; the originals have 64", unit="pixels", ge=4)
+    size: int = knob(
+        64, help="side of the images; the originals have 64", unit="pixels", ge=4, le=1024
+    )
     val_as_class0: bool = knob(
         False, help="give every validation image label 0, as in the published experiments"
     )

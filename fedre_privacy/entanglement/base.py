@@ -87,6 +87,7 @@ class Mix:
     decoy: Tensor | None = None
 
 
+@schemes.base
 @dataclass(frozen=True, kw_only=True)
 class Entanglement:
     """Base of all schemes. Authors write `sample_weights`; a scheme is pure and seeded."""

@@ -7,19 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from msgspec import Meta
 from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.schema import Count, Hash, Word, check, short
 from fedre_privacy.core.types import Broadcast, Upload
 
 SCHEMA = 1
 INDEX = "index.json"
 
 _PARTY = {"upload": "client", "broadcast": "recipients"}
+
+Client = Annotated[int, Meta(ge=-1, le=1 << 31)]
+Round = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
+class TensorEntry(TypedDict):
+    """One tensor of an artifact, in the index."""
+
+    key: Word
+    shape: NotRequired[list[Count]]
+    dtype: NotRequired[Word]
+    content: NotRequired[Word]
+
+
+class ArtifactEntry(TypedDict):
+    """One artifact of a message, in the index."""
+
+    kind: Word
+    tensors: dict[str, TensorEntry]
+
+
+class Message(TypedDict):
+    """One message, in the index: `client` of an upload, `recipients` of a broadcast."""
+
+    direction: Literal["upload", "broadcast"]
+    round: Round
+    file: Word
+    artifacts: list[ArtifactEntry]
+    client: NotRequired[Client]
+    recipients: NotRequired[list[Client]]
+    participants: NotRequired[list[Client]]
+
+
+class Index(TypedDict):
+    """``index.json``: the hash of each file, and the messages in order."""
+
+    schema: int
+    files: dict[str, Hash]
+    messages: list[Message]
 
 
 class Recorder:
@@ -28,11 +69,11 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, str] = {}
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[Message] = []
 
     def resume(self, last_round: int) -> None:
         """Take up an index written before, forgetting rounds after `last_round`."""
-        index = _read_index(self.folder)
+        index = read_index(self.folder)
         self._messages = [m for m in index["messages"] if m["round"] <= last_round]
         kept = {m["file"] for m in self._messages}
         self._files = {name: sha for name, sha in index["files"].items() if name in kept}
@@ -71,7 +112,7 @@ def _entry(
     artifacts: tuple[Artifact, ...],
     file: str,
     tensors: dict[str, Tensor],
-) -> dict[str, Any]:
+) -> Message:
     described = []
     for number, artifact in enumerate(artifacts):
         parts: dict[str, Any] = {}
@@ -86,37 +127,43 @@ def _entry(
                 "content": str(content[name]),
             }
         described.append({"kind": artifact.kind, "tensors": parts})
-    return {**head, "round": round, "file": file, "artifacts": described}
+    return {**head, "round": round, "file": file, "artifacts": described}  # type: ignore[typeddict-item]
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> Index:
+    """Read and check the index of recorded messages.
+
+    Raises:
+        MissingInputError, DamagedInputError: absent, or not as declared.
+    """
     path = folder / INDEX
     if not path.is_file():
         raise MissingInputError(
             f"No uploads recorded: {path} does not exist.",
             next_step="Train with fedre-train, or give a folder in the documented format.",
         )
-    index = files.read_json(path)
-    if isinstance(index, dict) and index.get("schema", SCHEMA) != SCHEMA:
+    found = files.read_json(path, dict)
+    if found.get("schema", SCHEMA) != SCHEMA:
         raise DamagedInputError(
-            f"{path} has schema {index['schema']}; this version reads schema {SCHEMA}.",
+            f"{path} has schema {short(found['schema'])}; this version reads schema {SCHEMA}.",
             next_step="Upgrade fedre-privacy, or record the run again with this version.",
         )
-    if not isinstance(index, dict) or not {"schema", "files", "messages"} <= set(index):
+    if not {"schema", "files", "messages"} <= set(found):
         raise DamagedInputError(f"{path} needs the keys schema, files and messages.")
+    index = check(found, Index, path)
     for number, entry in enumerate(index["messages"]):
-        party = _PARTY.get(entry.get("direction"))
-        if party is None or not {"round", "file", "artifacts", party} <= set(entry):
-            raise DamagedInputError(
-                f"{path}: message {number} needs a direction (upload or broadcast), round, file, "
-                "artifacts, and client (upload) or recipients (broadcast)."
-            )
+        party = _PARTY[entry["direction"]]
+        if party not in entry:
+            raise DamagedInputError(f"{path}: message {number} is an {entry['direction']} "
+                                    f"without '{party}'.")  # fmt: skip
+        if Path(entry["file"]).name != entry["file"]:
+            raise DamagedInputError(f"{path}: message {number} names a file outside the folder.")
     return index
 
 
 def rounds_recorded(folder: Path) -> list[int]:
     """Rounds with at least one upload, ascending."""
-    messages = _read_index(folder)["messages"]
+    messages = read_index(folder)["messages"]
     return sorted({m["round"] for m in messages if m["direction"] == "upload"})
 
 
@@ -136,7 +183,7 @@ def read_messages(
         MissingInputError: nothing recorded, or a file is absent.
         DamagedInputError: altered file, unknown artifact kind, or tensors that do not fit it.
     """
-    index = _read_index(folder)
+    index = read_index(folder)
     uploads: list[Upload] = []
     broadcasts: list[Broadcast] = []
     loaded = {} if loaded is None else loaded
@@ -157,8 +204,8 @@ def read_messages(
     return uploads, broadcasts
 
 
-def _artifact(part: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Artifact:
-    kind = str(part.get("kind"))
+def _artifact(part: ArtifactEntry, tensors: dict[str, Tensor], path: Path) -> Artifact:
+    kind = part["kind"]
     cls = Artifact.kinds.get(kind)
     if kind in RETIRED_KINDS:
         raise DamagedInputError(
@@ -168,10 +215,29 @@ def _artifact(part: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> A
     if cls is None:
         known = ", ".join(sorted(kind for kind in Artifact.kinds if kind))
         raise DamagedInputError(
-            f"{path} holds an artifact of unknown kind '{kind}'. Known kinds: {known}."
+            f"{path} holds an artifact of unknown kind '{kind}'. Known kinds: {known}.",
+            next_step="A kind of your own is known once its module is: --plugin MODULE.",
         )
     try:
-        values = {name: tensors[spec["key"]] for name, spec in part["tensors"].items()}
-        return cls.from_tensors(values)
+        values = {name: _tensor(spec, tensors) for name, spec in part["tensors"].items()}
+        artifact = cls.from_tensors(values)
     except (KeyError, ValueError) as error:
         raise DamagedInputError(f"{path}: {error}.") from None
+    problems = artifact.problems()
+    if problems:
+        raise DamagedInputError(f"{path}: {kind}: {'; '.join(problems)}.")
+    return artifact
+
+
+def _tensor(spec: TensorEntry, tensors: dict[str, Tensor]) -> Tensor:
+    """The tensor that an entry names, with the shape and type that it declares."""
+    if spec["key"] not in tensors:
+        raise KeyError(f"no tensor '{spec['key']}'")
+    tensor = tensors[spec["key"]]
+    shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if spec.get("shape", shape) != shape or spec.get("dtype", dtype) != dtype:
+        raise ValueError(
+            f"tensor '{spec['key']}' is {dtype} {shape}; the index says "
+            f"{spec.get('dtype', dtype)} {spec.get('shape', shape)}"
+        )
+    return tensor

@@ -49,6 +49,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 ResNets for TinyImageNet and its eleven for high heterogeneity (the paper does not say which CNN
 and which ViT; cnn4 and vit-b-16 are our choice)."""
 
+MOST_UNITS = 1 << 16
+"""Largest width of a layer that can be asked for."""
+
 FAMILY_DIM = 512
 """Common representation length of clients whose backbones differ in width (FedRE)."""
 
@@ -111,12 +114,14 @@ class ModelSettings:
         help="representation length shared by all clients; none: the width of the backbones "
         f"where they agree, else {FAMILY_DIM}",
         ge=1,
+        le=MOST_UNITS,
     )
     width: int | None = knob(
         None,
         help="units of the last layer before the head of cnn-1 to cnn-5; none: as published "
         "(500, or 50 for 1x28x28 images)",
         ge=1,
+        le=MOST_UNITS,
     )
     stem: str | None = knob(
         None,

@@ -10,6 +10,8 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
+from fedre_privacy.core.lock import held, remove_temporaries
+from fedre_privacy.core.manifest import DRAWN, covering, drawn, write_manifest
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
@@ -29,9 +31,9 @@ COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what i
 
 
 def attack_page(result: AttackResult) -> Path:
-    """The page of an attack, written if it is not there."""
-    path = result.folder / NAME
-    return path if path.is_file() else write_attack_report(result)
+    """The page of an attack, written if it is not there as ``drawn.json`` lists it."""
+    there = NAME in drawn(result.folder)
+    return result.folder / NAME if there else write_attack_report(result)
 
 
 def write_attack_report(result: AttackResult) -> Path:
@@ -42,7 +44,7 @@ def write_attack_report(result: AttackResult) -> Path:
     """
     trial, record, card = result.trial, result.record, result.card
     run, settings = trial.run, trial.settings
-    command, meaning = run.repeat(settings.attack.name, result.folder)
+    command, meaning = run.repeat(settings, result.folder)
     sections = [
         Section("Result", _headline(result)),
         Section("Figures", figures(result.folder)),
@@ -85,7 +87,10 @@ def write_attack_report(result: AttackResult) -> Path:
     )
     title = f"{settings.attack.name} on {trial.kind} of {run.name}"
     path = result.folder / NAME
-    files.write_text(path, html.page(title, lead, sections))
+    with held(result.folder, wait=True):
+        remove_temporaries(result.folder)
+        files.write_text(path, html.page(title, lead, sections))
+        write_manifest(result.folder, [path], name=DRAWN)
     return path
 
 
@@ -273,4 +278,5 @@ def _provenance(result: AttackResult) -> dict[str, str]:
         "Device": str(record["device"]),
         "Versions": versions(record),
         **result.trial.run.provenance(),
+        "Manifest (SHA-256)": covering(result.folder).sha256,
     }

@@ -13,9 +13,10 @@ import pandas as pd
 import yaml
 
 from fedre_privacy.core import files
+from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import RECORD
-from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.folder import COMPLETE, Begun
 from fedre_privacy.study.benchmark import BenchmarkResult
 from fedre_privacy.study.description import Benchmark
 from fedre_privacy.study.results import JobResult
@@ -35,6 +36,7 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
     """
     folder, wanted, jobs, runs = result.folder, result.wanted, result.jobs, result.runs
     sweep = _sweep(wanted)
+    plugins = plugin_words(module for job in wanted.jobs for module in job.plugins())
     text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=False)
     files.write_text(folder / SWEEP, text)
     failed = [job for job in jobs if job["status"] != COMPLETE]
@@ -55,7 +57,8 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
             html.join(
                 html.paragraph("In the folder of this page:"),
                 html.preformatted(
-                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}",
+                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}"
+                    f"{plugins}",
                     label="Command",
                 ),
                 html.paragraph("What is finished is not repeated; --retry repeats what failed."),
@@ -195,7 +198,7 @@ def _made(jobs: Sequence[JobResult], runs: Path) -> dict[str, str]:
     for job in jobs:
         path = runs / str(job.get("run")) / "record.json"
         if path.is_file():
-            record = files.read_json(path)
+            record = files.read_json(path, Begun)
             out = {
                 "Started": record["started"],
                 "Device": record["device"],

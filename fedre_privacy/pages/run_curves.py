@@ -41,7 +41,7 @@ class Comparison:
                 moment = self.moment
                 if moment == HEADLINE:
                     moment = run.settings.protocol.headline
-                rows = pd.read_csv(run.folder / "metrics.csv")
+                rows = run.metrics()
                 part = pd.DataFrame(
                     {
                         "label": label,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.lock import held, remove_temporaries
+from fedre_privacy.core.manifest import DRAWN, drawn, write_manifest
 from fedre_privacy.core.types import AGGREGATE
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
@@ -25,32 +29,34 @@ def draw(run: Run) -> list[Path]:
     """Write figures of a finished run into its folder as PNG, PDF and the data as CSV.
 
     ``accuracy``, ``clients`` (the accuracy of each) and ``partition`` always; ``prototypes`` where
-    the run kept the truth and the representations of all clients have one width. Figures that are
-    there stay as they are.
+    the run kept the truth and the representations of all clients have one width. ``drawn.json``,
+    written last, lists them; while all that it lists is there, nothing is drawn again.
 
     Returns:
         The pictures, as PNG.
+
+    Raises:
+        StorageError: the folder cannot be written.
     """
-    made = []
-    for name, make in (
-        ("accuracy", accuracy),
-        ("clients", clients),
-        ("partition", partition),
-        ("prototypes", prototypes),
-    ):
-        picture = run.folder / f"{name}.png"
-        if not picture.is_file():
-            drawn = make(run)
-            if drawn is not None:
-                save_figure(drawn[0], run.folder / name, data=drawn[1])
-        if picture.is_file():
-            made.append(picture)
-    return made
+    there = drawn(run.folder)
+    if not there:
+        with held(run.folder, wait=True):
+            remove_temporaries(run.folder)
+            made: list[Path] = []
+            for name, make in KINDS.items():
+                picture = make(run)
+                if picture is not None:
+                    recorded = f"{name}.csv" in run.manifest.entries
+                    data = None if recorded else picture[1]
+                    made += save_figure(picture[0], run.folder / name, data=data)
+            write_manifest(run.folder, made, name=DRAWN)
+        there = drawn(run.folder)
+    return [run.folder / f"{name}.png" for name in KINDS if f"{name}.png" in there]
 
 
 def accuracy(run: Run) -> Drawn:
     """Accuracy and loss per round."""
-    frame = pd.read_csv(run.folder / "metrics.csv")
+    frame = run.metrics()
     chance = 1 / len(run.record["classes"])
     return (
         training_curves(frame, title=run.name, caption=caption(run), chance=chance),
@@ -60,10 +66,9 @@ def accuracy(run: Run) -> Drawn:
 
 def clients(run: Run) -> Drawn | None:
     """The accuracy of each client in the last round; None for runs that did not keep it."""
-    path = run.folder / "clients.csv"
-    if not path.is_file():
+    if "clients.csv" not in run.manifest.entries:
         return None
-    frame = pd.read_csv(path)
+    frame = files.read_table(run.unchanged("clients.csv"), ("round", "client", "acc_post_local"))
     return client_accuracy(frame, title=run.name, caption=run.record["summary"]), frame
 
 
@@ -132,3 +137,12 @@ def prototypes(run: Run) -> Drawn | None:
         ),
         table,
     )  # fmt: skip
+
+
+KINDS: dict[str, Callable[[Run], Drawn | None]] = {
+    "accuracy": accuracy,
+    "clients": clients,
+    "partition": partition,
+    "prototypes": prototypes,
+}
+"""Names of the pictures, and what draws each."""

@@ -20,6 +20,10 @@ from ..core.units import plural
 IntArray = npt.NDArray[np.int64]
 
 
+partitions: Registry[Partition] = Registry("partition", "fedre_privacy.partition")
+
+
+@partitions.base
 @dataclass(frozen=True, kw_only=True)
 class Partition(ABC):
     """Base of all partitions: settings, and `assign`.
@@ -65,9 +69,6 @@ class Partition(ABC):
             Some of each client's samples, at least one.
         """
         return train
-
-
-partitions: Registry[Partition] = Registry("partition", "fedre_privacy.partition")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pandas as pd
 import torch
@@ -27,13 +27,14 @@ from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
     ConfigError,
     DamagedInputError,
-    FedreError,
     IncompatibleError,
     MissingInputError,
 )
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.manifest import DRAWN, MADE_FROM, MANIFEST, covering, write_manifest
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.outcomes import Outcome
+from fedre_privacy.core.schema import Count, Hash, Seconds, Word
 from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
@@ -41,20 +42,35 @@ from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.runs.folder import (
     COMPLETE,
-    FAILED,
     PARTIAL,
     Run,
+    Status,
     begin,
     device_name,
     logging_to,
+    taken,
     versions,
+    write_end,
 )
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
 from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import Question, Trial, is_uploaded, question_of
+from .questions.base import Trial, is_uploaded, question_of
+
+
+class Finished(TypedDict):
+    """``record.json`` of a finished attack, as far as it is read back."""
+
+    status: Status
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    attack_s: Seconds
+    wall_s: Seconds
+    peak_memory: NotRequired[dict[Word, Count]]
+    run_manifest: NotRequired[Hash | None]
 
 
 def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None = None) -> Trial:
@@ -75,6 +91,12 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
             f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
             next_step="Restore the data, or train again with fedre-train --restart.",
         )
+    if data.image_shape != run.image_shape or list(data.classes) != run.record["classes"]:
+        raise DamagedInputError(
+            f"{run.folder / 'record.json'} tells of other images or classes than the data set "
+            f"'{data.name}' holds.",
+            next_step="Restore it, or train again with fedre-train --restart.",
+        )
     return question_of(settings).prepare(run, settings, data)
 
 
@@ -83,15 +105,8 @@ def require_complete(run: Run) -> None:
 
     Raises:
         MissingInputError: its training did not finish.
-        DamagedInputError: its record lacks what every record has.
+        DamagedInputError: its record is not as it was written.
     """
-    absent = [key for key in ("status", "image_shape", "classes") if key not in run.record]
-    if absent:
-        raise DamagedInputError(
-            f"{run.folder / 'record.json'} lacks {', '.join(absent)}: it is not a run's record, "
-            "or it was changed.",
-            next_step="Train again with fedre-train --restart.",
-        )
     if run.record["status"] != COMPLETE:
         raise MissingInputError(
             f"Run {run.name} is {run.record['status']}: training did not finish.",
@@ -298,6 +313,7 @@ def attack(
     restart: bool = False,
     report: Report = silent,
     trial: Trial | None = None,
+    wait: bool = False,
     isolation: str = AUTO,
 ) -> AttackResult:
     """Attack a recorded run, score the result, and write the attack's folder.
@@ -306,10 +322,12 @@ def attack(
     back, not repeated.
 
     Args:
+        wait: wait for another process that runs it, and go on with what that leaves.
         isolation: how far the attack is kept from the run, see `sealed.door.ISOLATION`.
 
     Raises:
-        FedreError: anything that `prepare_attack` refuses, or an unfinished identical attack.
+        FedreError: anything that `prepare_attack` refuses, an unfinished identical attack, or one
+            that another process runs.
     """
     return attack_into(
         run.folder / "attacks" / settings.folder_name,
@@ -319,6 +337,7 @@ def attack(
         resume=resume,
         restart=restart,
         report=report,
+        wait=wait,
         isolation=isolation,
     )
 
@@ -332,6 +351,7 @@ def attack_into(
     resume: bool = False,
     restart: bool = False,
     report: Report = silent,
+    wait: bool = False,
     isolation: str = AUTO,
 ) -> AttackResult:
     """Attack what a trial holds, of whatever recording, and write a folder; see `attack`.
@@ -341,16 +361,42 @@ def attack_into(
         prepare: makes the trial; called once nothing unfinished is in the way.
     """
     chosen(isolation, device)
-    finished = begin(folder, resume=resume, restart=restart, what="Attack")
-    with logging_to(folder):
-        return _attack(folder, settings, prepare(), finished, device, report, isolation)
+    if begin(folder, resume=resume, restart=restart, what="Attack", wait=wait):
+        return _reused(folder, settings, prepare(), report)
+    trial = prepare()
+    with taken(folder, resume=resume, restart=restart, what="Attack", wait=wait) as finished:
+        if finished:
+            return _reused(folder, settings, trial, report)
+        with logging_to(folder):
+            return _attack(folder, settings, trial, device, report, isolation)
+
+
+def _reused(folder: Path, settings: AttackSettings, trial: Trial, report: Report) -> AttackResult:
+    """A finished attack, read back and scored again."""
+    report(Event("attack.trial", {"lines": trial.lines()}))
+    listed = covering(folder)
+    for name in {*listed.entries, "record.json", "recovered.safetensors"}:
+        listed.check(folder / name)
+    record = dict(files.read_json(folder / "record.json", Finished))
+    now, then = trial.run.identity().get(MADE_FROM), record.get(MADE_FROM)
+    if now != then:
+        raise DamagedInputError(
+            f"{folder} was made from another recording than the one that {trial.run.name} holds "
+            f"now (manifest {str(now)[:12]}..., then {str(then)[:12]}...).",
+            next_step="Attack again with --restart.",
+        )
+    report(Event("attack.reused", {"folder": str(folder)}))
+    outcome = _read_back(folder, trial)
+    report(Event("attack.scoring"))
+    card = trial.score(outcome)
+    report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
+    return AttackResult(folder, trial, outcome, card, record)
 
 
 def _attack(
     folder: Path,
     settings: AttackSettings,
     trial: Trial,
-    finished: bool,
     device: torch.device,
     report: Report,
     isolation: str,
@@ -370,60 +416,67 @@ def _attack(
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }
     cache = _FolderCache(folder / "checkpoints")
-    if finished:
-        report(Event("attack.reused", {"folder": str(folder)}))
-        outcome = _read_back(folder, question_of(settings))
-        record = files.read_json(folder / "record.json")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {**trial.run.plain(), **settings.plain()}
-        files.write_yaml(folder / "config.yaml", config)
-        files.write_json(folder / "record.json", record)
-        context = Context(trial.attack_seed, device, report, cache)
-        try:
-            played = play(
-                settings.attack,
-                trial.observation,
-                context,
-                outcome=question_of(settings).outcome(),
-                isolation=isolation,
-                hidden=[*trial.hidden(), folder.parent.resolve()],
-            )
-        except BaseException as error:
-            record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
-            record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
-            files.write_json(folder / "record.json", record)
-            raise
-        outcome = played.outcome
-        record |= {"isolation": played.how}
-        tensors, texts = outcome.save()
-        files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
+    config = {**trial.run.plain(), **settings.plain()}
+    files.write_yaml(folder / "config.yaml", config)
+    files.write_json(folder / "record.json", record)
+    context = Context(trial.attack_seed, device, report, cache)
+    try:
+        played = play(
+            settings.attack,
+            trial.observation,
+            context,
+            outcome=question_of(settings).outcome(),
+            isolation=isolation,
+            hidden=[*trial.hidden(), folder.parent.resolve()],
+        )
+    except BaseException as error:
+        write_end(folder, record, error)
+        raise
+    outcome = played.outcome
+    record |= {"isolation": played.how}
+    tensors, texts = outcome.save()
+    files.write_tensors(folder / "recovered.safetensors", tensors, metadata=texts)
     attack_s = time.monotonic() - started
     report(Event("attack.scoring"))
     card = trial.score(outcome)
     result = AttackResult(folder, trial, outcome, card, record)
-    if not finished:
-        record |= {
-            "status": COMPLETE,
-            "attack_s": attack_s,
-            "wall_s": time.monotonic() - started,
-            "peak_memory": peak_memory(device, played.peak_bytes),
-            **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
-            **card.record(),
-        }
-        _write(result)
-        cache.clear()
-        files.write_json(folder / "record.json", record)
+    record |= {
+        "status": COMPLETE,
+        "attack_s": attack_s,
+        "wall_s": time.monotonic() - started,
+        "peak_memory": peak_memory(device, played.peak_bytes),
+        **{k: v for k, v in outcome.save()[1].items() if k == "stopped_because"},
+        **card.record(),
+    }
+    _write(result)
+    cache.clear()
+    _cover(folder, record)
+    files.write_json(folder / "record.json", record)
     report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return result
 
 
-def _read_back(folder: Path, question: Question) -> Outcome:
-    path, kind = folder / "recovered.safetensors", question.outcome()
+def _cover(folder: Path, record: dict[str, Any]) -> None:
+    """List what was written with its hashes, the record too, which is written after that."""
+    apart = {"record.json", "log.txt", MANIFEST, DRAWN}
+    written = [
+        path
+        for path in folder.iterdir()
+        if path.is_file() and path.name not in apart and not path.name.startswith(".")
+    ]
+    write_manifest(folder, written, ahead={"record.json": files.json_text(record)})
+
+
+def _read_back(folder: Path, trial: Trial) -> Outcome:
+    path, kind = folder / "recovered.safetensors", question_of(trial.settings).outcome()
     try:
-        return kind.load(files.read_tensors(path), files.read_metadata(path))
-    except ValueError as error:
+        outcome = kind.load(files.read_tensors(path), files.read_metadata(path))
+        problems = outcome.problems(trial.observation)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise DamagedInputError(f"{path} is not a recorded result: {error}.") from None
+    if problems:
+        raise DamagedInputError(f"{path} is not a recorded result: it {problems[0]}")
+    return outcome
 
 
 def _write(result: AttackResult) -> None:

@@ -76,6 +76,8 @@ def as_images(values: Any, *, what: str, image_shape: Shape | None = None) -> Te
     if images.ndim != 4 or images.shape[1:] != (image_shape or images.shape[1:]):
         needed = ", ".join(map(str, image_shape or ("C", "H", "W")))
         raise IncompatibleError(f"{what}: images are {given}; needed is (n, {needed}).")
+    if images.dtype.kind not in "buif":
+        raise IncompatibleError(f"{what}: images are {images.dtype}; needed are numbers.")
     made = torch.from_numpy(np.ascontiguousarray(images))
     made = made.float() / 255 if levels else made.float()
     if not bool(((made >= 0) & (made <= 1)).all()):

@@ -23,7 +23,7 @@ from fedre_privacy.core.errors import (
 from fedre_privacy.core.registry import import_own
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.federation.recorder import read_messages, rounds_recorded
+from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
@@ -155,8 +155,8 @@ def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadc
             )
     rounds = rounds_recorded(folder)
     if given.suffix == ".safetensors":
-        index = files.read_json(folder / "index.json")
-        rounds = sorted({m["round"] for m in index["messages"] if m["file"] == given.name})
+        messages = read_index(folder)["messages"]
+        rounds = sorted({m["round"] for m in messages if m["file"] == given.name})
     if not rounds:
         raise MissingInputError(f"{given} holds no upload of any client.")
     if round is not None and round not in rounds:
@@ -228,10 +228,20 @@ def _imported(path: str) -> Any:
 def _images(given: str, shape: Shape, option: str) -> PublicImages:
     tensors = _npz(_path(given), option)
     images = as_images(tensors["images"], what=option, image_shape=shape)
-    labels = torch.from_numpy(
-        np.asarray(tensors.get("labels", np.zeros(len(images))), dtype=np.int64)
-    )
-    return PublicImages(images, labels)
+    labels = tensors.get("labels", np.zeros(len(images), dtype=np.int64))
+    return PublicImages(images, _numbers(labels, len(images), f"{option}: 'labels'"))
+
+
+def _numbers(given: np.ndarray[Any, Any], count: int, what: str) -> Tensor:
+    """Whole numbers of 0 or more, one for each image."""
+    whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and bool((given % 1 == 0).all()))
+    if given.shape != (count,) or not whole:
+        raise DamagedInputError(
+            f"{what} is {given.dtype} of shape {given.shape}; needed are {count} whole numbers."
+        )
+    if count and not 0 <= int(given.min()) <= int(given.max()) < 2**31:
+        raise DamagedInputError(f"{what} holds numbers that are not in 0..{2**31 - 1}.")
+    return torch.from_numpy(given.astype(np.int64))
 
 
 def _path(given: str) -> Path:
@@ -242,10 +252,9 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
     if not path.is_file():
         raise MissingInputError(f"{option}: no file at {path}.")
     try:
-        with np.load(path, allow_pickle=False) as found:
-            tensors = {name: found[name] for name in found.files}
-    except Exception as error:
-        raise DamagedInputError(f"{option}: {path} is not an npz file: {error}.") from None
+        tensors = files.read_npz(path)
+    except DamagedInputError as error:
+        raise DamagedInputError(f"{option}: {error.problems[0]}") from None
     if "images" not in tensors:
         raise DamagedInputError(
             f"{option}: {path} holds {', '.join(tensors) or 'nothing'}; needed is 'images'."
@@ -255,5 +264,5 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def _truth(given: str, shape: Shape, targets: tuple[Upload, ...]) -> Truth:
     public, row = _images(given, shape, "--truth"), _npz(_path(given), "--truth").get("row")
-    rows = None if row is None else torch.from_numpy(np.asarray(row, dtype=np.int64))
+    rows = None if row is None else _numbers(row, len(public.images), "--truth: 'row'")
     return truth_of(targets, public.images, public.labels, rows, what="--truth")

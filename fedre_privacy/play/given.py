@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import mismatch, needed_for
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
@@ -128,12 +129,13 @@ class Given:
         """Nothing beside what the trial says."""
         return {}
 
-    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+    def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
         """The command that repeats an attack, where one can."""
         if not self.command:
             return "", ""
         config = str(folder / "config.yaml")
-        return shlex.join([*self.command, "--attack", attack, "--config", config]), ""
+        words = [*self.command, "--attack", attack.attack.name, "--config", config]
+        return shlex.join(words) + plugin_words(attack.plugins()), ""
 
 
 def prepare_given(given: Given, settings: AttackSettings) -> Trial:

@@ -20,6 +20,7 @@ from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
@@ -363,6 +364,7 @@ def _settings(
 ) -> AttackSettings:
     """The attack and the metrics."""
     problems: list[str] = []
+    typed(attack, names)
     if not isinstance(attack, Attack):
         usual = "inverting-gradients" if what == "gradient" else "dip"
         asked = {"name": attack} if isinstance(attack, str) else {"name": usual, **(attack or {})}

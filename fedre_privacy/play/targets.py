@@ -18,7 +18,6 @@ from fedre_privacy.core.rng import derive, secret, stream
 from fedre_privacy.core.types import Emission, Mixture, Truth, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
-from fedre_privacy.federation.recorder import rounds_recorded
 from fedre_privacy.runs.folder import Run
 
 KINDS: dict[str, type[Artifact]] = {
@@ -55,7 +54,7 @@ def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
 
     It follows from the split, which no attack has, so that no attack can repeat these draws.
     """
-    train, test = run.split_indices()
+    train, test = run.split_indices(len(data))
     return secret(seed, f"evaluator of {data.sha256}", *train, *test)
 
 
@@ -71,7 +70,7 @@ class TargetSource:
         self.seed = evaluator_secret(run, data, seed)
         self.attack_seed = derive(self.seed, "attack")
         """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
-        uploaded = rounds_recorded(run.folder / "uploads")
+        uploaded = run.uploaded_rounds()
         if not uploaded:
             raise MissingInputError(f"{run.folder} recorded no upload of any client.")
         if round is not None and round not in uploaded:
@@ -81,7 +80,7 @@ class TargetSource:
                 next_step=f"Use --set eval.round={near}.",
             )
         self.round = uploaded[-1] if round is None else round
-        self.train, self.test = run.split_indices()
+        self.train, self.test = run.split_indices(len(data))
         self.messages = run.messages()
         uploads, _ = self.messages.of([self.round])
         self.uploads = {upload.client: upload for upload in uploads}

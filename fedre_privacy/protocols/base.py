@@ -27,6 +27,7 @@ protocols: Registry[Protocol] = Registry(
 )
 
 
+@protocols.base
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """Base of all protocols: every hook defaults to plain local training."""

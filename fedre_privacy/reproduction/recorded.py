@@ -68,14 +68,14 @@ def measured(run: Run) -> Measured:
 
     Raises:
         MissingInputError: training did not finish.
-        DamagedInputError: ``metrics.csv`` is absent or lacks the ledger's columns.
+        DamagedInputError: ``metrics.csv`` is absent, changed, or lacks the ledger's columns.
     """
     if run.record.get("status") != COMPLETE:
         raise MissingInputError(
             f"Run {run.name} is {run.record.get('status')}: training did not finish.",
             next_step="Go on with fedre-train --resume and the run's settings.",
         )
-    path = run.folder / "metrics.csv"
+    path = run.unchanged("metrics.csv")
     try:
         with path.open(encoding="utf-8", newline="") as handle:
             rows = list(csv.DictReader(handle))

@@ -2,39 +2,97 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import platform
+import re
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
+import pandas as pd
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from fedre_privacy import __version__
-from fedre_privacy.core import files
-from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError, nearest
+from fedre_privacy.core import files, lock
+from fedre_privacy.core.artifacts import DTYPES
+from fedre_privacy.core.config import Loaded, load_yaml
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    FedreError,
+    MissingInputError,
+    StorageError,
+    nearest,
+)
+from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
+from fedre_privacy.core.registry import plugin_words
+from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
-from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
-from .settings import TrainSettings, required, resolve_training
+from .settings import AttackSettings, TrainSettings, required, resolve_training
 
 log = logging.getLogger("fedre_privacy")
 log.propagate = False
 log.addHandler(logging.NullHandler())
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
+
+
+Status = Annotated[str, Meta(pattern="^(complete|partial|failed)$")]
+
+
+class Begun(TypedDict, total=False):
+    """What the records of trainings and of attacks begin with."""
+
+    status: Status
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    data_sha256: Hash
+
+
+class Record(TypedDict, total=False):
+    """``record.json`` of a training; `NEEDED` is in every one."""
+
+    status: Required[Status]
+    started: Word
+    device: Word
+    versions: dict[Word, Word]
+    data_sha256: Hash
+    name: Word
+    image_shape: list[Size]
+    classes: Annotated[list[Word], Meta(min_length=1, max_length=1 << 20)]
+    dim: Size
+    data_notes: list[Line]
+    partition_sha256: list[Hash]
+    class_counts: list[list[Count]]
+    architectures: list[Word]
+    summary: Line
+    wall_s: Seconds
+    final: dict[Word, Number | None]
+    defense: list[dict[str, Any]]
+    privacy: dict[str, Any]
+    failure: str
+
+
+NEEDED = (
+    "started", "device", "image_shape", "classes", "dim", "data_sha256", "partition_sha256",
+    "class_counts", "architectures", "summary",
+)  # fmt: skip
+AT_END = ("wall_s", "final")
+"""What a record holds besides where its run is complete."""
 
 
 def versions() -> dict[str, str]:
@@ -59,28 +117,78 @@ def status_of(folder: Path) -> str | None:
     """``complete``, ``partial`` or ``failed``; None where nothing was begun."""
     path = folder / "record.json"
     if not path.is_file():
-        return PARTIAL if folder.is_dir() and any(folder.iterdir()) else None
-    return str(files.read_json(path).get("status", PARTIAL))
+        begun = folder.is_dir() and any(path.name != lock.LOCK for path in folder.iterdir())
+        return PARTIAL if begun else None
+    return files.read_json(path, Begun).get("status", PARTIAL)
 
 
-def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+def begin(folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False) -> bool:
     """Decide what happens to a folder that may exist; return True when it is already complete.
+
+    Nothing is changed yet: see `taken`.
+
+    Args:
+        wait: refuse nothing that another process may still complete.
 
     Raises:
         ConfigError: it holds an unfinished piece of work and neither option was given.
+        InUseError: another process works in it.
     """
-    status = status_of(folder)
-    if status == COMPLETE and not restart:
+    if not restart and status_of(folder) == COMPLETE:
+        lock.remove_left(folder)
         return True
-    if status is not None and restart:
-        shutil.rmtree(folder)
-        status = None
+    if wait:
+        return False
+    lock.refuse_if_held(folder)
+    return _finished(folder, resume=resume, restart=restart, what=what)
+
+
+@contextmanager
+def taken(
+    folder: Path, *, resume: bool, restart: bool, what: str, wait: bool = False
+) -> Iterator[bool]:
+    """Hold a folder for work, and free it of what is not needed any more.
+
+    Yields:
+        Whether another process completed it in the meantime.
+
+    Args:
+        wait: wait for another process that works in it, and take up what that left.
+
+    Raises:
+        ConfigError, InUseError: as `begin`.
+    """
+    with lock.held(folder, wait=wait):
+        resume = resume or (wait and status_of(folder) is not None)
+        finished = _finished(folder, resume=resume, restart=restart, what=what)
+        if not finished:
+            if restart:
+                _empty(folder)
+            lock.remove_temporaries(folder)
+        yield finished
+
+
+def _empty(folder: Path) -> None:
+    """Remove what is in a folder, but for its lock: first the record, which calls it complete."""
+    with files.writing(folder):
+        (folder / "record.json").unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != lock.LOCK:
+                path.unlink()
+
+
+def _finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
+    status = None if restart else status_of(folder)
+    if status == COMPLETE:
+        return True
     if status is not None and not resume:
         raise ConfigError(
             f"{what} {folder} was started before and is {status}.",
             next_step="Add --resume to go on from where it stopped, or --restart to begin anew.",
         )
-    if status is None and resume and folder.parent.is_dir():
+    if status is None and resume and not restart and folder.parent.is_dir():
         kin = folder.name.rsplit("-", 1)[0]
         others = [
             path.name
@@ -97,13 +205,24 @@ def begin(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
     return False
 
 
+class _LogFile(logging.FileHandler):
+    """A log that ends no work and prints nothing where the disk is full or cannot be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Append what happens in a block, and the traceback of what ends it, to ``log.txt``.
 
     Nothing is written when the block ends before the folder was made.
     """
-    handler = logging.FileHandler(folder / "log.txt", encoding="utf-8", delay=True)
+    handler = _LogFile(folder / "log.txt", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -115,7 +234,16 @@ def logging_to(folder: Path) -> Iterator[None]:
         raise
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
+
+
+def write_end(folder: Path, record: dict[str, Any], error: BaseException) -> None:
+    """Note in ``record.json`` how work ended that did not finish, if the disk lets us."""
+    record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
+    record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+    with suppress(StorageError):
+        files.write_json(folder / "record.json", record)
 
 
 @dataclass(frozen=True)
@@ -126,13 +254,16 @@ class Messages:
 
     Args:
         folder: holds ``index.json`` and the files of the rounds.
+        check: refuses rounds whose files are not what was recorded.
     """
 
     folder: Path
+    check: Callable[[Collection[int] | None], None]
     _loaded: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
 
     def of(self, rounds: Collection[int] | None = None) -> tuple[list[Upload], list[Broadcast]]:
         """Uploads and broadcasts, of all rounds or of some; see `read_messages`."""
+        self.check(rounds)
         return read_messages(self.folder, rounds, loaded=self._loaded)
 
 
@@ -151,17 +282,74 @@ class Run:
             raise _no_run(self.folder, self.folder, self.folder.parent)
 
     @cached_property
-    def record(self) -> dict[str, Any]:
-        """The contents of ``record.json``."""
-        record = files.read_json(self.folder / "record.json")
-        if not isinstance(record, dict):
-            raise DamagedInputError(f"{self.folder / 'record.json'} is not a record.")
+    def record(self) -> Record:
+        """The contents of ``record.json``, which fit the settings where the run is complete.
+
+        Raises:
+            DamagedInputError: it is no record; or the training is complete, and no manifest covers
+                it, it is not the record that was covered, or it does not fit the settings.
+        """
+        record = self._record
+        problem = _misfit(record, self.settings) if record["status"] == COMPLETE else ""
+        if problem:
+            raise DamagedInputError(
+                f"{self.folder / 'record.json'} and config.yaml do not belong to one run: "
+                f"{problem}.",
+                next_step="Restore them, or train again with fedre-train --restart.",
+            )
         return record
+
+    @cached_property
+    def _record(self) -> Record:
+        """The record by itself, before the settings are read."""
+        path = self.folder / "record.json"
+        record = files.read_json(path, Record)
+        complete = record["status"] == COMPLETE
+        if complete:
+            self.manifest.check(path)
+        absent = [key for key in (*NEEDED, *AT_END * complete) if key not in record]
+        if absent:
+            raise DamagedInputError(
+                f"{path} lacks {', '.join(absent)}: it is not a run's record, or it was changed.",
+                next_step="Train again with fedre-train --restart.",
+            )
+        return record
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The hashes of what was recorded; there is none before the training is complete.
+
+        Raises:
+            DamagedInputError: the folder has no readable one.
+        """
+        return covering(self.folder)
+
+    def unchanged(self, name: str) -> Path:
+        """A file of the run by its name in the folder; what was recorded, if that is complete.
+
+        Raises:
+            DamagedInputError: it is changed, gone, or was added.
+        """
+        path = self.folder / name
+        if self._record["status"] == COMPLETE:
+            self.manifest.check(path)
+        return path
+
+    def _kept(self, folder: str) -> list[str]:
+        """Names of the files that were recorded in a folder of the run."""
+        if self._record["status"] == COMPLETE:
+            return self.manifest.below(folder)
+        return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The contents of ``config.yaml``."""
+        return load_yaml(self.unchanged("config.yaml"))
 
     @cached_property
     def settings(self) -> TrainSettings:
         """The settings it was trained with."""
-        loaded = load_yaml(self.folder / "config.yaml")
+        loaded = self.loaded
         problems: list[str] = []
         return required(resolve_training(loaded.values, loaded.where, problems), problems)
 
@@ -186,6 +374,15 @@ class Run:
         """Names of the classes."""
         return list(self.record["classes"])
 
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``: a row per round with accuracy, loss and traffic.
+
+        Raises:
+            MissingInputError, DamagedInputError: it is absent, or no table of numbers.
+        """
+        needed = ("round", "loss", f"acc_{self.settings.protocol.headline}")
+        return files.read_table(self.unchanged("metrics.csv"), (*needed, "up_bytes", "down_bytes"))
+
     @property
     def defenses(self) -> tuple[Defense, ...]:
         """What clients declare to do to their training and uploads, in order."""
@@ -193,15 +390,29 @@ class Run:
 
     def messages(self) -> Messages:
         """What clients and server sent."""
-        return Messages(self.folder / "uploads")
+        return Messages(self.folder / "uploads", self._check_messages)
+
+    def _check_messages(self, rounds: Collection[int] | None) -> None:
+        """Refuse messages, of all rounds or of some, that are not what was recorded."""
+        self.unchanged("uploads/index.json")
+        there = {path.name for path in (self.folder / "uploads").glob("r*.safetensors")}
+        wanted = None if rounds is None else {f"r{round:04d}.safetensors" for round in rounds}
+        for name in sorted({*self._kept("uploads"), *there}):
+            if wanted is None or name in wanted:
+                self.unchanged(f"uploads/{name}")
+
+    def uploaded_rounds(self) -> list[int]:
+        """Rounds with at least one upload, ascending."""
+        self.unchanged("uploads/index.json")
+        return rounds_recorded(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
         """The settings of the training."""
         return self.settings.plain()
 
     def identity(self) -> dict[str, Any]:
-        """The run's name."""
-        return {"run": self.name}
+        """The run's name, and the hash of its manifest."""
+        return {"run": self.name, MADE_FROM: self.manifest.sha256}
 
     def provenance(self) -> dict[str, str]:
         """What was trained, where, and how well it learnt."""
@@ -216,15 +427,17 @@ class Run:
             else f"{accuracy:.3f} +- {final[f'acc_{moment}_sd']:.3f} over clients ({moment})",
             "Data (SHA-256)": str(record["data_sha256"]),
             "Partition (SHA-256)": ", ".join(record["partition_sha256"]),
+            "Run's manifest (SHA-256)": self.manifest.sha256,
         }
 
     def headline(self) -> dict[str, str]:
         """The protocol, and the training in a line."""
         return {"Protocol": f"{self.system}: {self.record['summary']}"}
 
-    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+    def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
         """The command that repeats an attack, given in the attack's folder."""
-        return "fedre-attack --config config.yaml --runs-dir ../../..", (
+        own = plugin_words([*self.settings.plugins(), *attack.plugins()])
+        return f"fedre-attack --config config.yaml --runs-dir ../../..{own}", (
             "To be given in the folder of this page. It finds this run and this attack and reads "
             "them back; --restart repeats the attack. Elsewhere config.yaml alone trains and "
             "attacks anew."
@@ -247,17 +460,13 @@ class Run:
         where no round was evaluated. The earliest of equals.
         """
         moment = f"acc_{self.settings.protocol.headline}"
-        with (self.folder / "metrics.csv").open(newline="", encoding="utf-8") as text:
-            found = [
-                (int(row["round"]), float(row[moment]))
-                for row in csv.DictReader(text)
-                if row[moment]
-            ]
+        rows = self.metrics()[["round", moment]].dropna().to_numpy().tolist()
+        found = [(int(round), float(accuracy)) for round, accuracy in rows]
         return max(found, key=lambda one: (one[1], -one[0]), default=None)
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
-        return sorted(int(p.stem[1:]) for p in (self.folder / "models").glob("r*.safetensors"))
+        return _rounds(self._kept("models"), "r")
 
     def model(self, client: int, round: int) -> SplitModel:
         """The model of a client as it was when it made its upload of a round.
@@ -287,7 +496,15 @@ class Run:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
         prefix = f"client{client}/"
-        return {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        broken = [name for name, one in state.items() if one.dtype not in DTYPES]
+        broken += [name for name, one in state.items() if not bool(one.isfinite().all())]
+        if broken:
+            raise DamagedInputError(
+                f"The models of {self.folder} hold no finite numbers: '{broken[0]}' of client "
+                f"{client} in round {round}."
+            )
+        return state
 
     def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
         kept = self.kept_rounds()
@@ -300,54 +517,115 @@ class Run:
                 f"{', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        return files.read_tensors(
-            self.folder / "models" / f"r{round:04d}.safetensors", prefix=prefix
+        path = self.unchanged(f"models/r{round:04d}.safetensors")
+        return files.read_tensors(path, prefix=prefix)
+
+    def split_indices(self, samples: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """Training and test indices of each client (evaluator only).
+
+        Args:
+            samples: number of samples of the data set, where it is known.
+
+        Raises:
+            MissingInputError, DamagedInputError: absent, or no split of that data set.
+        """
+        tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
+        names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
+        absent = [name for own in names.values() for name in own if name not in tensors]
+        every = [one.reshape(-1) for one in tensors.values()]
+        if absent or not all(_indices(one) for one in tensors.values()):
+            raise self._damaged("split.safetensors", "holds no samples of each client")
+        whole = torch.cat(every)
+        if len(whole.unique()) < len(whole):
+            raise self._damaged("split.safetensors", "holds a sample twice")
+        if samples is not None and len(whole) and int(whole.max()) >= samples:
+            raise self._damaged("split.safetensors", "holds samples that the data set lacks")
+        sizes = [sum(counts) for counts in self.record["class_counts"]]
+        if [len(tensors[name]) for name in names["train"]] != sizes:
+            raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
+        return (
+            [tensors[name] for name in names["train"]],
+            [tensors[name] for name in names["test"]],
         )
 
-    def split_indices(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Training and test indices of each client (evaluator only)."""
-        tensors = self._private("split.safetensors")
-        clients = self.settings.train.clients
-        return (
-            [tensors[f"train{k}"] for k in range(clients)],
-            [tensors[f"test{k}"] for k in range(clients)],
+    def _damaged(self, name: str, what: str) -> DamagedInputError:
+        return DamagedInputError(
+            f"{self.folder / 'private' / name} {what}: it was changed.",
+            next_step="Restore the file, or train again with fedre-train --restart.",
         )
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        found = (self.folder / "private").glob("mixtures-r*.safetensors")
-        kept = sorted(int(path.stem.removeprefix("mixtures-r")) for path in found)
+        kept = _rounds(self._kept("private"), "mixtures-r")
         if kept and round not in kept:
             near = min(kept, key=lambda r: abs(r - round))
             raise MissingInputError(
                 f"The truth of round {round} was not kept; kept: {', '.join(map(str, kept))}.",
                 next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
             )
-        tensors = self._private(f"mixtures-r{round:04d}.safetensors")
-        out = {}
-        for key in {name.rsplit("/", 1)[0] for name in tensors}:
-            client, number = key.split("/")
-            out[int(client), int(number)] = Mixture(
-                tensors[f"{key}/row"],
-                tensors[f"{key}/sample"],
-                tensors[f"{key}/weight"],
-                num_rows=int(tensors[f"{key}/num_rows"]),
-            )
+        file = f"mixtures-r{round:04d}.safetensors"
+        tensors, out = self._private(file), {}
+        sizes = [sum(counts) for counts in self.record["class_counts"]]
+        for key in {name.rpartition("/")[0] for name in tensors}:
+            match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", key)
+            parts = [tensors.get(f"{key}/{part}") for part in ("row", "sample", "weight")]
+            rows = tensors.get(f"{key}/num_rows")
+            if match is None or rows is None or rows.dim() or rows.is_floating_point():
+                raise self._damaged(file, f"holds no provenance of '{key}'")
+            row, sample, weight = (torch.zeros(0, 0) if one is None else one for one in parts)
+            client, count = int(match[1]), int(rows)
+            if (
+                not (_indices(row) and _indices(sample) and weight.is_floating_point())
+                or not row.shape == sample.shape == weight.shape
+                or client >= len(sizes)
+                or not 0 <= count <= max(len(row), sizes[client])
+                or (len(row) and int(row.max()) >= count)
+                or (len(sample) and int(sample.max()) >= sizes[client])
+                or not bool(weight.isfinite().all())
+            ):
+                raise self._damaged(file, f"holds a provenance of '{key}' that cannot be")
+            out[client, int(match[2])] = Mixture(row, sample, weight, num_rows=count)
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:
-        path = self.folder / "private" / name
-        if not path.is_file():
+        if name not in self._kept("private"):
             raise MissingInputError(
-                f"{self.folder} has no truth to score against ({path.name} is absent): it was "
+                f"{self.folder} has no truth to score against ({name} is absent): it was "
                 "recorded with record.truth=false.",
                 next_step="Train again without --no-truth to score attacks.",
             )
-        return files.read_tensors(path)
+        return files.read_tensors(self.unchanged(f"private/{name}"))
 
     def __repr__(self) -> str:
         record = self.record
         return f"Run({self.name}: {record['summary']}, {record['status']})"
+
+
+def _misfit(record: Record, settings: TrainSettings) -> str:
+    """Say where a complete record does not fit itself or the settings; empty where it does."""
+    clients, classes = settings.train.clients, len(record["classes"])
+    side = getattr(settings.data, "size", None)
+    facts = {
+        "the number of class_counts": (len(record["class_counts"]), clients),
+        "the number of architectures": (len(record["architectures"]), clients),
+        "the number of defences": (len(record.get("defense", ())), len(settings.defense)),
+        "the length of image_shape": (len(record["image_shape"]), 3),
+        "the size of images": (record["image_shape"][-1:], [side]) if side else (0, 0),
+        "the last round": (record["final"].get("round"), settings.train.rounds),
+        "dim": (record["dim"], settings.model.dim or record["dim"]),
+    }
+    facts |= {
+        f"the number of classes of client {k}": (len(counts), classes)
+        for k, counts in enumerate(record["class_counts"])
+    }
+    wrong = [name for name, (found, told) in facts.items() if found != told]
+    return f"{wrong[0]} is {facts[wrong[0]][0]}, not {facts[wrong[0]][1]}" if wrong else ""
+
+
+def _rounds(names: Iterable[str], head: str) -> list[int]:
+    """The rounds in the names of safetensors files, ascending."""
+    found = (re.fullmatch(rf"{head}([0-9]{{4,9}})\.safetensors", Path(n).name) for n in names)
+    return sorted(int(match[1]) for match in found if match)
 
 
 def find_run(given: str | Path, runs: Path) -> Run:
@@ -361,6 +639,12 @@ def find_run(given: str | Path, runs: Path) -> Run:
         if (place / "record.json").is_file():
             return Run(place)
     raise _no_run(given, folder, folder.parent, runs)
+
+
+def _indices(tensor: Tensor) -> bool:
+    """Whether a tensor is a list of whole numbers of 0 or more."""
+    whole = tensor.dtype == torch.int64 and tensor.dim() == 1
+    return whole and (not len(tensor) or int(tensor.min()) >= 0)
 
 
 def _no_run(given: str | Path, *places: Path) -> MissingInputError:

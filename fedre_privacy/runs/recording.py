@@ -10,6 +10,8 @@ from torch import nn
 
 from fedre_privacy.defenses.base import Defense
 
+from .settings import AttackSettings
+
 
 class Recording(Protocol):
     """One interface to recorded uploads: a run's folder, another system's files, one's own module.
@@ -67,7 +69,7 @@ class Recording(Protocol):
         """What a page says of it before everything else."""
         ...
 
-    def repeat(self, attack: str, folder: Path) -> tuple[str, str]:
+    def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
         """The command that repeats an attack in a folder, and what it does; empty for none."""
         ...
 

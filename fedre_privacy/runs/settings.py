@@ -12,14 +12,17 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.config import build, build_plugin, knob, plain, plain_plugin
+from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
+from fedre_privacy.core.registry import not_installed
+from fedre_privacy.core.schema import parse_yaml, short
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
-from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.models.families import ModelSettings, members_of
+from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.threats.base import threats
@@ -126,6 +129,12 @@ class TrainSettings:
             **({"defense": [plain_plugin(d) for d in self.defense]} if self.defense else {}),
         }
 
+    def plugins(self) -> list[str]:
+        """Modules of one's own that a command needs to read these settings from a file."""
+        kinds = [architectures.get(name) for name in members_of(self.model.name)]
+        parts = (self.data, self.partition, self.protocol, *self.defense)
+        return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
     @property
     def unseen(self) -> str:
         """Why nobody can simulate the local training; empty: it can be (see `Protocol.unseen`)."""
@@ -161,6 +170,13 @@ class AttackSettings:
             "metrics": {name: plain(metric) for name, metric in self.metrics.items()},
             **({"via": plain_plugin(self.via)} if self.via is not None else {}),
         }
+
+    def plugins(self) -> list[str]:
+        """Modules of one's own that a command needs to read these settings from a file."""
+        parts = [self.attack, *self.metrics.values(), *([] if self.via is None else [self.via])]
+        known = self.threat.name in threats.names()
+        origin = {threats.origin(self.threat.name).partition(":")[0]} if known else set()
+        return not_installed(origin.union(*map(modules_of, parts)))
 
     @property
     def folder_name(self) -> str:
@@ -215,7 +231,7 @@ def resolve_training(
     def group(cls: type[Any], key: str) -> Any:
         section = values.get(key) or {}
         if not isinstance(section, Mapping):
-            problems.append(f"'{key}' is a group of settings, not {section!r}.")
+            problems.append(f"'{key}' is a group of settings, not {short(section)}.")
             return None
         return build(cls, section, at=key, problems=problems, where=where)
 
@@ -295,8 +311,8 @@ def _written_out(text: str) -> dict[str, Any]:
     for item in tail.split(","):
         key, _, value = item.partition("=")
         try:
-            out[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            out[key.strip()], _ = parse_yaml(value)
+        except (ValueError, yaml.YAMLError):
             out[key.strip()] = value
     return out
 
@@ -333,11 +349,11 @@ def resolve_attack(
     if isinstance(section, Mapping):
         evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
     else:
-        problems.append(f"'eval' is a group of settings, not {section!r}.")
+        problems.append(f"'eval' is a group of settings, not {short(section)}.")
     chosen: dict[str, Metric] = {}
     own = values.get("metrics") or {}
     if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
-        problems.append(f"'metrics' holds a group of settings per metric, not {own!r}.")
+        problems.append(f"'metrics' holds a group of settings per metric, not {short(own)}.")
         own = {}
     for name in evaluation.metrics if evaluation else ():
         metric = build_plugin(

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import DamagedInputError, FedreError, IncompatibleError
+from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.manifest import write_manifest
 from fedre_privacy.core.memory import free_bytes
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
@@ -37,7 +38,19 @@ from fedre_privacy.models.families import (
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
-from .folder import COMPLETE, FAILED, PARTIAL, Run, begin, device_name, log, logging_to, versions
+from .folder import (
+    COMPLETE,
+    PARTIAL,
+    Begun,
+    Run,
+    begin,
+    device_name,
+    log,
+    logging_to,
+    taken,
+    versions,
+    write_end,
+)
 from .settings import TrainSettings
 
 
@@ -190,6 +203,7 @@ def train(
     device: torch.device = torch.device("cpu"),  # noqa: B008
     resume: bool = False,
     restart: bool = False,
+    wait: bool = False,
     report: Report = silent,
     prepared: Prepared | None = None,
 ) -> Run:
@@ -199,29 +213,36 @@ def train(
         runs: folder of run folders; the run's own name is a hash of its settings.
         resume: go on with an unfinished run of the same settings.
         restart: remove an earlier run of the same settings first.
+        wait: wait for another process that trains it, and go on with what that leaves.
 
     Raises:
-        FedreError: anything that `prepare` refuses, divergence, an unfinished run, or one to be
-            resumed whose data have changed.
+        FedreError: anything that `prepare` refuses, divergence, an unfinished run, one in which
+            another process works, or one to be resumed whose data have changed.
     """
     folder = runs / settings.run_name
-    if restart:  # what cannot be trained must not cost the earlier run
-        prepared = prepared or prepare(settings, device)
-    if begin(folder, resume=resume, restart=restart, what="Run"):
-        report(Event("train.reused", {"folder": str(folder)}))
-        return Run(folder)
-    with logging_to(folder):
-        return _train(settings, prepared or prepare(settings, device), folder, resume, report)
+    if begin(folder, resume=resume, restart=restart, what="Run", wait=wait):
+        return _reused(folder, report)
+    # before an earlier run goes: what cannot be trained must not cost it
+    prepared = prepared or prepare(settings, device)
+    with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
+        if finished:
+            return _reused(folder, report)
+        with logging_to(folder):
+            return _train(settings, prepared, folder, resume or wait, report)
+
+
+def _reused(folder: Path, report: Report) -> Run:
+    report(Event("train.reused", {"folder": str(folder)}))
+    return Run(folder)
 
 
 def _train(
     settings: TrainSettings, prepared: Prepared, folder: Path, resume: bool, report: Report
 ) -> Run:
-    folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     record = _first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
-        before = files.read_json(folder / "record.json").get("data_sha256")
+        before = files.read_json(folder / "record.json", Begun).get("data_sha256")
         if before != record["data_sha256"]:
             raise DamagedInputError(
                 f"The data set '{prepared.data.name}' has changed since {folder.name} was started "
@@ -241,20 +262,28 @@ def _train(
     try:
         rows = _run_loop(settings, prepared, clients, server, folder, resume, report)
     except BaseException as error:
-        record["status"] = PARTIAL if isinstance(error, KeyboardInterrupt) else FAILED
-        record["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
-        files.write_json(folder / "record.json", record)
+        write_end(folder, record, error)
         raise
     record |= {
         "status": COMPLETE,
         "wall_s": time.monotonic() - started,
         "final": {k: v for k, v in _columns(rows[-1]).items() if k != "wall_s"},
     }
-    files.write_json(folder / "record.json", record)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    _cover(folder, record)
+    files.write_json(folder / "record.json", record)
     log.info("complete: %s", record["final"])
     report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return Run(folder)
+
+
+def _cover(folder: Path, record: dict[str, Any]) -> None:
+    """List what was recorded with its hashes, the record too, which is written after that."""
+    names = ("config.yaml", "metrics.csv", "clients.csv")
+    written = [path for name in names if (path := folder / name).is_file()]
+    for name in ("uploads", "models", "private"):
+        written += sorted((folder / name).glob("*"))
+    write_manifest(folder, written, ahead={"record.json": files.json_text(record)})
 
 
 def _run_loop(

@@ -14,7 +14,7 @@ from typing import Any
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.core.config import Loaded, load_yaml, merge, plain
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.registry import Registry, import_plugin
+from fedre_privacy.core.registry import Registry, import_plugin, typed
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
@@ -207,6 +207,7 @@ def layered(
         ConfigError: an unknown preset, a file that is no settings file, a path where the data set
             has none, or a setting of one of several defences that does not say whose it is.
     """
+    typed(given, assigned)
     loaded = load_yaml(config) if config else Loaded({}, {})
     values: dict[str, Any] = {}
     for layer in (

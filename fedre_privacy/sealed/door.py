@@ -185,7 +185,7 @@ def _order(
     named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
     for modules in (observation.extractors, observation.models):
         held = getattr(modules, "held", {})
-        named |= {one.recipe.factory.partition(":")[0] for one in held.values()} - {""}
+        named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})
     _copy_own(imports, folder / "modules")
     return {

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
-from fedre_privacy.models.families import ModelSettings, build_model
+from fedre_privacy.models.families import ModelSettings, build_model, members_of
+from fedre_privacy.models.zoo import architectures
 
 HELD_AT_ONCE = 32
 """Modules kept in memory; others are built again when they are asked for."""
@@ -42,6 +43,12 @@ class Recipe:
     num_classes: int = 0
     part: str = MODEL
     factory: str = ""
+
+    def modules(self) -> set[str]:
+        """Names of the Python modules that building it needs."""
+        if self.factory:
+            return {self.factory.partition(":")[0]}
+        return {architectures.get(n).__module__ for n in members_of(str(self.settings["name"]))}
 
     def build(self) -> nn.Module:
         """Make the module; its parameters are yet to be loaded."""

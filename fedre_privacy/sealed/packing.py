@@ -106,7 +106,7 @@ def pack(observation: Observation, folder: Path) -> None:
 
 def unpack(folder: Path) -> Observation:
     """Read what `pack` wrote; modules are read when they are asked for."""
-    head = files.read_json(folder / HEAD)
+    head = files.read_json(folder / HEAD, dict)
     tensors = files.read_tensors(folder / TENSORS)
 
     def uploads(values: Sequence[Plain]) -> tuple[Upload, ...]:

@@ -17,6 +17,7 @@ from fedre_privacy.attacks.base import attacks as attack_registry
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import is_read_as
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.lock import remove_stale
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval.measures import COMPARISON, FRONTIER, PLACES
 from fedre_privacy.eval.report import save_figure
@@ -422,6 +423,7 @@ def benchmark(
         if len(drawn):
             stem = folder / f"rounds-{across}"
             save_figure(result.rounds_figure(across), stem, data=drawn)
+    remove_stale(folder)
     return result
 
 

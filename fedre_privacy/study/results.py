@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pandas as pd
 
+from fedre_privacy.core.schema import Count, Line, Number, Seconds, Size, Word
 from fedre_privacy.eval.measures import RECORD
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.folder import COMPLETE, Status
 
 Values = Mapping[str, Any]
+
+
+class MeasureRow(TypedDict):
+    """One measure of an attack, as far as tables and figures read it (see `Measure`)."""
+
+    key: Word
+    group: Word
+    title: Line
+    unit: Word
+    shown: Literal["record", "table", "comparison", "frontier"]
+    value: Number | None
+    floor: Number | None
+    over: Number | None
+    over_interval: tuple[Number, Number] | None
+    n: Count
+    definition: Line
+
+
+class Named(TypedDict):
+    """The name of a part, in settings."""
+
+    name: Word
+
+
+class Trained(TypedDict):
+    """The settings of a training, as far as tables read them."""
+
+    protocol: Named
+    train: Values
 
 
 class Attacked(TypedDict):
     """One attack of a job, as it lies on disk."""
 
-    attack: str
-    answers: str
-    target: str
-    threat: str
-    rounds_limit: int | None
-    verdict: str
-    because: str
-    round: NotRequired[int]
+    attack: Word
+    answers: Word
+    target: Word
+    threat: Word
+    rounds_limit: Count | None
+    verdict: Word
+    because: Line
+    round: NotRequired[Count]
     counterfactual: NotRequired[bool]
     folder: NotRequired[str]
     measures: NotRequired[list[Values]]
@@ -33,17 +63,17 @@ class Attacked(TypedDict):
 class JobResult(TypedDict):
     """The result of a job, as it lies on disk; what a failure prevented is absent."""
 
-    label: str
-    seed: int
+    label: Line
+    seed: Count
     training: Values
-    status: str
+    status: Status
     attacks: list[Attacked]
-    wall_s: float | None
-    run: NotRequired[str]
-    final: NotRequired[dict[str, float]]
-    dim: NotRequired[int]
-    architectures: NotRequired[list[str]]
-    predicted: NotRequired[dict[str, float] | None]
+    wall_s: Seconds | None
+    run: NotRequired[Word]
+    final: NotRequired[dict[Word, Number | None]]
+    dim: NotRequired[Size]
+    architectures: NotRequired[list[Word]]
+    predicted: NotRequired[dict[Word, Number] | None]
     failure: NotRequired[str]
     traceback: NotRequired[str]
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +32,10 @@ from fedre_privacy.core.errors import (
     MissingExtraError,
 )
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.lock import held, is_held, remove_left, remove_stale
+from fedre_privacy.core.schema import check
 from fedre_privacy.play.attack import AttackResult, attack, check_ahead
-from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, status_of
+from fedre_privacy.runs.folder import COMPLETE, FAILED, status_of
 from fedre_privacy.runs.settings import (
     AttackSettings,
     TrainSettings,
@@ -41,7 +44,7 @@ from fedre_privacy.runs.settings import (
 )
 from fedre_privacy.runs.training import train
 
-from .results import Attacked, JobResult
+from .results import Attacked, JobResult, MeasureRow, Trained
 
 Values = Mapping[str, Any]
 
@@ -73,6 +76,11 @@ class Job:
             "training": self.training.plain(),
             "attacks": [settings.plain() for settings in self.attacks],
         }
+
+    def plugins(self) -> list[str]:
+        """Modules of one's own that the process of the job has to import."""
+        of_attacks = {module for settings in self.attacks for module in settings.plugins()}
+        return sorted(of_attacks.union(self.training.plugins()))
 
     def result(self) -> JobResult:
         """A result of which nothing is known yet."""
@@ -152,6 +160,10 @@ class Place:
         """The file of a job's result."""
         return self.folder / "jobs" / f"{job.name}.json"
 
+    def turn(self, job: Job) -> Path:
+        """The folder that a process holds while it runs a job."""
+        return self.folder / "jobs" / job.name
+
     def read(self, job: Job) -> JobResult | None:
         """A job's result, or None where it has none yet.
 
@@ -161,14 +173,15 @@ class Place:
         path = self.result(job)
         if not path.is_file():
             return None
-        found: JobResult = files.read_json(path)
-        if any(
-            "key" not in measure for one in found["attacks"] for measure in one.get("measures", ())
-        ):
+        found = files.read_json(path, JobResult)
+        measures = [one for own in found["attacks"] for one in own.get("measures", ())]
+        if any("key" not in one for one in measures):
             raise DamagedInputError(
                 f"{path} was written by an earlier version of fedre-privacy.",
                 next_step=f"Remove {path.parent}; finished runs and attacks are read back.",
             )
+        check(measures, list[MeasureRow], path)
+        check(found["training"], Trained, path)
         return found
 
     def done(self, job: Job) -> bool:
@@ -185,26 +198,34 @@ def run_job(
 ) -> JobResult:
     """Train and attack in this process; write and return the result.
 
-    What was interrupted before goes on; a run whose uploads were pruned is trained again; an attack
-    that refuses what it finds is recorded with its reason, a failure with its traceback.
+    What was interrupted before goes on; what another process does is waited for and taken up. A run
+    whose uploads were pruned is trained again. An attack that refuses what it finds is recorded
+    with its reason, a failure with its traceback.
 
     Args:
         page: called with every finished attack, to write its page.
     """
+    with held(place.turn(job), wait=True):
+        found = place.read(job)  # another benchmark may have done it in the meantime
+        if found is not None and found["status"] == COMPLETE:
+            return found
+        return _run_job(job, place, device, page)
+
+
+def _run_job(
+    job: Job, place: Place, device: torch.device, page: Callable[[AttackResult], object]
+) -> JobResult:
     started = time.monotonic()
     result = job.result()
     try:
         folder = place.runs / job.training.run_name
         pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
-        run = train(
-            job.training, runs=place.runs, device=device, resume=_begun(folder), restart=pruned
-        )
+        run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
         result["run"], result["final"] = run.name, run.record["final"]
         result["dim"] = run.record["dim"]
         result["architectures"] = run.record["architectures"]
         result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
         for settings in job.attacks:
-            folder = run.folder / "attacks" / settings.folder_name
             entry: Attacked = {
                 "attack": settings.attack.name,
                 "answers": settings.attack.answers,
@@ -216,7 +237,7 @@ def run_job(
             }
             result["attacks"].append(entry)
             try:
-                done = attack(run, settings, device=device, resume=_begun(folder))
+                done = attack(run, settings, device=device, wait=True)
                 page(done)
             except IncompatibleError as error:  # such as prototypes that nothing can recover
                 entry["because"] = str(error)
@@ -268,10 +289,6 @@ def predicted_leakage(
     }
 
 
-def _begun(folder: Path) -> bool:
-    return status_of(folder) in (PARTIAL, FAILED)
-
-
 def run_jobs(
     jobs: Sequence[Job],
     place: Place,
@@ -285,6 +302,8 @@ def run_jobs(
     report: Report = silent,
 ) -> list[JobResult]:
     """Run what is not done yet, each job in its own process; return all results, in order.
+
+    Several benchmarks may share the folders: each takes jobs that no other is at.
 
     Args:
         workers: jobs at once; they share the cores evenly.
@@ -305,19 +324,20 @@ def run_jobs(
     order = list(dict.fromkeys(job.seed for job in jobs))
     waiting.sort(key=lambda job: order.index(job.seed))  # every variant once before any twice
     report(Event("sweep.plan", {"jobs": len(jobs), "waiting": len(waiting)}))
+    remove_stale(place.folder)
     for job in waiting:
         files.write_yaml(place.folder / "jobs" / f"{job.name}.yaml", job.plain())
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
     arguments = {
         job.name: [
             worker, str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
-            str(place.folder.resolve()), str(place.runs.resolve()), device,
+            str(place.folder.resolve()), str(place.runs.resolve()), device, *job.plugins(),
         ]
         for job in waiting
     }  # fmt: skip
     started = time.monotonic()
     for number, (job, code) in enumerate(
-        ENGINES[engine](waiting, arguments, workers, threads), start=1
+        ENGINES[engine](waiting, place, arguments, workers, threads), start=1
     ):
         found = place.read(job)
         if found is None:  # the process died before it could write
@@ -345,22 +365,33 @@ def run_jobs(
                 },
             )
         )
+    for job in jobs:
+        remove_left(place.turn(job))
     return [found for job in jobs if (found := place.read(job)) is not None]
 
 
 Arguments = Mapping[str, Sequence[str]]
-"""Of each job's process by the job's name: its module, then its settings file."""
+"""Of each job's process by the job's name: its module, its settings file, and the rest."""
 
 
 def _local(
-    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
+    jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
 ) -> Iterator[tuple[Job, int]]:
-    """Child processes of this one, so many at once."""
+    """Child processes of this one, so many at once; what another process does comes last."""
+    left = list(jobs)
+    choosing = threading.Lock()
+
+    def next_one() -> tuple[Job, int]:
+        with choosing:
+            job = next((job for job in left if not is_held(place.turn(job))), left[0])
+            left.remove(job)
+        return job, 0 if place.done(job) else call(arguments[job.name], threads)
+
     with ThreadPoolExecutor(workers) as pool:
-        futures = {pool.submit(call, arguments[job.name], threads): job for job in jobs}
+        futures = [pool.submit(next_one) for _ in jobs]
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield future.result()
         except BaseException:
             for process in list(RUNNING):  # Ctrl-C leaves no job behind
                 process.terminate()
@@ -369,7 +400,7 @@ def _local(
 
 
 def _ray(
-    jobs: Sequence[Job], arguments: Arguments, workers: int, threads: int
+    jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
 ) -> Iterator[tuple[Job, int]]:
     """Ray tasks; every machine must see the benchmark's and the runs' folders."""
     try:

@@ -27,7 +27,7 @@ def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, caps
     assert "Claim      client: epsilon 8.00 at delta 1e-05" in said
     assert "AUDITOR" in said and "Verdict    consistent: between" in said
     (folder,) = (defended.folder / "audits").iterdir()
-    record = read_json(folder / "record.json")
+    record = read_json(folder / "record.json", dict)
     assert record["verdict"] == "consistent" and record["trials"] == 100
     assert 0 < record["shown"] < record["claim"]["epsilon"] + 4 < record["ceiling"]
     assert (folder / "epsilon.png").is_file()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedre_privacy.core.files import file_sha256
+from fedre_privacy.runs.verifying import verify
 
 LAST = "uploads/r0003.safetensors"
 
@@ -62,8 +63,16 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     ("models/r0003.safetensors", pickled, "is a pickle (torch.save) file. Pickles can run cod"),
     ("private/split.safetensors", truncate, "is not a readable safetensors file: "),
     ("record.json", truncate, "is not valid JSON: "),
-    ("record.json", lambda path: path.write_text("[]"), "is not a record"),
-    ("record.json", lambda path: path.write_text("{}"), "lacks status, image_shape, classes"),
+    (
+        "record.json",
+        lambda path: path.write_text("[]"),
+        "is not what was written: expected object, got array",
+    ),
+    (
+        "record.json",
+        lambda path: path.write_text("{}"),
+        "is not what was written: object missing required field status",
+    ),
     ("config.yaml", lambda path: path.unlink(), "No settings file at "),
 ]
 
@@ -74,7 +83,13 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
 def test_damaged_run(
     cli: Any, copy: Path, fast: list[str], name: str, damage: Callable[[Path], None], text: str
 ) -> None:
+    """The manifest refuses it; where somebody covered it as it is, the reader of the file does."""
     damage(copy / name)
+    done = cli.attack(copy, *fast)
+    assert done.code == 4, done.err
+    assert str(copy / Path(name).parent) in done.err
+    assert f"fedre-attack verify {copy}" in done.err or name == "record.json"
+    verify(copy, accept=True)
     done = cli.attack(copy, *fast)
     assert done.code == 4, done.err
     assert text in done.err and str(copy / Path(name).parent) in done.err
@@ -90,6 +105,7 @@ def test_models_of_other_settings(cli: Any, copy: Path, fast: list[str]) -> None
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith("weight"))
     save_file({**tensors, name: torch.zeros(2, 2)}, path)
+    verify(copy, accept=True)
     done = cli.attack(copy, *fast)
     assert done.code == 4 and "do not fit its config.yaml" in done.err
 
@@ -98,6 +114,9 @@ def test_damaged_attack_is_not_read_back(cli: Any, copy: Path, fast: list[str]) 
     assert cli.attack(copy, *fast).code == 0
     (folder,) = (copy / "attacks").iterdir()
     truncate(folder / "recovered.safetensors")
+    done = cli.attack(copy, *fast)
+    assert done.code == 4 and "recovered.safetensors is not the file that was rec" in done.err
+    verify(copy, accept=True)
     done = cli.attack(copy, *fast)
     assert done.code == 4 and "recovered.safetensors is not a readable" in done.err
     assert cli.attack(copy, *fast, "--restart").code == 0

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedre_privacy.cli import attack, audit, benchmark, communication, curves, foreign, toy, train
+from fedre_privacy.cli import (
+    attack,
+    audit,
+    benchmark,
+    communication,
+    curves,
+    foreign,
+    toy,
+    train,
+    verify,
+)
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
@@ -156,6 +166,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
+    monkeypatch.setattr(verify, "verify", stop)
     monkeypatch.setattr(benchmark, "run_benchmark", stop)
     monkeypatch.setattr(benchmark, "rehearse_suite", stop)
     monkeypatch.setattr(toy, "run_toy", stop)
@@ -171,6 +182,8 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
                 module = other
         if module is train and words[:1] == ["curves"]:
             module, words = curves, words[1:]
+        if module is attack and words[:1] == ["verify"]:
+            module, words = verify, words[1:]
         try:
             code = module._run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
         except Accepted as reached:

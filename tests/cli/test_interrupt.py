@@ -184,7 +184,9 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "ctrl-c", "terminate"]
+)
 def test_attack_stopped_from_outside(
     cli: Any,
     copy: Path,

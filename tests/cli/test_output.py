@@ -19,6 +19,7 @@ from fedre_privacy.cli.output import Output, table_lines
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.events import Event
 from fedre_privacy.runs.settings import Evaluation
+from fedre_privacy.runs.verifying import verify
 
 
 class Terminal(io.StringIO):
@@ -169,8 +170,8 @@ def test_explain_shows_every_setting(cli: Any, command: str, nowhere: Path):
         if re.match(r"  \w+\.[\w.]+ ", line):
             shown[cells[0]] = cells[1:]
             assert len(cells) >= 4 and all(cells), line  # default, allowed, (unit,) meaning
-    assert shown["train.rounds"][:2] == ["20", ">= 1"]
-    assert shown["data.size"][:3] == ["24", ">= 4", "pixels"]
+    assert shown["train.rounds"][:2] == ["20", ">= 1 and <= 1000000"]
+    assert shown["data.size"][:3] == ["24", ">= 4 and <= 1024", "pixels"]
     assert shown["partition.min_samples"][0] == "none"
     assert shown["record.truth"][0] == "true"
     assert {"protocol.server.lr", "model.name", "data.per_class"} <= set(shown)
@@ -192,7 +193,7 @@ def test_help_is_short_and_names_defaults(cli: Any, command: str):
     done = getattr(cli, command)("--help")
     assert done.code == 0
     usage = done.out.split("\n\n")[0]
-    assert len(usage.splitlines()) <= 2
+    assert len(usage.splitlines()) <= 3
     for text in ("default: fedre", "default: 20", "default: auto", "--resume", "--dry-run"):
         assert text in done.out
 
@@ -229,6 +230,9 @@ def test_list_for_says_what_a_run_lacks(cli: Any, copy: Path, read_json: Callabl
     config.write_text(config.read_text().replace("truth: true", "truth: false"))
     for path in (copy / "models").iterdir():
         path.unlink()
+    refused = cli.attack("list", "--for", copy)
+    assert refused.code == 4 and "config.yaml is not the file that was recorded" in refused.err
+    verify(copy, accept=True)
     done = cli.attack("list", "--for", copy)
     assert done.code == 0 and "none can be attacked" in done.line("Rounds")
     missing = [line for line in done.out.splitlines() if line.startswith("Missing")]

@@ -26,6 +26,8 @@ PLAIN = {
     "scores.csv",
     "trace.csv",
     "recovered.safetensors",
+    "manifest.json",
+    "drawn.json",
 }
 FIGURES = {"figure.png", "figure.pdf", "trace.png", "trace.pdf"}
 
@@ -55,6 +57,8 @@ def test_training_writes_what_is_documented(
     assert folder.name.startswith("fedgh-digits-")
     assert set(listing(folder)) == {
         *("config.yaml", "record.json", "metrics.csv", "log.txt", "uploads/index.json"),
+        *("manifest.json", "drawn.json"),
+        *(f"clients.{end}" for end in ("png", "pdf", "csv")),
         *(f"uploads/r000{r}.safetensors" for r in (1, 2, 3, 4)),
         *(f"models/r000{r}.safetensors" for r in (2, 3)),
         *(f"private/mixtures-r000{r}.safetensors" for r in (2, 3)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission
 from fedre_privacy.entanglement import rap
@@ -73,6 +74,7 @@ def make(tmp_path, monkeypatch, repo):
 
     def build(case) -> Entanglement:
         problems: list[str] = []
+        typed(OWN)
         scheme = build_plugin(schemes, case, at="protocol.entanglement", problems=problems)
         assert scheme is not None and problems == []
         return scheme

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from fedre_privacy.core.config import (
     section,
 )
 from fedre_privacy.core.errors import ConfigError, MissingInputError
-from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.registry import Registry, import_plugins
 
 engines: Registry[Engine] = Registry("engine", "fedre_privacy.core", see="list-engines")
 
@@ -181,7 +182,7 @@ def test_bounds_are_inclusive_where_they_say_so():
     assert made(wheels=3).wheels == 3 and made(wheels=8).wheels == 8
 
 
-@given(st.integers())
+@given(st.integers(-(2**63), 2**63 - 1))
 def test_whole_numbers_are_never_rounded(number):
     problems: list[str] = []
     built = build(Pair, {"low": number, "high": number}, at="pair", problems=problems)
@@ -259,6 +260,9 @@ def test_a_part_from_a_module_path(tmp_path, monkeypatch):
         "    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    (problem,) = problems_of({"engine": "my_engines:Steam"})
+    assert "add --plugin my_engines" in problem and "my_engines" not in sys.modules
+    import_plugins(["my_engines"])
     steam: Any = made(engine={"name": "my_engines:Steam", "bar": 7}).engine
     assert steam.bar == 7 and steam.name == "my_engines:Steam"
     assert plain_plugin(steam) == {"name": "my_engines:Steam", "bar": 7}

@@ -74,6 +74,8 @@ def test_exit_codes():
         "OutOfMemoryError": 5,
         "PartialError": 5,
         "MissingExtraError": 6,
+        "InUseError": 4,
+        "StorageError": 4,
         "RefutedError": 7,
         "Interrupted": 130,
     }

@@ -64,18 +64,18 @@ def test_text_is_utf8(tmp_path):
 def test_json_round_trip_and_refusals(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, {"x": [1, 2.5, None]})
-    assert files.read_json(path) == {"x": [1, 2.5, None]}
+    assert files.read_json(path, dict) == {"x": [1, 2.5, None]}
     with pytest.raises(ValueError, match="JSON compliant"):
         files.write_json(path, {"x": float("nan")})
-    assert files.read_json(path) == {"x": [1, 2.5, None]}
+    assert files.read_json(path, dict) == {"x": [1, 2.5, None]}
     path.write_text('{"x": [1, 2')
     with pytest.raises(DamagedInputError, match=r"a\.json"):
-        files.read_json(path)
+        files.read_json(path, dict)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DamagedInputError, match=r"a\.json"):
-        files.read_json(path)
+        files.read_json(path, dict)
     with pytest.raises(MissingInputError, match="absent"):
-        files.read_json(tmp_path / "absent.json")
+        files.read_json(tmp_path / "absent.json", dict)
 
 
 def test_yaml_keeps_the_order_of_keys(tmp_path):

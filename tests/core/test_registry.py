@@ -9,8 +9,11 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from fedre_privacy.core import registry as module
+from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.registry import Registry, import_plugin
+from fedre_privacy.core.registry import Registry, import_plugin, import_plugins, typed
+
+OTHERS = ["broken_stranger:Thing", "not_installed:Thing"]
 
 
 @pytest.fixture
@@ -149,6 +152,7 @@ def test_the_same_class_may_be_registered_again():
 
 
 def test_import_plugin(package):
+    typed("stranger:Spring,stranger:Sprig", ["stranger:function"], {"a": {"b": OTHERS}})
     assert import_plugin("stranger:Spring", "widget").__name__ == "Spring"
     with pytest.raises(ConfigError, match="module:Class"):
         import_plugin("stranger", "widget")
@@ -166,8 +170,43 @@ def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
     (tmp_path / "lying_here.py").write_text("class Thing: ...\n")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.chdir(tmp_path)
+    typed("lying_here:Thing@target")
     assert import_plugin("lying_here:Thing", "widget").__name__ == "Thing"
+    assert "" not in sys.path[:-1]  # it hides nothing that is imported later
     sys.modules.pop("lying_here")
+
+
+def test_a_name_from_a_file_imports_nothing(tmp_path, monkeypatch):
+    (tmp_path / "lying_there.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="add --plugin lying_there "):
+        import_plugin("lying_there:Thing", "widget")
+    for path in ("os:", ":x", "a b:c", "a;b:c", "../x:Y", "lying_there:Thing.more", "x" * 9):
+        typed(path)
+        with pytest.raises(ConfigError, match="module:Class"):
+            import_plugin(path, "widget")
+    assert "lying_there" not in sys.modules
+
+
+def test_only_classes_of_its_kind_are_parts():
+    things: Registry[object] = Registry("thing", "fedre_privacy.core")
+    things.of = Registry
+    problems: list[str] = []
+    for path in (f"{__name__}:EntryPoint", "fedre_privacy.core.registry:Registry"):
+        assert build_plugin(things, path, at="one", problems=problems) is None
+    assert problems == [
+        f"'one': {__name__}:EntryPoint is no thing.",
+        "'one': fedre_privacy.core.registry:Registry is no thing.",
+    ]
+
+
+def test_import_plugins(package):
+    import_plugins(["stranger"])
+    assert "stranger" in sys.modules
+    with pytest.raises(ConfigError, match="name of a module.*got 'stranger.py --help'"):
+        import_plugins(["stranger.py --help"])
+    with pytest.raises(IncompatibleError, match="--plugin broken_stranger cannot be imported"):
+        import_plugins(["broken_stranger"])
 
 
 def test_a_built_in_that_fails_is_not_half_a_registry(package, install, tmp_path):

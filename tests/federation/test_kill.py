@@ -87,6 +87,13 @@ def killed(arguments, tmp_path_factory):
     return folders
 
 
+DRAWN = {
+    f"{name}.{ending}"
+    for name in ("accuracy", "clients", "partition", "prototypes")
+    for ending in ("png", "pdf", "csv")
+} - {"clients.csv"}
+
+
 def _contents(runs):
     """Every file of the one run, without what tells time; half-written files are not looked at."""
     (run,) = runs.iterdir()
@@ -96,6 +103,9 @@ def _contents(runs):
         if path.is_file() and not path.name.startswith(".") and path.name != "log.txt"
     }
     record = json.loads(out.pop("record.json"))
+    listed = json.loads(out.pop("manifest.json"))["files"]
+    assert listed.keys() >= {"record.json", "metrics.csv", *out} - {"drawn.json", *DRAWN}
+    out |= {f"hash of {name}": listed[name] for name in listed.keys() & out.keys()}
     rows = list(csv.DictReader(out.pop("metrics.csv").decode().splitlines()))
     for row in rows:
         del row["wall_s"]

@@ -8,7 +8,8 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.runs.folder import Run, begin, status_of
+from fedre_privacy.runs.folder import Run, begin, status_of, taken
+from fedre_privacy.runs.verifying import verify
 
 
 def _folder(parent, name, status):
@@ -25,8 +26,9 @@ def test_unfinished_work_is_resumed_or_restarted_never_overwritten(tmp_path, sta
         begin(folder, resume=False, restart=False, what="Run")
     assert begin(folder, resume=True, restart=False, what="Run") is False
     assert status_of(folder) == status
-    assert begin(folder, resume=False, restart=True, what="Run") is False
-    assert status_of(folder) is None and not folder.exists()
+    with taken(folder, resume=False, restart=True, what="Run") as finished:
+        assert not finished and status_of(folder) is None
+    assert not folder.exists()
 
 
 def test_finished_work_is_used_unless_restarted(tmp_path):
@@ -34,7 +36,9 @@ def test_finished_work_is_used_unless_restarted(tmp_path):
     assert begin(folder, resume=False, restart=False, what="Run") is True
     assert begin(folder, resume=True, restart=False, what="Run") is True
     assert begin(folder, resume=False, restart=True, what="Run") is False
-    assert not folder.exists()
+    assert status_of(folder) == "complete"  # nothing goes before the work can begin
+    with taken(folder, resume=False, restart=True, what="Run") as finished:
+        assert not finished and status_of(folder) is None
 
 
 def test_resuming_nothing_names_what_is_unfinished(tmp_path):
@@ -101,6 +105,7 @@ def _copied(run, tmp_path):
 def test_a_run_without_truth_says_how_to_get_it(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     shutil.rmtree(run.folder / "private")
+    verify(run.folder, accept=True)
     for read in (run.split_indices, lambda: run.mixtures(2)):
         with pytest.raises(MissingInputError) as refused:
             read()
@@ -110,6 +115,7 @@ def test_a_run_without_truth_says_how_to_get_it(runs, tmp_path):
 def test_a_run_without_models_says_so(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     shutil.rmtree(run.folder / "models")
+    verify(run.folder, accept=True)
     with pytest.raises(MissingInputError, match="kept no extractors"):
         run.model(0, 2)
 
@@ -118,7 +124,8 @@ def test_models_that_do_not_fit_the_settings_are_refused(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     path = run.folder / "config.yaml"
     path.write_text(path.read_text().replace("dim: 32", "dim: 16"))
-    with pytest.raises(DamagedInputError, match="do not fit its config.yaml"):
+    verify(run.folder, accept=True)
+    with pytest.raises(DamagedInputError, match="one run: dim is 32, not 16"):
         run.model(0, 2)
 
 
@@ -126,6 +133,7 @@ def test_a_run_of_settings_that_no_longer_exist_is_refused(runs, tmp_path):
     run = _copied(runs["fedre"], tmp_path)
     path = run.folder / "config.yaml"
     path.write_text(path.read_text().replace("resample:", "resampel:"))
+    verify(run.folder, accept=True)
     with pytest.raises(ConfigError, match="resampel"):
         _ = run.settings
 

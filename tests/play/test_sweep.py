@@ -173,6 +173,7 @@ def test_a_killed_sweep_goes_on_to_the_same_result(finished, tmp_path):
     place = Place(folder / "out", folder / "runs")
     before = place.read(job)
     place.result(job).unlink()
+    shutil.rmtree(folder / "runs" / before["run"] / "attacks")
     record = folder / "runs" / before["run"] / "record.json"
     broken = json.loads(record.read_text())
     record.write_text(json.dumps({**broken, "status": "partial"}))

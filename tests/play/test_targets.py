@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedre_privacy.core.artifacts import Prototypes, Representations
-from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.targets import TargetSource, resolve_kind
@@ -223,7 +223,7 @@ def test_no_truth_no_score(tiny, digits, tmp_path):
 def test_provenance_that_is_absent_is_refused(runs, digits, tmp_path):
     run = Run(shutil.copytree(runs["fedgh"].folder, tmp_path / runs["fedgh"].name))
     (run.folder / "private" / "mixtures-r0002.safetensors").unlink()
-    with pytest.raises(MissingInputError, match="mixtures-r0002"):
+    with pytest.raises(DamagedInputError, match="mixtures-r0002.* is no longer there"):
         _source(run, digits).group("prototypes", 3)
 
 

@@ -41,6 +41,7 @@ def test_a_run_folder_holds_what_is_documented(runs):
             "clients.csv",
             "config.yaml",
             "log.txt",
+            "manifest.json",
             "metrics.csv",
             "models/r0002.safetensors",
             "private/mixtures-r0002.safetensors",
@@ -206,7 +207,7 @@ def test_a_resumed_run_equals_the_undisturbed_one(tiny, tmp_path, monkeypatch, r
     resumed, whole = train(tiny(), runs=tmp_path, resume=True), runs["fedre"]
     assert _files(resumed) == _files(whole)
     for file in _files(whole):
-        if file not in ("record.json", "metrics.csv", "log.txt"):
+        if file not in ("record.json", "metrics.csv", "log.txt", "manifest.json"):
             assert (resumed.folder / file).read_bytes() == (whole.folder / file).read_bytes(), file
     assert resumed.record["final"] == whole.record["final"]
 

@@ -32,6 +32,7 @@ from fedre_privacy.reproduction.shares import Shares, read_labels, share_out
 from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
+from fedre_privacy.runs.verifying import verify
 
 # --- formulas against what was serialised ----------------------------------------------------
 
@@ -420,6 +421,9 @@ def test_a_run_of_the_same_setting_is_noted_at_its_cell(cells: list[ReportedCell
 def test_runs_that_are_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path, "local")
     (run.folder / "metrics.csv").write_text("round,loss\n1,2\n")
+    with pytest.raises(DamagedInputError, match="metrics.csv is not the file that was recorded"):
+        measured(Run(run.folder))
+    verify(run.folder, accept=True)
     with pytest.raises(DamagedInputError, match="is not the ledger of a run"):
         measured(Run(run.folder))
     record = json.loads((run.folder / "record.json").read_text())

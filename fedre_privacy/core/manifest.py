@@ -1,0 +1,192 @@
+"""Hashes of what a folder holds, so that a change is found where a file is read.
+
+Two lists lie in a folder of recorded work. ``manifest.json`` covers what was recorded; it is
+written once, when the work completes, and its own hash names the whole. ``drawn.json`` covers
+pictures and pages, which are made from the rest and can be made again.
+
+A hash shows that a file is the one that was listed. It does not show who listed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
+
+from . import files
+from .errors import DamagedInputError, MissingInputError
+from .schema import Count, Hash
+
+MANIFEST, DRAWN = "manifest.json", "drawn.json"
+SCHEMA = 1
+
+MADE_FROM = "run_manifest"
+"""Key of an attack's record: the hash of the manifest of the run that was attacked."""
+
+UNCHANGED, CHANGED, ABSENT = "unchanged", "changed", "absent"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file as it was when it was listed.
+
+    Args:
+        size: in bytes.
+        sha256: of its content (hex).
+    """
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The hashes of files in a folder and below it.
+
+    Args:
+        path: the file that holds them, in the folder itself.
+        entries: path relative to the folder, with slashes, to the file as it was.
+        sha256: of the manifest's own file (hex).
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    sha256: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose files are listed."""
+        return self.path.parent
+
+    def below(self, folder: str) -> list[str]:
+        """Names of the listed files in a folder below, ascending."""
+        found = (PurePosixPath(name) for name in self.entries)
+        return sorted(path.name for path in found if str(path.parent) == folder)
+
+    def state(self, name: str) -> str:
+        """Whether a listed file is unchanged, changed or absent."""
+        path, entry = self.folder / name, self.entries[name]
+        if not path.is_file():
+            return ABSENT
+        same = path.stat().st_size == entry.size and files.file_sha256(path) == entry.sha256
+        return UNCHANGED if same else CHANGED
+
+    def check(self, path: Path) -> None:
+        """Refuse a file that is not the one listed; a file is hashed once while it stays the same.
+
+        Raises:
+            DamagedInputError: it is changed, gone, or is there and was never listed.
+        """
+        name = path.relative_to(self.folder).as_posix()
+        found = self.state(name) if name in self.entries else None
+        if found == UNCHANGED or (found is None and not path.exists()):
+            return  # who reads what was never there says so
+        why = {
+            CHANGED: f"{path} is not the file that was recorded: its SHA-256 differs from the one "
+            f"in {self.path.name}.",
+            ABSENT: f"{path} was recorded and is no longer there.",
+            None: f"{path} was not recorded: {self.path.name} does not list it.",
+        }
+        raise DamagedInputError(
+            why[found],
+            next_step=f"See all differences with fedre-attack verify {self.folder}; restore the "
+            "file from a copy, or give the command that made it with --restart.",
+        )
+
+
+class _Entry(TypedDict):
+    bytes: Count
+    sha256: Hash
+
+
+class _Content(TypedDict):
+    """``manifest.json`` and ``drawn.json``."""
+
+    schema: Count
+    files: dict[str, _Entry]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a list of hashes.
+
+    Raises:
+        MissingInputError: no such file.
+        DamagedInputError: it is not such a list, or names files outside its folder.
+    """
+    content = files.read_json(path, _Content)
+    if content["schema"] != SCHEMA:
+        raise DamagedInputError(
+            f"{path} has schema {content['schema']}; this version reads schema {SCHEMA}."
+        )
+    entries = {}
+    for name, given in content["files"].items():
+        plain = PurePosixPath(name)
+        if name != str(plain) or plain.is_absolute() or ".." in plain.parts:
+            raise DamagedInputError(f"{path}: {name!r} is no path inside the folder.")
+        entries[name] = Entry(given["bytes"], given["sha256"])
+    return Manifest(path, entries, files.file_sha256(path))
+
+
+def covering(folder: Path) -> Manifest:
+    """The manifest of a folder whose work is complete.
+
+    Raises:
+        DamagedInputError: it has none, or it is not readable.
+    """
+    try:
+        return read_manifest(folder / MANIFEST)
+    except MissingInputError:
+        raise DamagedInputError(
+            f"{folder} is not covered by a manifest: {MANIFEST} is absent, because an earlier "
+            "version recorded it or because somebody removed it.",
+            next_step=trusting(folder),
+        ) from None
+    except DamagedInputError as error:
+        raise DamagedInputError(*error.problems, next_step=trusting(folder)) from None
+
+
+def trusting(folder: Path) -> str:
+    """How to cover a folder as it is."""
+    return (
+        "If you trust the files as they are, cover them from now on: fedre-attack verify "
+        f"{folder} --accept."
+    )
+
+
+def write_manifest(
+    folder: Path,
+    covered: Iterable[Path],
+    *,
+    ahead: Mapping[str, str] | None = None,
+    name: str = MANIFEST,
+) -> None:
+    """List files of a folder, sorted by name.
+
+    Args:
+        covered: files in the folder and below it.
+        ahead: name to text of files that will be written after this list.
+        name: of the list.
+    """
+    entries = {}
+    for path in covered:
+        entries[path.relative_to(folder).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "sha256": files.file_sha256(path),
+        }
+    for file, text in (ahead or {}).items():
+        data = text.encode("utf-8")
+        entries[file] = {"bytes": len(data), "sha256": files.bytes_sha256(data)}
+    content = {"schema": SCHEMA, "files": dict(sorted(entries.items()))}
+    files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
+
+
+def drawn(folder: Path) -> frozenset[str]:
+    """Names of the pictures and pages of a folder; none if one of them is missing."""
+    try:
+        listed = read_manifest(folder / DRAWN)
+    except (MissingInputError, DamagedInputError):  # what can be made again is
+        return frozenset()
+    names = frozenset(listed.entries)
+    return names if all((folder / name).is_file() for name in names) else frozenset()

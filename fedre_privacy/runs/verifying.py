@@ -1,0 +1,266 @@
+"""Check a run's folder against its manifests: which files are what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
+from fedre_privacy.core.files import read_json
+from fedre_privacy.core.lock import LOCK, TEMPORARY, held
+from fedre_privacy.core.manifest import (
+    ABSENT,
+    CHANGED,
+    DRAWN,
+    MADE_FROM,
+    MANIFEST,
+    UNCHANGED,
+    Manifest,
+    covering,
+    read_manifest,
+    write_manifest,
+)
+
+from .folder import COMPLETE, Run, status_of
+
+UNLISTED, UNFINISHED, UNCOVERED = "not recorded", "unfinished", "not covered"
+OTHER_RUN, UNREADABLE, LEFT, EXTRA = "of another run", "unreadable", "left by a kill", "extra"
+
+WORDS = {
+    CHANGED: "the file is not the one that was recorded",
+    ABSENT: "the file was recorded and is gone",
+    UNLISTED: "the file was added afterwards",
+    UNFINISHED: "nothing is covered before training or attack are complete",
+    UNCOVERED: "no manifest lists it: an earlier version made it, or the list was removed",
+    OTHER_RUN: "the attack was made from other uploads, models or settings than the run's now",
+    UNREADABLE: "the file cannot be read",
+    LEFT: "a temporary file; the same command with --resume removes it",
+    EXTRA: "nothing reads it",
+}
+"""What a finding means."""
+
+HARMLESS = {UNCHANGED, LEFT, EXTRA}
+
+RECORDED = ("uploads", "models", "private")
+"""Folders of a run all of whose files are covered."""
+
+READ = {"config.yaml", "record.json", "metrics.csv", "clients.csv"}
+"""Files beside these folders that are read."""
+
+DRAWINGS = {
+    f"{name}.{ending}"
+    for name in ("accuracy", "partition", "prototypes")
+    for ending in ("png", "pdf", "csv")
+} | {"clients.png", "clients.pdf", "report.html"}
+"""Pictures and pages, which ``drawn.json`` covers."""
+
+OURS = {MANIFEST, DRAWN, LOCK, "log.txt"}
+"""Files that no manifest covers."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one file.
+
+    Args:
+        file: relative to the run's folder.
+        state: ``unchanged``, or one of `WORDS`.
+        size: in bytes, now; None where it is gone.
+    """
+
+    file: str
+    state: str
+    size: int | None
+
+    @property
+    def bad(self) -> bool:
+        """Whether a result may not rest on it."""
+        return self.state not in HARMLESS
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found in a run's folder.
+
+    Args:
+        folder: of the run.
+        sha256: of the run's manifest; None if there is no readable one.
+        findings: one per file, in order of their names; the attacks' files after the run's.
+    """
+
+    folder: Path
+    sha256: str | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file is what was recorded."""
+        return not self.bad()
+
+    def bad(self) -> list[Finding]:
+        """What is not as it was recorded."""
+        return [finding for finding in self.findings if finding.bad]
+
+    def table(self, *, everything: bool = False) -> list[dict[str, str]]:
+        """Findings as rows: file, what was found, what that means.
+
+        Args:
+            everything: unchanged files too.
+        """
+        return [
+            {"file": one.file, "found": one.state, "meaning": WORDS.get(one.state, "")}
+            for one in self.findings
+            if everything or one.state != UNCHANGED
+        ]
+
+    @property
+    def next_step(self) -> str:
+        """What to do about a folder that is not as it was recorded."""
+        if any(one.state == UNFINISHED for one in self.findings):
+            return "Give the command that was stopped again with --resume."
+        return (
+            "Restore the files from a copy, or give the command that made them with --restart. If "
+            f"you trust the folder as it is: fedre-attack verify {self.folder} --accept."
+        )
+
+
+def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) -> Verified:
+    """Check every file of a run and of its attacks against the hashes recorded with them.
+
+    The hashes show what has changed since they were written; whoever can write the folder can
+    write new ones. To compare with what somebody else published, give the hash that they name.
+
+    Args:
+        run: the run's folder.
+        accept: cover the folder as it is now, whatever was recorded.
+        expect: SHA-256 of the run's manifest, from its beginning on (8 hex digits at least).
+
+    Raises:
+        MissingInputError: no record in that folder.
+        DamagedInputError: the manifest is not the expected one.
+        ConfigError: `expect` is no hash.
+        InUseError: with `accept`, another process works in the folder.
+    """
+    folder = Path(run)
+    if not (folder / MANIFEST).is_file():
+        Run(folder)  # refuses what is no run's folder
+    if accept:
+        _accept(folder)
+    manifest = _readable(folder)
+    sha256 = None if manifest is None else manifest.sha256
+    if expect is not None:
+        _compare(folder, sha256, expect)
+    findings = _findings(folder, folder, sha256)
+    for attack in _attacks(folder):
+        findings += _findings(folder, attack, sha256)
+    return Verified(folder, sha256, tuple(findings))
+
+
+def _compare(folder: Path, found: str | None, expect: str) -> None:
+    wanted = expect.strip().lower()
+    if not 8 <= len(wanted) <= 64 or set(wanted) - set("0123456789abcdef"):
+        raise ConfigError(f"The expected hash is 8 to 64 hex digits; got '{expect}'.")
+    if found is None or not found.startswith(wanted):
+        raise DamagedInputError(
+            f"The manifest of {folder} has SHA-256 {found or '(there is none)'}; expected was "
+            f"{wanted}.",
+            next_step="It is another run, or a changed one: ask whoever named that hash.",
+        )
+
+
+def _attacks(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "attacks").glob("*") if path.is_dir())
+
+
+def _readable(folder: Path) -> Manifest | None:
+    try:
+        return covering(folder)
+    except FedreError:
+        return None
+
+
+def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
+    """What one folder holds: a run without its attacks, or an attack."""
+    states = _states(folder, attack=folder != top)
+    if folder != top and states.get("record.json") == UNCHANGED:
+        made_of = read_json(folder / "record.json", dict[str, Any]).get(MADE_FROM)
+        if made_of != run_sha256:
+            states["record.json"] = OTHER_RUN
+    prefix = "" if folder == top else f"{folder.relative_to(top).as_posix()}/"
+    return [
+        Finding(f"{prefix}{name}", state, _size(folder / name))
+        for name, state in sorted(states.items())
+    ]
+
+
+def _states(folder: Path, *, attack: bool) -> dict[str, str]:
+    """Name to state of the files of a folder that are covered or should be."""
+    states: dict[str, str] = {}
+    for list_name in (MANIFEST, DRAWN):
+        if not (folder / list_name).is_file():
+            if list_name == MANIFEST:
+                states[list_name] = UNCOVERED if _complete(folder) else UNFINISHED
+            continue
+        try:
+            listed = read_manifest(folder / list_name)
+        except FedreError:
+            states[list_name] = UNREADABLE
+        else:
+            states |= {name: _state(listed, name) for name in listed.entries}
+    if MANIFEST in states:
+        return states
+    for name in _present(folder, everything=attack) - states.keys():
+        if TEMPORARY.fullmatch(name.rsplit("/", 1)[-1]):
+            states[name] = LEFT
+        elif name in DRAWINGS:
+            states[name] = UNCOVERED
+        else:
+            states[name] = UNLISTED if attack or "/" in name or name in READ else EXTRA
+    return states
+
+
+def _complete(folder: Path) -> bool:
+    try:
+        return status_of(folder) == COMPLETE
+    except (FedreError, AttributeError):
+        return True  # nothing unfinished has a record that cannot be read
+
+
+def _state(manifest: Manifest, name: str) -> str:
+    try:
+        return manifest.state(name)
+    except OSError:
+        return UNREADABLE
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _present(folder: Path, *, everything: bool) -> set[str]:
+    """Names of the files that manifests should cover, and of pictures and pages."""
+    found = [path for path in folder.iterdir() if path.is_file() or path.is_symlink()]
+    if everything:
+        found += [path for path in folder.glob("*/**/*") if path.is_file()]
+    else:
+        for name in RECORDED:
+            found += [path for path in (folder / name).rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix() for path in found} - OURS
+
+
+def _accept(folder: Path) -> None:
+    """Cover a run and its finished attacks as they are."""
+    for one in (folder, *_attacks(folder)):
+        if not _complete(one):
+            continue
+        with held(one):
+            names = {
+                name
+                for name in _present(one, everything=one != folder)
+                if not TEMPORARY.fullmatch(name.rsplit("/", 1)[-1])
+            }
+            drawings = {name for name in names if name in DRAWINGS}
+            write_manifest(one, (one / name for name in names - drawings))
+            if drawings:
+                write_manifest(one, (one / name for name in drawings), name=DRAWN)

@@ -1,0 +1,154 @@
+"""One process in a folder: who holds it, what a death leaves, and who waits."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fedre_privacy.core.errors import InUseError, StorageError
+from fedre_privacy.core.files import write_text
+from fedre_privacy.core.lock import (
+    LOCK,
+    STALE_SECONDS,
+    held,
+    is_held,
+    refuse_if_held,
+    remove_left,
+    remove_stale,
+    remove_temporaries,
+)
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fedre_privacy.core.lock import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path):
+    """A process that holds a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_second_is_told_who_is_first(holder, tmp_path):
+    for ask in (
+        lambda: held(tmp_path / "run").__enter__(),
+        lambda: refuse_if_held(tmp_path / "run"),
+    ):
+        with pytest.raises(InUseError) as refused:
+            ask()
+        said = str(refused.value)
+        assert f"process {holder.pid} on {socket.gethostname()}, since 20" in said
+        assert "--resume" in said and refused.value.exit_code == 4
+    assert is_held(tmp_path / "run")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_death_releases(holder, tmp_path, how):
+    holder.send_signal(how)
+    holder.wait()
+    folder = tmp_path / "run"
+    assert (folder / LOCK).exists() and not is_held(folder)
+    refuse_if_held(folder)
+    with held(folder):
+        assert is_held(folder)
+    assert not folder.exists()  # nothing was put into it
+
+
+def test_what_is_in_the_folder_stays(tmp_path):
+    with held(tmp_path / "run"):
+        (tmp_path / "run" / "file").write_text("x")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_threads_of_one_process_take_turns(tmp_path):
+    with held(tmp_path), pytest.raises(InUseError, match=f"process {os.getpid()} "):
+        held(tmp_path).__enter__()
+
+
+def test_one_waits_until_the_other_has_ended(tmp_path):
+    order: list[str] = []
+
+    def second() -> None:
+        with held(tmp_path / "run", wait=True):
+            order.append("second")
+
+    with held(tmp_path / "run"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.5)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+def test_many_processes_never_hold_together(tmp_path):
+    count = """
+import sys
+from pathlib import Path
+from fedre_privacy.core.lock import held
+place = Path(sys.argv[1])
+for _ in range(30):
+    with held(place, wait=True):
+        number = int((place / "n").read_text())
+        (place / "n").write_text(str(number + 1))
+"""
+    (tmp_path / "n").write_text("0")
+    command = [sys.executable, "-c", count, str(tmp_path)]
+    several = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in several] == [0, 0, 0]
+    assert (tmp_path / "n").read_text() == "90"
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match="could not be written: Not a directory"):
+        held(tmp_path / "file" / "run").__enter__()
+
+
+def test_temporary_files_of_the_dead_go(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    names = [f".{dead.pid}.a.json", f".{os.getpid()}.b.json", ".hidden", "c.json"]
+    places = [tmp_path, tmp_path / "uploads", tmp_path / "attacks" / "dip"]
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (place / name).write_text("x")
+    remove_stale(tmp_path)
+    assert (places[0] / names[0]).exists()  # too young to tell
+    long_ago = time.time() - 2 * STALE_SECONDS
+    for place in places:
+        for name in names:
+            os.utime(place / name, (long_ago, long_ago))
+    remove_stale(tmp_path)
+    assert not (places[0] / names[0]).exists() and not (places[1] / names[0]).exists()
+    assert (places[0] / names[1]).exists()  # its process lives
+    remove_temporaries(tmp_path)
+    assert not (places[0] / names[1]).exists()
+    assert all((place / name).exists() for place in places for name in names[2:])
+    assert (places[2] / names[0]).exists()  # an attack is held by itself
+
+
+def test_what_a_kill_at_the_very_end_left_goes(tmp_path):
+    (tmp_path / LOCK).write_text("{}")
+    (tmp_path / ".1.record.json").write_text("{}")
+    write_text(tmp_path / "record.json", "{}")
+    remove_left(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
