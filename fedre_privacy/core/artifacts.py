@@ -170,10 +170,13 @@ class Artifact:
                 found += _of_content(called, tensor, content)
             if isinstance(value, Mapping):
                 continue
-            letters = [part for part in shape.strip("()").split(",") if part.strip()]
-            if len(letters) != value.dim():
+            letters = [part.strip() for part in shape.strip("()").split(",") if part.strip()]
+            sizes = value.shape
+            if letters[:1] == ["..."]:  # any dimensions may come before the declared ones
+                letters, sizes = letters[1:], sizes[-len(letters[1:]) :]
+            if len(letters) != len(sizes):
                 return [*found, f"'{item.name}' has shape {tuple(value.shape)}, not {shape}"]
-            for letter, length in zip(map(str.strip, letters), value.shape, strict=True):
+            for letter, length in zip(letters, sizes, strict=True):
                 if lengths.setdefault(letter, length) != length:
                     found.append(f"'{item.name}' has shape {tuple(value.shape)}, and {letter} is "
                                  f"{lengths[letter]} elsewhere")  # fmt: skip
@@ -462,13 +465,16 @@ class RepStatistic(Artifact):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Counts(Artifact):
-    """Numbers of samples: of a client (1,), of each of its classes, or of contributors."""
+    """Numbers of samples: of a client (1,), of each of its classes, or of contributors.
+
+    FD adds a row that tells the round of each class, (2, n).
+    """
 
     kind = "counts"
     roles = frozenset({Role.OPEN})
     summed = Sum.TOTAL
     tells = "numbers of samples"
-    values: Tensor = wire(Content.COUNT, "(n,)")
+    values: Tensor = wire(Content.COUNT, "(..., n)")
 
 
 RETIRED_KINDS: Mapping[str, str] = {

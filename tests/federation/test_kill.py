@@ -105,8 +105,8 @@ def _contents(runs):
     record = json.loads(out.pop("record.json"))
     listed = json.loads(out.pop("manifest.json"))["files"]
     assert listed.keys() >= {"record.json", "metrics.csv", *out} - {"drawn.json", *DRAWN}
-    out |= {f"hash of {name}": listed[name] for name in listed.keys() & out.keys()}
     rows = list(csv.DictReader(out.pop("metrics.csv").decode().splitlines()))
+    out |= {f"hash of {name}": listed[name] for name in listed.keys() & out.keys()}
     for row in rows:
         del row["wall_s"]
     return out, rows, {k: v for k, v in record.items() if k not in ("started", "wall_s")}
