@@ -168,20 +168,22 @@ class Place:
         """A job's result, or None where it has none yet.
 
         Raises:
-            DamagedInputError: an earlier version wrote it, whose measures have no keys.
+            DamagedInputError: it is not what this version writes.
         """
         path = self.result(job)
         if not path.is_file():
             return None
-        found = files.read_json(path, JobResult)
-        measures = [one for own in found["attacks"] for one in own.get("measures", ())]
-        if any("key" not in one for one in measures):
+        try:
+            found = files.read_json(path, JobResult)
+            check(found["training"], Trained, path)
+            rows = [one for own in found["attacks"] for one in own.get("measures", ())]
+            check(rows, list[MeasureRow], path)
+        except DamagedInputError as error:
             raise DamagedInputError(
-                f"{path} was written by an earlier version of fedre-privacy.",
-                next_step=f"Remove {path.parent}; finished runs and attacks are read back.",
-            )
-        check(measures, list[MeasureRow], path)
-        check(found["training"], Trained, path)
+                *error.problems,
+                next_step=f"It was changed, or an earlier version wrote it. Remove {path.parent}; "
+                "finished runs and attacks are read back.",
+            ) from None
         return found
 
     def done(self, job: Job) -> bool:

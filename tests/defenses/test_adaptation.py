@@ -25,6 +25,7 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
 )
 from fedre_privacy.core.channels import Bound, Channel
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.models.split import Normalise, SplitModel
@@ -287,6 +288,7 @@ def own_module(repo, tmp_path, monkeypatch):
 
     def write(name, change=lambda text: text):
         (tmp_path / f"{name}.py").write_text(change(example))
+        typed(f"{name}:UniformNoise")
         return f"{name}:UniformNoise"
 
     return write

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fedre_privacy.core.registry import typed
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
@@ -63,6 +64,7 @@ def made(tmp_path_factory):
     (folder / "new_metric.py").write_text(METRIC)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        typed("new_metric:Brightness")
         wanted = read_sweep(SWEEP, BASE, name="")
         (job,) = planned(wanted)
         place = Place(folder / "out", folder / "runs")

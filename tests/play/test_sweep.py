@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
+from fedre_privacy.core.registry import typed
 from fedre_privacy.eval.measures import FRONTIER, Measure
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages.attack import attack_page
@@ -132,6 +133,7 @@ def finished(tmp_path_factory):
         (folder / "fedre_privacy").mkdir()
         (folder / "fedre_privacy" / "__init__.py").write_text("raise ImportError('the wrong one')")
         patch.chdir(folder)
+        typed("failing_scheme:Failing")
         asked = wanted(schemes=["failing_scheme:Failing", "vap"], seeds=[0, 1])
         made = benchmark(asked, folder=folder / "out", runs=folder / "runs", workers=CORES)
         yield folder, asked, made
@@ -369,7 +371,7 @@ def test_a_result_of_an_earlier_version_is_refused(tmp_path):
     path = place.result(job)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"attacks": [{"measures": [{"name": "PSNR"}]}]}))
-    with pytest.raises(DamagedInputError, match="written by an earlier version") as refused:
+    with pytest.raises(DamagedInputError, match="an earlier version wrote it") as refused:
         place.read(job)
     assert f"Remove {path.parent}" in str(refused.value)
 

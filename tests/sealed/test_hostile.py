@@ -16,6 +16,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.blocks.state import Samples, client_secret
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.registry import typed
 from fedre_privacy.core.rng import derive
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
@@ -56,6 +57,7 @@ def played(run: Run, isolation: str, folder: Path, told: str = "") -> dict[str, 
     problems: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
+        typed("hostile:Hostile")
         patch.chdir(run.folder)
         patch.setenv("FEDRE_SECRET_PLACE", str(run.folder))
         settings = resolve_attack(
@@ -209,6 +211,7 @@ def test_an_attack_that_dies_is_said_and_can_go_on(run, tmp_path, monkeypatch):
         "        os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    typed("dying:Dying")
     problems: list[str] = []
     settings = resolve_attack({"attack": {"name": "dying:Dying", "steps": 2}}, {}, problems)
     assert settings is not None, problems
