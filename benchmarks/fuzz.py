@@ -15,6 +15,7 @@ input with the fewest changes; it returns 1 where there was one.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import hashlib
@@ -958,6 +959,7 @@ def fuzz(
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_fast()) as made:
         root = kept or Path(made)
         if not (root / "subjects").is_dir():
+            root.mkdir(parents=True, exist_ok=True)
             (root / "fuzz_extractor.py").write_text(EXTRACTOR)
             make_subjects(root / "making", names)
             (root / "making").rename(root / "subjects")
@@ -1009,21 +1011,24 @@ def _watched(
             return
 
 
-def main() -> int:
-    """Run the command; return 1 where an input ended as none may."""
-    parser = tools.options(__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="time for inputs (default: 60)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument(
-        "--start", type=int, default=0, metavar="N", help="number of the first input"
-    )
-    parser.add_argument("--only", type=int, metavar="N", help="input N alone, with its traceback")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = tools.options(__doc__)
+    made.add_argument("--seconds", type=float, default=60, help="time for inputs (default: 60)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    made.add_argument("--start", type=int, default=0, metavar="N", help="number of the first input")
+    made.add_argument("--only", type=int, metavar="N", help="input N alone, with its traceback")
+    made.add_argument(
         "--subjects", default=",".join((*PROTOCOLS, *OTHERS)), metavar="A,B", help="(default: all)"
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the valid folders here")
-    options = parser.parse_args()
+    made.add_argument("--keep", type=Path, metavar="DIR", help="keep the valid folders here")
+    return made
+
+
+def main() -> int:
+    """Run the command; return 1 where an input ended as none may."""
+    options = parser().parse_args()
     started = time.time()
     jobs = 1 if options.only is not None else options.jobs
     tally = fuzz(

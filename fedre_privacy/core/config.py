@@ -298,8 +298,8 @@ def _convert(value: Any, hint: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError("it must be a whole number")
         if isinstance(value, int):  # a float would round large seeds
-            if abs(value) > LARGEST:
-                raise ValueError(f"it must be a whole number of at most {LARGEST}")
+            if not -LARGEST - 1 <= value <= LARGEST:
+                raise ValueError(f"it must be a whole number from {-LARGEST - 1} to {LARGEST}")
             return value
         try:
             as_float = float(value)

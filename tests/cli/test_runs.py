@@ -115,7 +115,7 @@ def test_every_target_of_every_protocol(
     headings = [text.split(" ")[0] for text in done.out.splitlines() if text[:1].isupper()]
     assert headings == [
         *("Run", "Uploaded", "Attacker", "Target", "Unknown", "RESULT", "Verdict"),
-        *("Files", "Again", "Next"),
+        *("Files", "Manifest", "Again", "Next"),
     ]
     kind = UPLOADED[protocol] if target == "uploaded" else target
     counterfactual = kind != UPLOADED[protocol]

@@ -24,7 +24,7 @@ def recorded(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in APART and path.parent.name != "attacks"
+        if path.is_file() and path.name not in APART and "attacks" not in path.parts
     }
 
 

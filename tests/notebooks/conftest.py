@@ -13,7 +13,7 @@ import pytest
 
 from fedre_privacy import job as sweep_job
 from fedre_privacy.study import sweep
-from fedre_privacy.study.sweep import Job
+from fedre_privacy.study.sweep import Job, Place
 
 Namespace = dict[str, Any]
 
@@ -69,7 +69,11 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a benchmark's jobs in this process: starting others takes longer than the jobs."""
 
     def here(
-        jobs: Sequence[Job], commands: Mapping[str, Sequence[str]], workers: int, threads: int
+        jobs: Sequence[Job],
+        place: Place,
+        commands: Mapping[str, Sequence[str]],
+        workers: int,
+        threads: int,
     ) -> Iterator[tuple[Job, int]]:
         for job in jobs:
             _, *arguments = commands[job.name]
