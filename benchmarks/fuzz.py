@@ -7,7 +7,7 @@ the bytes of a safetensors or npz file, or to the files themselves. It is then r
 drawn in one process, as the commands do it, and ends in one of `OUTCOMES`.
 
     python benchmarks/fuzz.py --seconds 600 --jobs 2
-    python benchmarks/fuzz.py --only 4711          one input again, with its traceback
+    python benchmarks/fuzz.py --input 4711          one input again, with its traceback
 
 Input n of a seed is always the same. The command prints a table and, for every kind of failure, the
 input with the fewest changes; it returns 1 where there was one.
@@ -791,8 +791,12 @@ def _place(trace: Any) -> str:
 
 
 def _linked(source: str, target: str) -> None:
-    """Link a file, or copy one that is appended to."""
-    (shutil.copyfile if source.endswith((".txt", ".log")) else os.link)(source, target)
+    """Link a file; copy one that is appended to, or that lies on another disk."""
+    if not source.endswith((".txt", ".log")):
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def changed(subject: Subject, rng: random.Random, folder: Path) -> tuple[str, ...]:
@@ -1018,7 +1022,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     made.add_argument("--start", type=int, default=0, metavar="N", help="number of the first input")
-    made.add_argument("--only", type=int, metavar="N", help="input N alone, with its traceback")
+    made.add_argument("--input", type=int, metavar="N", help="input N alone, with its traceback")
     made.add_argument(
         "--subjects", default=",".join((*PROTOCOLS, *OTHERS)), metavar="A,B", help="(default: all)"
     )
@@ -1030,14 +1034,14 @@ def main() -> int:
     """Run the command; return 1 where an input ended as none may."""
     options = parser().parse_args()
     started = time.time()
-    jobs = 1 if options.only is not None else options.jobs
+    jobs = 1 if options.input is not None else options.jobs
     tally = fuzz(
-        options.seconds, options.seed, jobs, only=options.only, start=options.start,
+        options.seconds, options.seed, jobs, only=options.input, start=options.start,
         kept=options.keep, names=options.subjects.split(","),
     )  # fmt: skip
     for line in tally.lines():
         print(line)
-    if options.only is not None:
+    if options.input is not None:
         for kept in tally.failures.values():
             print(kept[0].text)
     count = sum(tally.outcomes.values())

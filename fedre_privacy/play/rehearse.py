@@ -130,13 +130,19 @@ def _first_step(
     size = settings.train.batch_size
     training = dataclasses.replace(settings.train, rounds=1, epochs=1)
     once = dataclasses.replace(settings, train=training)
+    split = Split(
+        tuple(own[:size] for own in prepared.split.train),
+        tuple(own[:size] for own in prepared.split.test),
+    )
+    counts = split.class_counts(prepared.data.labels.numpy(), prepared.data.num_classes)
     short = dataclasses.replace(
         prepared,
-        split=Split(
-            tuple(own[:size] for own in prepared.split.train),
-            tuple(own[:size] for own in prepared.split.test),
+        split=split,
+        setting=dataclasses.replace(
+            prepared.setting,
+            training=training,
+            class_counts=tuple(tuple(int(n) for n in row) for row in counts),
         ),
-        setting=dataclasses.replace(prepared.setting, training=training),
     )
     started = time.monotonic()
     run = train(once, runs=scratch, device=device, prepared=short)

@@ -143,7 +143,7 @@ FORMS = (
         "--seeds 0 --rounds 1 --clients 3 --methods combined,ratio --out runs",
         r"^lg-cifar, seed 0: accuracy(.|\n)*^ +combined +answers +\d+ of +\d+: cosine",
     ),
-    Form("fuzz", "--only", "--subjects fedproto", r"^all +1 "),
+    Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
     Form("kills", "", "--moments 3 --of draw", r"^ *all +3 +\d +\d +3 +0$"),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
