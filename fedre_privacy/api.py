@@ -306,7 +306,9 @@ def audit(
     Raises:
         ConfigError: too few trials, or alpha out of range.
         IncompatibleError: no claim for a client.
+        MissingInputError: the run's training did not finish.
     """
+    attacking.require_complete(run)
     return audit_run(run, trials=trials, alpha=alpha, seed=seed)
 
 

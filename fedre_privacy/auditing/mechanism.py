@@ -7,7 +7,8 @@ the auditor tells from what the defences let through which it was. The guesses o
 are held against the claim: more right ones than any rule could have refute it.
 
 The canary of a round has a sign of its own that the auditor knows, half of them each way, so that
-noise which is the same in every round cancels, and the missing independence is found.
+noise which is the same in every round cancels, and the missing independence is found. Draws of
+noise that occur twice are counted as well.
 
 References: Nasr et al., Tight auditing of differentially private machine learning, USENIX Security
 2023; Dong, Roth, Su, Gaussian differential privacy, JRSS-B 2022.
@@ -47,8 +48,8 @@ from fedre_privacy.eval.lower_bounds import (
 TOO_LONG = 5.0
 """By how much a canary is longer than the bound, so that a skipped bound is seen."""
 LEAST_TRIALS = 50
-SILENT = 8
-"""Coordinates without a canary by which a draw of noise is recognised."""
+SILENT = 8, 64
+"""Numbers without a canary by which a draw of noise is recognised, at least and at most."""
 
 REFUTED, CONSISTENT = "refuted", "consistent"
 
@@ -108,6 +109,26 @@ class MechanismAudit:
         return REFUTED if self.p < FLAG or self.repeated else CONSISTENT
 
 
+def check_audit(trials: int, alpha: float) -> None:
+    """Refuse what no audit can be made with, before any work.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+    """
+    problems = []
+    if trials < LEAST_TRIALS:
+        problems.append(
+            f"{trials} trials are too few to say anything; give at least {LEAST_TRIALS} trials."
+        )
+    if not 0 < alpha < 1:
+        problems.append(
+            f"alpha, the chance that the lower bound is above the truth, is {alpha:g}; it must lie "
+            "between 0 and 1, for example 0.05."
+        )
+    if problems:
+        raise ConfigError(*problems)
+
+
 def claim_of(defenses: Sequence[Defense], facts: Facts, sends: Sequence[Sequence[int]]) -> Claim:
     """The claim that the defences make for one client, of the client that spends most.
 
@@ -140,7 +161,7 @@ def claim_of(defenses: Sequence[Defense], facts: Facts, sends: Sequence[Sequence
 def audit_mechanism(
     defenses: Sequence[Defense],
     facts: Facts,
-    sends: Sequence[Sequence[int]],
+    claim: Claim,
     sent: Sequence[Artifact],
     *,
     trials: int = 1000,
@@ -151,18 +172,16 @@ def audit_mechanism(
 
     Args:
         defenses: as they acted, settings filled in.
-        sends: rounds in which each client takes part.
+        claim: that they make, from `claim_of`.
         sent: the artifacts that a client sends in a round; their form is taken, not their values.
         trials: canary clients, each of whose uploads of all rounds are one trial.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
-        IncompatibleError: no claim for a client, or nothing that is sent is covered by it.
+        IncompatibleError: nothing that is sent is covered by the claim.
     """
-    if trials < LEAST_TRIALS:
-        raise ConfigError(f"{trials} trials are too few to say anything; {LEAST_TRIALS} at least.")
-    claim = claim_of(defenses, facts, sends)
+    check_audit(trials, alpha)
     costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
     bound = _bound(defenses, facts)
     covered = [a for a in sent if type(a) in {kind for cost in costs for kind in cost.covers}]
@@ -226,10 +245,11 @@ def _trial(
     signs = dict(zip(claim.rounds, _balanced(len(claim.rounds), seed), strict=True))
     score, silent = 0.0, []
     for number, form in enumerate(covered):
+        # the same in all rounds, so that noise which is the same in all of them cancels
+        here = stream(seed, "audit canary", index=number)
+        direction = _direction(form, claim.mu is None, here)
         for round in (0,) if Role.ONCE in form.roles else claim.rounds:
             sign = signs.get(round, 1.0)
-            here = stream(seed, "audit canary", round=round, index=number)
-            direction = _direction(form, claim.mu is None, here)
             size = sign * (1.0 if coin else -1.0) * TOO_LONG * bound
             sending = Sending(
                 facts.protocol,
@@ -245,7 +265,7 @@ def _trial(
             let = values_of(defended(defenses, Emission(canary), sending, number=number).artifact)
             score += sign * sum(float((let[n] * v).sum()) for n, v in direction.items())
             quiet = torch.cat([let[n][v == 0].flatten() for n, v in direction.items()])
-            silent.append(quiet[quiet != 0][:SILENT])
+            silent.append(quiet[quiet != 0][: SILENT[1]])
     return score, silent
 
 
@@ -281,6 +301,11 @@ def _balanced(count: int, seed: int) -> list[float]:
 
 
 def _repeated(silent: Sequence[Tensor]) -> int:
-    """Draws of noise that occur again in another round or trial."""
-    draws = [tuple(values.tolist()) for values in silent if len(values) == SILENT]
-    return len(draws) - len(set(draws))
+    """Draws of noise that occur again in another round or trial.
+
+    Only draws whose numbers all differ count: where numbers are rounded after the noise, two draws
+    of few levels may be equal by chance.
+    """
+    draws = [tuple(values.tolist()) for values in silent]
+    telling = [draw for draw in draws if SILENT[0] <= len(draw) == len(set(draw))]
+    return len(telling) - len(set(telling))

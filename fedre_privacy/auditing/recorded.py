@@ -14,14 +14,16 @@ import torch
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.federation.loop import select
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import facts_of, prepare
 
-from .mechanism import REFUTED, MechanismAudit, audit_mechanism, claim_of
+from .mechanism import REFUTED, Claim, MechanismAudit, audit_mechanism, check_audit, claim_of
 
 ATTACKER = (
     "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
@@ -30,21 +32,38 @@ ATTACKER = (
 
 
 @dataclass(frozen=True)
+class AuditPlan:
+    """What an audit of a federation tests, known before anything is trained."""
+
+    defenses: tuple[Defense, ...]
+    facts: Facts
+    claim: Claim
+
+    def says(self) -> str:
+        """The claim in words."""
+        claim = self.claim
+        curve = "pure" if claim.mu is None else f"Gaussian curve of mu {claim.mu:.3f}"
+        names = ", ".join(d.name for d in self.defenses)
+        return (
+            f"{claim.unit}: epsilon {claim.epsilon:.2f} at delta {claim.delta:g} for the whole run "
+            f"({names}; {curve})"
+        )
+
+
+@dataclass(frozen=True)
 class RunAudit:
     """What an audit of a run's defences found, and the folder that holds its record and figure."""
 
     folder: Path
     run: Run
+    plan: AuditPlan
     found: MechanismAudit
 
     def lines(self) -> dict[str, str]:
         """Claim, game and attacker in words."""
         claim = self.found.claim
-        curve = "pure" if claim.mu is None else f"Gaussian curve of mu {claim.mu:.3f}"
-        names = ", ".join(d.name for d in self.run.settings.defense)
         return {
-            "Claim": f"{claim.unit}: epsilon {claim.epsilon:.2f} at delta {claim.delta:g} for the "
-            f"whole run ({names}; {curve})",
+            "Claim": self.plan.says(),
             "Game": f"{self.found.trials} canary clients in place of client {claim.client}, "
             f"{len(claim.rounds)} rounds each: one of two opposite values, by the toss of a coin",
             "Attacker": ATTACKER,
@@ -98,11 +117,26 @@ class RunAudit:
         }
 
 
+def plan_audit(settings: TrainSettings) -> AuditPlan:
+    """Work out the claim that a federation's defences make, without training it.
+
+    Raises:
+        FedreError: what training would refuse.
+        IncompatibleError: no claim for a client.
+    """
+    prepared = prepare(settings, torch.device("cpu"))
+    facts = facts_of(settings, prepared.setting)
+    training = settings.train
+    chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
+    sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
+    return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends))
+
+
 def audit_run(run: Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0) -> RunAudit:
     """Audit the claim that a run's defences make for one client; nothing is trained.
 
     Args:
-        run: of any protocol, with defences that state a guarantee for a client.
+        run: complete, of any protocol, with defences that state a guarantee for a client.
         trials: canary clients.
         alpha: chance that the lower bound is above the truth.
 
@@ -110,18 +144,14 @@ def audit_run(run: Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int =
         ConfigError: too few trials, or alpha out of range.
         IncompatibleError: no claim for a client.
     """
-    prepared = prepare(run.settings, torch.device("cpu"))
-    facts = facts_of(run.settings, prepared.setting)
-    training = run.settings.train
-    chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
-    sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
-    claim = claim_of(prepared.defense, facts, sends)
-    sent = _sent(run, claim.client, claim.rounds[-1])
+    check_audit(trials, alpha)
+    plan = plan_audit(run.settings)
+    sent = _sent(run, plan.claim.client, plan.claim.rounds[-1])
     found = audit_mechanism(
-        prepared.defense, facts, sends, sent, trials=trials, alpha=alpha, seed=seed
+        plan.defenses, plan.facts, plan.claim, sent, trials=trials, alpha=alpha, seed=seed
     )
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
-    audit = RunAudit(run.folder / "audits" / f"mechanism-{named}", run, found)
+    audit = RunAudit(run.folder / "audits" / f"mechanism-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)
     save_figure(
         audit_chart(

@@ -7,18 +7,25 @@ import sys
 from collections.abc import Sequence
 
 from fedre_privacy.api import audit, run_training
-from fedre_privacy.auditing.mechanism import LEAST_TRIALS
-from fedre_privacy.core.errors import ConfigError, RefutedError
+from fedre_privacy.auditing.mechanism import REFUTED, check_audit
+from fedre_privacy.auditing.recorded import plan_audit
+from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.eval.lower_bounds import ALPHA
+from fedre_privacy.play.attack import require_complete
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import find_run
-from fedre_privacy.runs.settings import check_sections, required, resolve_training
+from fedre_privacy.runs.folder import Run, find_run
+from fedre_privacy.runs.settings import (
+    TrainSettings,
+    check_sections,
+    required,
+    resolve_training,
+)
 
-from .explain import list_presets
+from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, gather, refuse_training_options
 from .output import Output, guarded
-from .train import print_run
+from .train import print_run, rehearsed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,29 +68,26 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     import_plugins(options.plugin)
     if "list" in options.preset:
         return list_presets(output)
-    if options.trials < LEAST_TRIALS or not 0 < options.alpha < 1:
-        raise ConfigError(
-            f"--trials {options.trials} --alpha {options.alpha:g}: at least {LEAST_TRIALS} trials, "
-            "and an alpha between 0 and 1, are needed."
-        )
-    if options.run is not None:
-        run = find_run(options.run, options.runs_dir)
-        refuse_training_options(options, run)
-    else:
-        values, where = gather(options)
-        problems: list[str] = []
-        check_sections(values, where, problems)
-        resolved = resolve_training(values, where, problems)
-        settings = required(resolved, problems, see="fedre-train --explain")
-        run = run_training(
-            settings,
-            runs=options.runs_dir,
-            device=choose_device(options.device),
-            resume=options.resume,
-            restart=options.restart,
-            report=output,
-        )
-    print_run(run, output, trained_now=options.run is None and "train.reused" not in output.reused)
+    check_audit(options.trials, options.alpha)
+    recorded = None if options.run is None else find_run(options.run, options.runs_dir)
+    settings = _settings(options, recorded)
+    if options.explain:
+        explain(settings, None, output)
+        return 0
+    if recorded is not None:
+        require_complete(recorded)
+    plan = plan_audit(settings)  # a federation without a claim is not trained
+    device = choose_device(options.device)
+    if options.dry_run:
+        output.line("Claim", plan.says())
+        training = None if recorded else vars(rehearsed(settings, options, device, output))
+        output.final(None, {"claim": plan.says(), "plan": training})
+        return 0
+    run = recorded or run_training(
+        settings, runs=options.runs_dir, device=device, resume=options.resume,
+        restart=options.restart, report=output,
+    )  # fmt: skip
+    print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     done = audit(run, trials=options.trials, alpha=options.alpha, seed=options.audit_seed)
     for heading, text in done.lines().items():
         output.line(heading, text)
@@ -93,12 +97,24 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     output.line("Verdict", done.verdict())
     output.line("Files", f"{done.folder}/{{epsilon.png,record.json}}", wrap=False)
     output.final(done.folder, done.record())
-    if done.found.verdict == "refuted":
+    if done.found.verdict == REFUTED:
         raise RefutedError(
             f"The claim of {run.name} is refuted: {done.verdict()}.",
             next_step="Look at what the defence adds, bounds and counts before you rely on it.",
         )
     return 0
+
+
+def _settings(options: argparse.Namespace, recorded: Run | None) -> TrainSettings:
+    """Those of the recorded run, or those that the options make."""
+    if recorded is not None:
+        refuse_training_options(options, recorded)
+        return recorded.settings
+    values, where = gather(options)
+    problems: list[str] = []
+    check_sections(values, where, problems)
+    resolved = resolve_training(values, where, problems)
+    return required(resolved, problems, see="fedre-audit --explain")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from fedre_privacy.api import run_training
 from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.run_figures import draw
-from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.play.rehearse import Plan, rehearse
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import Run, begin
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
+    TrainSettings,
     check_sections,
     required,
     resolve_training,
@@ -72,16 +75,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     device = choose_device(options.device)
     if options.dry_run:
-        if not options.restart:
-            begin(
-                options.runs_dir / settings.run_name,
-                resume=options.resume,
-                restart=False,
-                what="Run",
-            )
-        plan = rehearse(settings, None, device)
-        for heading, text in plan.lines.items():
-            output.line(heading, text)
+        plan = rehearsed(settings, options, device, output)
         output.final(None, {"plan": vars(plan)})
         return 0
     run = run_training(
@@ -111,6 +105,19 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
     )
     return 0
+
+
+def rehearsed(
+    settings: TrainSettings, options: argparse.Namespace, device: torch.device, output: Output
+) -> Plan:
+    """Do every check of a training and one step of it, and print what it would do."""
+    if not options.restart:
+        folder = options.runs_dir / settings.run_name
+        begin(folder, resume=options.resume, restart=False, what="Run")
+    plan = rehearse(settings, None, device)
+    for heading, text in plan.lines.items():
+        output.line(heading, text)
+    return plan
 
 
 def print_run(run: Run, output: Output, *, trained_now: bool) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from fedre_privacy import api
 from fedre_privacy.cli import audit
-from fedre_privacy.core.files import read_json
+from fedre_privacy.core.errors import MissingInputError
+from fedre_privacy.core.files import read_json, write_json
 from fedre_privacy.defenses import gaussian
 from fedre_privacy.runs.folder import Run
 
@@ -55,13 +56,49 @@ def test_python_says_the_same(defended, capsys):
     ("more", "code", "said"),
     [
         (["--trials", "5"], 2, "at least 50 trials"),
-        (["--alpha", "1.5"], 2, "an alpha between 0 and 1"),
+        (["--alpha", "1.5"], 2, "must lie between 0 and 1"),
         (["--protocol", "fedre"], 2, "would train a new run"),
     ],
 )
 def test_bad_options_are_refused_before_any_work(defended, more, code, said, capsys):
     assert audit.main([str(defended.folder), *more]) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_says_the_claim_and_leaves_nothing(nowhere, tiny, capsys):
+    assert audit.main([*tiny, *DEFENDED, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "Claim      client: epsilon 8.00 at delta 1e-05" in said and "Train" in said
+    assert list(nowhere.iterdir()) == []
+
+
+def test_a_dry_run_on_a_recorded_run_audits_nothing(defended, capsys):
+    before = sorted(defended.folder.rglob("*"))
+    assert audit.main([str(defended.folder), "--dry-run"]) == 0
+    assert "epsilon 8.00" in capsys.readouterr().out
+    assert sorted(defended.folder.rglob("*")) == before
+
+
+def test_explain_describes_the_parts_and_stops(nowhere, tiny, capsys):
+    assert audit.main([*tiny, *DEFENDED, "--explain"]) == 0
+    said = capsys.readouterr().out
+    assert "defence gaussian" in said and "protocol fedgh" in said
+    assert list(nowhere.iterdir()) == []
+
+
+def test_a_federation_without_a_claim_is_refused_before_it_is_trained(nowhere, tiny, capsys):
+    assert audit.main([*tiny, "--protocol", "fedgh", "--defense", "clip:norm=1"]) == 3
+    assert "no claim for a client" in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == []
+
+
+def test_an_unfinished_run_is_refused(copy, capsys):
+    record = read_json(copy / "record.json")
+    write_json(copy / "record.json", {**record, "status": "partial"})
+    assert audit.main([str(copy)]) == 4
+    assert "training did not finish" in capsys.readouterr().err
+    with pytest.raises(MissingInputError, match="training did not finish"):
+        api.audit(Run(copy))
 
 
 def test_a_run_without_a_claim_is_refused(run, capsys):
