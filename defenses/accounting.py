@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.gdp import gdp_epsilon
+from fedre_privacy.core.gdp import gdp_delta, gdp_epsilon
+from fedre_privacy.core.tradeoff import Curve, GaussianCurve, PairsCurve
 
 from .base import Release
 
@@ -22,6 +23,12 @@ ACCOUNTANTS = ("prv", "rdp")
 PRV_UP_TO = 50.0
 """Epsilon of the RDP bound up to which the PRV accountant is asked; a guarantee says little there.
 """
+
+EPSILONS = np.concatenate([np.linspace(0, 4, 81), np.linspace(4.25, PRV_UP_TO, 184)])
+"""At which a curve is worked out. Between them it is bounded by its neighbours."""
+DELTAS = tuple(float(delta) for delta in np.logspace(-8, -0.1, 40))
+OFF, TIGHT = 0.01, 1e-8
+"""Errors of the PRV accountant's mesh: of epsilon, and of delta."""
 
 
 def mu_of(releases: Iterable[Release]) -> float:
@@ -44,6 +51,60 @@ def epsilon_of(releases: tuple[Release, ...], delta: float, accountant: str = "p
     if all(r.rate >= 1 for r in used):
         return gdp_epsilon(mu_of(used), delta)
     return sampled_epsilon(used, delta, accountant)
+
+
+def curve_of(releases: tuple[Release, ...], pure: float = 0.0, accountant: str = "prv") -> Curve:
+    """Return the trade-off curve that mechanisms used one after another promise together.
+
+    Args:
+        pure: epsilon of mechanisms with delta 0, used beside the Gaussian ones.
+        accountant: of sampled releases, ``prv`` or ``rdp``.
+    """
+    used = tuple(r for r in releases if r.count)
+    if not used:
+        return PairsCurve(((pure, 0.0),))
+    if any(r.rate < 1 for r in used):
+        pairs = sampled_pairs(used, accountant)
+    elif pure:
+        mu = mu_of(used)
+        pairs = tuple((float(e), gdp_delta(mu, float(e))) for e in EPSILONS)
+    else:
+        return GaussianCurve(mu_of(used))
+    return PairsCurve(tuple((epsilon + pure, delta) for epsilon, delta in pairs))
+
+
+@lru_cache(maxsize=64)
+def sampled_pairs(
+    releases: tuple[Release, ...], accountant: str = "prv"
+) -> tuple[tuple[float, float], ...]:
+    """Return (epsilon, delta) pairs of an Opacus accountant, upper bounds; as `sampled_epsilon`."""
+    from opacus.accountants import PRVAccountant, RDPAccountant
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        orders = RDPAccountant.DEFAULT_ALPHAS
+        spent = sum(
+            compute_rdp(q=r.rate, noise_multiplier=r.noise, steps=r.count, orders=orders)
+            for r in releases
+        )
+        loose = tuple(
+            (float(get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0]), delta)
+            for delta in DELTAS
+        )
+        if accountant == "rdp" or not loose[0][0] <= PRV_UP_TO:
+            return loose
+        prv = PRVAccountant()
+        prv.history = [(r.noise, r.rate, r.count) for r in releases]
+        # the mesh moves epsilon by at most OFF, and what lies beyond it weighs at most TIGHT
+        found = prv._get_dprv(eps_error=OFF, delta_error=TIGHT)
+    losses = np.asarray(found.domain.ts, float)
+    chance = np.asarray(found.pmf, float)[losses >= -OFF]
+    losses = losses[losses >= -OFF]
+    above = [np.append(np.cumsum(x[::-1])[::-1], 0) for x in (chance, chance * np.exp(-losses))]
+    first = np.searchsorted(losses, EPSILONS - OFF)
+    deltas = above[0][first] - np.exp(EPSILONS - OFF) * above[1][first] + TIGHT
+    return tuple(zip(EPSILONS.tolist(), deltas.clip(0, 1).tolist(), strict=True))
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ same artifact, sending and stream give the same result. Several are applied in t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain_plugin
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.tradeoff import VACUOUS
 from fedre_privacy.core.types import Mixture, Upload
 
 defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
@@ -134,6 +135,8 @@ class PrivacyCost:
         covers: kinds of artifacts whose values are protected.
         assumptions: sentences under which it holds.
         accountant: how sampled releases are added up, ``prv`` or ``rdp``.
+        replaces: whether it hides one by another, or, False, that there is one. A release lies half
+            as far from the middle of what it could be as one end of it lies from the other.
     """
 
     unit: str
@@ -143,6 +146,14 @@ class PrivacyCost:
     covers: tuple[type[Artifact], ...]
     assumptions: tuple[str, ...] = ()
     accountant: str = "prv"
+    replaces: bool = True
+
+    def from_nothing(self, client: int) -> tuple[tuple[Release, ...], float]:
+        """What tells a client's releases from some that do not depend on what is hidden."""
+        if not self.replaces:
+            return self.releases[client], self.pure[client]
+        halved = tuple(replace(r, noise=2 * r.noise) for r in self.releases[client])
+        return halved, self.pure[client] / 2
 
 
 class TrainingSamples(Protocol):
@@ -253,6 +264,8 @@ class Guarantee:
     Args:
         unit: ``client`` or ``record``.
         epsilon: of the client that spends most. by_client: of each.
+        line_up: largest chance with which any attack finds the true image among 100, if it is as
+            likely as the other 99 without the uploads, and labels and counts are known.
     """
 
     unit: str
@@ -262,6 +275,16 @@ class Guarantee:
     covers: tuple[str, ...]
     by: tuple[str, ...]
     assumptions: tuple[str, ...]
+    line_up: float
+
+    def bound(self) -> str:
+        """What no attack can exceed, in words."""
+        if self.line_up >= VACUOUS:
+            return f"the guarantee for one {self.unit} bounds no attack"
+        return (
+            f"at most {self.line_up:.1%} by any attack, if without the uploads each is as likely, "
+            "given labels and counts"
+        )
 
 
 @dataclass(frozen=True)
@@ -286,6 +309,7 @@ class Statement:
             f"({' with '.join(g.by)}; {', '.join(g.covers) or 'the trained models'})"
             for g in self.guarantees
         ]
+        out += [f"found among 100: {g.bound()}" for g in self.guarantees]
         out += self.reasons
         if self.heuristics:
             out.append(f"{', '.join(self.heuristics)}: no formal privacy")

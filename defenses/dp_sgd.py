@@ -131,6 +131,7 @@ class DPSGD(Defense):
                 "point)",
             ),
             accountant=self.accountant,
+            replaces=False,
         )
 
     def batches(

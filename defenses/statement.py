@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .accounting import epsilon_of
+from fedre_privacy.core.tradeoff import LINE_UP
+
+from .accounting import curve_of, epsilon_of
 from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
 
 Costs = Sequence[tuple[Defense, PrivacyCost]]
@@ -111,6 +113,11 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
         pure = sum(cost.pure[client] for _, cost in costs)
         spent = epsilon_of(releases, delta, accountant) if delta else 0.0
         by_client.append(spent + pure)
+    worst = max(range(facts.clients), key=lambda k: by_client[k])
+    apart = [cost.from_nothing(worst) for _, cost in costs]
+    line_up = curve_of(
+        tuple(r for releases, _ in apart for r in releases), sum(p for _, p in apart), accountant
+    ).most(LINE_UP)
     assumptions = dict.fromkeys(text for _, cost in costs for text in cost.assumptions)
     return Guarantee(
         unit=unit,
@@ -120,6 +127,7 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
         covers=tuple(kind.__name__ for kind in facts.valued),
         by=tuple(d.name for d, _ in costs),
         assumptions=tuple(assumptions),
+        line_up=line_up,
     )
 
 

@@ -9,7 +9,7 @@ Three kinds of trials:
 * independent ones, two kinds of errors counted apart: `epsilon_box`, `mu_box`;
 * independent ones, right guesses counted, a claim tested: `accuracy_p`, `mu_of_accuracy`;
 * coins inside one training, whose guesses depend on each other: `epsilon_one_run` for
-  (epsilon, delta), `mu_one_run` for a claimed Gaussian curve.
+  (epsilon, delta), `refutes_curve` for a claimed curve, `mu_one_run` for Gaussian ones.
 
 References: Clopper, Pearson, Biometrika 1934; Nasr et al., Tight auditing of differentially private
 machine learning, USENIX Security 2023 (box and Gaussian box); Steinke, Nasr, Jagielski, Privacy
@@ -24,10 +24,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, expit, ndtr, ndtri  # type: ignore[import-untyped]
+from scipy.special import betaincinv, expit, ndtri  # type: ignore[import-untyped]
 from scipy.stats import binom  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.tradeoff import Curve, GaussianCurve
 
 ALPHA = 0.05
 """Chance that a lower bound is above the truth."""
@@ -98,26 +99,11 @@ def mu_box(errors: Errors, alpha: float = ALPHA) -> float:
     return max(0.0, float(ndtri(1 - fpr) - ndtri(fnr)))
 
 
-def cap_of_mu(mu: float) -> float:
-    """Largest chance with which any rule guesses a fair coin under a Gaussian curve."""
-    return float(ndtr(mu / 2))
-
-
-def cap_of_epsilon(epsilon: float) -> float:
-    """Largest chance with which any rule guesses a fair coin under pure epsilon."""
-    return float(expit(epsilon))
-
-
-def cap_of_distance(distance: float) -> float:
-    """Largest chance with which any rule guesses a fair coin; `distance` is delta at epsilon 0."""
-    return (1 + distance) / 2
-
-
 def accuracy_p(right: int, trials: int, cap: float) -> float:
     """Chance of at least so many right guesses in independent trials if the claim holds.
 
     Args:
-        cap: what the claim allows a guess to be right with, one of the `cap_of` functions.
+        cap: chance with which the claim allows a guess to be right, `Curve.cap`.
     """
     return float(binom.sf(right - 1, trials, cap))
 
@@ -157,12 +143,11 @@ def epsilon_one_run(
     return _largest(lambda epsilon: one_run_p(slots, guessed, right, epsilon, delta) <= alpha)
 
 
-def refutes_curve(slots: int, guessed: int, right: int, mu: float, alpha: float = ALPHA) -> bool:
-    """Whether one run refutes that the mechanism has the Gaussian curve of mu."""
+def refutes_curve(slots: int, guessed: int, right: int, curve: Curve, alpha: float = ALPHA) -> bool:
+    """Whether one run refutes that the mechanism has a curve."""
     hit, miss = alpha * right / slots, alpha * (guessed - right) / slots
     for i in range(right - 1, -1, -1):
-        # inverse of FPR -> best TPR under the curve
-        further = max(miss, float(ndtr(ndtri(min(hit, 1.0)) - mu)))
+        further = max(miss, curve.least(min(hit, 1.0)))
         if further == miss:
             break
         hit = min(1.0, hit + i / (guessed - i) * (further - miss))
@@ -182,7 +167,7 @@ def mu_one_run(slots: int, guessed: int, right: int, alpha: float = ALPHA) -> fl
     _check_guesses(slots, guessed, right)
     if 2 * right <= guessed:
         return 0.0
-    return _largest(lambda mu: refutes_curve(slots, guessed, right, mu, alpha))
+    return _largest(lambda mu: refutes_curve(slots, guessed, right, GaussianCurve(mu), alpha))
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:

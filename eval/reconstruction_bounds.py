@@ -3,7 +3,8 @@
 A bound on success says: whatever the attack, the chance that its answer is right is at most gamma,
 if a guess without the upload is right with a chance of at most kappa. Kappa is an assumption about
 the prior and is printed beside gamma; labels, encodings and counts that are public are given to
-both. An upload without noise has no such bound.
+both. An upload without noise has no such bound. Of a guarantee the bound is its curve at kappa
+(`core.tradeoff`); here are those that need more than a curve.
 
 References: Balle, Cherubin, Hayes, Reconstructing training data with informed adversaries, S&P 2022
 (reconstruction robustness); Hayes, Mahloujifar, Balle, Bounding training data reconstruction in
@@ -17,50 +18,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import gammainc, gammaincinv, ndtr, ndtri  # type: ignore[import-untyped]
+from scipy.special import gammainc, gammaincinv  # type: ignore[import-untyped]
 
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.tradeoff import check_kappa
 
 from .lower_bounds import lower_share, upper_share
 
-VACUOUS = 0.9
-"""From this gamma on a bound at `LINE_UP` protects nobody."""
-LINE_UP = 0.01
-"""Kappa of a line-up of 100: the true image among 99 others, none likelier than another."""
-
-
-def gamma_gaussian(mu: float, kappa: float) -> float:
-    """Bound on success under a Gaussian curve: Phi(Phi^-1(kappa) + mu).
-
-    Args:
-        mu: of the release against any fixed law that does not depend on the target, such as the
-            release without it: half of the accountant's mu where that replaces one by another.
-        kappa: chance of a guess without the upload, in (0, 1].
-    """
-    _check(kappa)
-    return float(ndtr(ndtri(kappa) + mu))
-
-
-def gamma_pure(epsilon: float, kappa: float) -> float:
-    """Bound on success under pure epsilon: min(e^epsilon kappa, 1 - e^-epsilon (1 - kappa))."""
-    _check(kappa)
-    return min(math.exp(epsilon) * kappa, 1 - math.exp(-epsilon) * (1 - kappa))
-
 
 def gamma_laplace(epsilon: float, kappa: float) -> float:
-    """Bound on success of one number under Laplace noise; never above `gamma_pure`."""
-    _check(kappa)
+    """Bound on success of one number under Laplace noise; never above the curve of pure epsilon."""
+    check_kappa(kappa)
     if kappa < math.exp(-epsilon) / 2:
         return math.exp(epsilon) * kappa
     if kappa <= 0.5:
         return 1 - math.exp(-epsilon) / (4 * kappa)
     return 1 - math.exp(-epsilon) * (1 - kappa)
-
-
-def gamma_approximate(epsilon: float, delta: float, kappa: float) -> float:
-    """Bound on success under (epsilon, delta)-DP, which is loose: e^epsilon kappa + delta."""
-    _check(kappa)
-    return min(1.0, math.exp(epsilon) * kappa + delta)
 
 
 def gamma_sampled(
@@ -87,7 +59,7 @@ def gamma_sampled(
         The estimate, and a certified bound that is at least as high: the threshold takes the lower
         Clopper-Pearson end of its level, the success the upper end of its share.
     """
-    _check(kappa)
+    check_kappa(kappa)
     rng = np.random.default_rng(seed)
     without, within = np.zeros(draws), np.zeros(draws)
     for _ in range(steps):
@@ -133,8 +105,3 @@ def no_prior_chance(
 
 def _share_above(ordered: np.ndarray, threshold: float) -> float:
     return 1 - float(np.searchsorted(ordered, threshold, side="right")) / len(ordered)
-
-
-def _check(kappa: float) -> None:
-    if not 0 < kappa <= 1:
-        raise ConfigError(f"kappa is {kappa:g}; it is a chance above 0 and at most 1.")

@@ -291,25 +291,31 @@ def run_attack(
 
 
 def audit(
-    run: recorded.Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0
+    run: recorded.Run,
+    *,
+    unit: str | None = None,
+    trials: int = 1000,
+    alpha: float = ALPHA,
+    seed: int = 0,
 ) -> RunAudit:
-    """Test the privacy that a run's defences claim for one client.
+    """Test the privacy that a run's defences claim, for one client or for one record.
 
-    Crafted uploads go through the defences; right guesses bound epsilon from below. Nothing is
-    trained. The record and a figure are written into the run's folder ``audits``.
+    Crafted uploads or records go through the defences; right guesses bound epsilon from below. No
+    federation is trained. The record and a figure are written into the run's folder ``audits``.
 
     Args:
-        run: with defences that state a guarantee for a client.
-        trials: canary clients.
+        run: with defences that state a guarantee.
+        unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
+        trials: canary clients, or canary records.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
-        IncompatibleError: no claim for a client.
+        IncompatibleError: there is no such claim.
         MissingInputError: the run's training did not finish.
     """
     attacking.require_complete(run)
-    return audit_run(run, trials=trials, alpha=alpha, seed=seed)
+    return audit_run(run, unit=unit, trials=trials, alpha=alpha, seed=seed)
 
 
 def benchmark(

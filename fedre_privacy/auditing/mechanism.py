@@ -18,144 +18,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.channels import Bound
-from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission
-from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.apply import defended
-from fedre_privacy.defenses.base import CLIENT, Defense, Facts, Sending
-from fedre_privacy.defenses.statement import state
+from fedre_privacy.defenses.base import Defense, Facts, Sending
 from fedre_privacy.defenses.values import num_rows, values_of, with_values
 from fedre_privacy.eval.lower_bounds import (
     ALPHA,
-    FLAG,
     Errors,
     accuracy_p,
-    cap_of_epsilon,
-    cap_of_mu,
     epsilon_box,
     mu_of_accuracy,
 )
 
+from .claims import Audit, Claim, check_audit, covered_by
+
+ATTACKER = (
+    "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
+    "let through; not the coins, not the noise"
+)
 TOO_LONG = 5.0
 """By how much a canary is longer than the bound, so that a skipped bound is seen."""
-LEAST_TRIALS = 50
 SILENT = 8, 64
 """Numbers without a canary by which a draw of noise is recognised, at least and at most."""
-
-REFUTED, CONSISTENT = "refuted", "consistent"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is promised of one client's uploads.
-
-    Args:
-        unit: whose data; ``client``: any replaced by any.
-        epsilon, delta: as the run's record states them, of the client that spends most.
-        mu: of the Gaussian curve that is promised, or None: pure epsilon.
-        client: who spends most.
-        rounds: in which it sends.
-    """
-
-    unit: str
-    epsilon: float
-    delta: float
-    mu: float | None
-    client: int
-    rounds: tuple[int, ...]
-
-    @property
-    def cap(self) -> float:
-        """Largest share of right guesses that the claim allows."""
-        return cap_of_epsilon(self.epsilon) if self.mu is None else cap_of_mu(self.mu)
-
-
-@dataclass(frozen=True)
-class MechanismAudit:
-    """What the trials show of a claim: the interval from what was shown to what is promised.
-
-    Args:
-        trials, right: independent guesses of a fair coin, and those that were right.
-        errors: the wrong ones, by what the coin said.
-        p: chance of so many right guesses, or more, if the claim holds.
-        shown: lower bound on epsilon, at level 1 - alpha, at the claim's delta: of a Gaussian
-            claim by its curve, of a pure one by the box.
-        ceiling: what a perfect attack would have shown with as many trials.
-        repeated: draws of noise that occur again in another round or for another client.
-    """
-
-    claim: Claim
-    trials: int
-    right: int
-    errors: Errors
-    p: float
-    shown: float
-    ceiling: float
-    alpha: float
-    repeated: int
-
-    @property
-    def verdict(self) -> str:
-        """``refuted`` where the claim does not allow what was seen; else ``consistent``."""
-        return REFUTED if self.p < FLAG or self.repeated else CONSISTENT
-
-
-def check_audit(trials: int, alpha: float) -> None:
-    """Refuse what no audit can be made with, before any work.
-
-    Raises:
-        ConfigError: too few trials, or alpha out of range.
-    """
-    problems = []
-    if trials < LEAST_TRIALS:
-        problems.append(
-            f"{trials} trials are too few to say anything; give at least {LEAST_TRIALS} trials."
-        )
-    if not 0 < alpha < 1:
-        problems.append(
-            f"alpha, the chance that the lower bound is above the truth, is {alpha:g}; it must lie "
-            "between 0 and 1, for example 0.05."
-        )
-    if problems:
-        raise ConfigError(*problems)
-
-
-def claim_of(defenses: Sequence[Defense], facts: Facts, sends: Sequence[Sequence[int]]) -> Claim:
-    """The claim that the defences make for one client, of the client that spends most.
-
-    Args:
-        sends: rounds in which each client takes part.
-
-    Raises:
-        IncompatibleError: there is no claim for a client.
-    """
-    statement = state(defenses, facts)
-    found = next((g for g in statement.guarantees if g.unit == CLIENT), None)
-    if found is None:
-        why = "; ".join(statement.lines()) or "the run has no defence"
-        raise IncompatibleError(
-            f"There is no claim for a client to audit: {why}.",
-            next_step="Train with one, for example --defense gaussian:clip=1,epsilon=8.",
-        )
-    client = max(range(facts.clients), key=lambda k: found.by_client[k])
-    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
-    releases = [r for cost in costs for r in cost.releases[client]]
-    pure = sum(cost.pure[client] for cost in costs)
-    if releases and pure:
-        raise IncompatibleError(
-            "A claim that adds Gaussian and pure mechanisms has no known curve."
-        )
-    mu = mu_of(releases) if releases else None
-    return Claim(CLIENT, found.epsilon, found.delta, mu, client, tuple(sends[client]))
 
 
 def audit_mechanism(
@@ -167,7 +60,7 @@ def audit_mechanism(
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
-) -> MechanismAudit:
+) -> Audit:
     """Put canaries through the defences of a federation and hold the guesses against the claim.
 
     Args:
@@ -182,9 +75,9 @@ def audit_mechanism(
         IncompatibleError: nothing that is sent is covered by the claim.
     """
     check_audit(trials, alpha)
-    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
     bound = _bound(defenses, facts)
-    covered = [a for a in sent if type(a) in {kind for cost in costs for kind in cost.covers}]
+    kinds = covered_by(defenses, facts)
+    covered = [a for a in sent if type(a) in kinds]
     if not covered:
         names = ", ".join(type(a).__name__ for a in sent) or "nothing"
         raise IncompatibleError(f"The claim covers none of what a client sends: {names}.")
@@ -203,16 +96,20 @@ def audit_mechanism(
         int((told & ~coins).sum()), int((~coins).sum()), int((~told & coins).sum()),
         int(coins.sum()),
     )  # fmt: skip
-    return MechanismAudit(
-        claim,
-        trials,
-        right,
-        errors,
-        accuracy_p(right, trials, claim.cap),
-        _shown(claim, errors, right, trials, alpha),
-        _shown(claim, Errors(0, errors.n0, 0, errors.n1), trials, trials, alpha),
-        alpha,
-        _repeated(silent),
+    return Audit(
+        level="mechanism",
+        game=f"{trials} canary clients in place of client {claim.client}, {len(claim.rounds)} "
+        "rounds each: one of two opposite values, by the toss of a coin",
+        attacker=ATTACKER,
+        claim=claim,
+        trials=trials,
+        right=right,
+        p=accuracy_p(right, trials, claim.curve.cap),
+        shown=_shown(claim, errors, right, trials, alpha),
+        how="errors of both kinds" if claim.mu is None else "right guesses, Gaussian curve",
+        ceiling=_shown(claim, Errors(0, errors.n0, 0, errors.n1), trials, trials, alpha),
+        alpha=alpha,
+        repeated=_repeated(silent),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.defenses.base import Defense, Facts
+from fedre_privacy.defenses.base import CLIENT, Defense, Facts
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
@@ -23,12 +23,9 @@ from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import facts_of, prepare
 
-from .mechanism import REFUTED, Claim, MechanismAudit, audit_mechanism, check_audit, claim_of
-
-ATTACKER = (
-    "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
-    "let through; not the coins, not the noise"
-)
+from .claims import REFUTED, Audit, Claim, check_audit, claim_of
+from .mechanism import audit_mechanism
+from .steps import audit_steps
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,7 @@ class AuditPlan:
 
     def says(self) -> str:
         """The claim in words."""
-        claim = self.claim
-        curve = "pure" if claim.mu is None else f"Gaussian curve of mu {claim.mu:.3f}"
-        names = ", ".join(d.name for d in self.defenses)
-        return (
-            f"{claim.unit}: epsilon {claim.epsilon:.2f} at delta {claim.delta:g} for the whole run "
-            f"({names}; {curve})"
-        )
+        return f"{self.claim.says()} ({', '.join(d.name for d in self.defenses)})"
 
 
 @dataclass(frozen=True)
@@ -57,16 +48,14 @@ class RunAudit:
     folder: Path
     run: Run
     plan: AuditPlan
-    found: MechanismAudit
+    found: Audit
 
     def lines(self) -> dict[str, str]:
         """Claim, game and attacker in words."""
-        claim = self.found.claim
         return {
             "Claim": self.plan.says(),
-            "Game": f"{self.found.trials} canary clients in place of client {claim.client}, "
-            f"{len(claim.rounds)} rounds each: one of two opposite values, by the toss of a coin",
-            "Attacker": ATTACKER,
+            "Game": self.found.game,
+            "Attacker": self.found.attacker,
         }
 
     def table(self) -> list[dict[str, str]]:
@@ -75,7 +64,7 @@ class RunAudit:
         return [
             {
                 "right guesses": f"{found.right} of {found.trials}",
-                "the claim allows": f"{found.claim.cap:.1%}",
+                "the claim allows": f"{found.claim.curve.cap:.1%}",
                 "p": f"{found.p:.2g}",
                 "epsilon shown": f">= {found.shown:.2f} ({1 - found.alpha:.0%})",
                 "epsilon promised": f"<= {found.claim.epsilon:.2f}",
@@ -94,68 +83,90 @@ class RunAudit:
         if found.verdict == REFUTED:
             return (
                 f"{REFUTED}: {found.right} of {found.trials} guesses were right, and the claim "
-                f"allows {found.claim.cap:.1%} (p = {found.p:.1g}). Likely: the noise, the bound, "
-                "the sensitivity, or the number of rounds that are counted"
+                f"allows {found.claim.curve.cap:.1%} (p = {found.p:.1g}). Likely: the noise, the "
+                "bound, the sensitivity, or the number of rounds or steps that are counted"
             )
         return (
-            f"{found.verdict}: between {found.shown:.2f}, shown, and {found.claim.epsilon:.2f}, "
-            f"promised. {found.trials} trials could have shown {found.ceiling:.2f} at most"
+            f"{found.verdict}: between {found.shown:.2f}, shown ({found.how}), and "
+            f"{found.claim.epsilon:.2f}, promised. {found.trials} trials could have shown "
+            f"{found.ceiling:.2f} at most"
         )
 
     def record(self) -> dict[str, Any]:
         """Everything that was found, as it is written."""
-        found = dataclasses.asdict(self.found)
+        found, claim = self.found, self.found.claim
+        kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
         return {
             "status": "complete",
-            "level": "mechanism",
             "run": self.run.name,
             **self.lines(),
-            **found,
-            "claim": {**found["claim"], "cap": self.found.claim.cap},
-            "verdict": self.found.verdict,
+            **kept,
+            "claim": {
+                "unit": claim.unit,
+                "epsilon": claim.epsilon,
+                "delta": claim.delta,
+                "mu": claim.mu,
+                "cap": claim.curve.cap,
+                "client": claim.client,
+                "rounds": list(claim.rounds),
+            },
+            "verdict": found.verdict,
             "because": self.verdict(),
         }
 
 
-def plan_audit(settings: TrainSettings) -> AuditPlan:
+def plan_audit(settings: TrainSettings, unit: str | None = None) -> AuditPlan:
     """Work out the claim that a federation's defences make, without training it.
+
+    Args:
+        unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
 
     Raises:
         FedreError: what training would refuse.
-        IncompatibleError: no claim for a client.
+        IncompatibleError: there is no such claim.
     """
     prepared = prepare(settings, torch.device("cpu"))
     facts = facts_of(settings, prepared.setting)
     training = settings.train
     chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
     sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
-    return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends))
+    return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends, unit))
 
 
-def audit_run(run: Run, *, trials: int = 1000, alpha: float = ALPHA, seed: int = 0) -> RunAudit:
-    """Audit the claim that a run's defences make for one client; nothing is trained.
+def audit_run(
+    run: Run,
+    *,
+    unit: str | None = None,
+    trials: int = 1000,
+    alpha: float = ALPHA,
+    seed: int = 0,
+) -> RunAudit:
+    """Audit the claim that a run's defences make; no federation is trained.
 
     Args:
-        run: complete, of any protocol, with defences that state a guarantee for a client.
-        trials: canary clients.
+        run: complete, of any protocol, with defences that state a guarantee.
+        unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
+        trials: canary clients, or canary records.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
-        IncompatibleError: no claim for a client.
+        IncompatibleError: there is no such claim.
     """
     check_audit(trials, alpha)
-    plan = plan_audit(run.settings)
-    sent = _sent(run, plan.claim.client, plan.claim.rounds[-1])
-    found = audit_mechanism(
-        plan.defenses, plan.facts, plan.claim, sent, trials=trials, alpha=alpha, seed=seed
-    )
+    plan = plan_audit(run.settings, unit)
+    how: dict[str, Any] = {"trials": trials, "alpha": alpha, "seed": seed}
+    if plan.claim.unit == CLIENT:
+        sent = _sent(run, plan.claim.client, plan.claim.rounds[-1])
+        found = audit_mechanism(plan.defenses, plan.facts, plan.claim, sent, **how)
+    else:
+        found = audit_steps(plan.defenses, plan.facts, plan.claim, **how)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
-    audit = RunAudit(run.folder / "audits" / f"mechanism-{named}", run, plan, found)
+    audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)
     save_figure(
         audit_chart(
-            [(f"{found.claim.unit}, mechanism", found.shown, found.claim.epsilon, found.ceiling)],
+            [(f"{plan.claim.unit}, {found.level}", found.shown, plan.claim.epsilon, found.ceiling)],
             title=f"What an audit shows of {run.name}",
             caption=f"{audit.lines()['Game']}. Lower bound at {1 - alpha:.0%}.",
         ),

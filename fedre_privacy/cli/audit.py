@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from fedre_privacy.api import audit, run_training
-from fedre_privacy.auditing.mechanism import REFUTED, check_audit
+from fedre_privacy.auditing.claims import REFUTED, check_audit
 from fedre_privacy.auditing.recorded import plan_audit
 from fedre_privacy.core.errors import RefutedError
+from fedre_privacy.defenses.base import CLIENT, RECORD
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.play.attack import require_complete
@@ -34,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
         prog="fedre-audit",
         usage="fedre-audit [RUN] [options]",
         allow_abbrev=False,
-        description="Test the privacy that a run's defences claim for one client: crafted uploads "
-        "go through the defences, and right guesses bound epsilon from below.",
+        description="Test the privacy that a run's defences claim: crafted uploads, or crafted "
+        "records, go through the defences, and right guesses bound epsilon from below.",
     )
     made.add_argument(
         "run",
@@ -45,8 +46,13 @@ def parser() -> argparse.ArgumentParser:
     )
     group = made.add_argument_group("audit")
     group.add_argument(
-        "--trials", type=int, default=1000, metavar="N", help="canary clients (default: 1000)"
-    )
+        "--unit", choices=(CLIENT, RECORD),
+        help="whose claim to test (default: a client's where there is one, else a record's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--trials", type=int, default=1000, metavar="N",
+        help="canary clients or canary records (default: 1000)",
+    )  # fmt: skip
     group.add_argument(
         "--alpha", type=float, default=ALPHA, metavar="A",
         help=f"chance that the lower bound is above the truth (default: {ALPHA:g})",
@@ -76,7 +82,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     if recorded is not None:
         require_complete(recorded)
-    plan = plan_audit(settings)  # a federation without a claim is not trained
+    plan = plan_audit(settings, options.unit)  # a federation without a claim is not trained
     device = choose_device(options.device)
     if options.dry_run:
         output.line("Claim", plan.says())
@@ -88,11 +94,14 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         restart=options.restart, report=output,
     )  # fmt: skip
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
-    done = audit(run, trials=options.trials, alpha=options.alpha, seed=options.audit_seed)
+    done = audit(
+        run, unit=options.unit, trials=options.trials, alpha=options.alpha,
+        seed=options.audit_seed,
+    )  # fmt: skip
     for heading, text in done.lines().items():
         output.line(heading, text)
     output.text()
-    output.line("RESULT", f"{done.found.trials} independent trials")
+    output.line("RESULT", f"{done.found.trials} trials")
     output.table(done.table())
     output.line("Verdict", done.verdict())
     output.line("Files", f"{done.folder}/{{epsilon.png,record.json}}", wrap=False)

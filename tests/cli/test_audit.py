@@ -88,7 +88,7 @@ def test_explain_describes_the_parts_and_stops(nowhere, tiny, capsys):
 
 def test_a_federation_without_a_claim_is_refused_before_it_is_trained(nowhere, tiny, capsys):
     assert audit.main([*tiny, "--protocol", "fedgh", "--defense", "clip:norm=1"]) == 3
-    assert "no claim for a client" in capsys.readouterr().err
+    assert "no claim to audit" in capsys.readouterr().err
     assert list(nowhere.iterdir()) == []
 
 
@@ -103,4 +103,18 @@ def test_an_unfinished_run_is_refused(copy, capsys):
 
 def test_a_run_without_a_claim_is_refused(run, capsys):
     assert audit.main([str(run)]) == 3
-    assert "no claim for a client" in capsys.readouterr().err
+    assert "no claim to audit" in capsys.readouterr().err
+
+
+def test_a_claim_for_one_record_is_audited_by_steps(tmp_path, tiny, capsys):
+    private = ["--protocol", "fedavg", "--defense", "dp-sgd:clip=1,epsilon=8", "--trials", "60"]
+    assert audit.main([*tiny, *private, "--runs-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "Claim      record: epsilon " in said and "canary records in place of" in said
+    (record,) = tmp_path.glob("*/audits/steps-*/record.json")
+    assert read_json(record)["level"] == "steps"
+
+
+def test_the_other_unit_is_refused(defended, capsys):
+    assert audit.main([str(defended.folder), "--unit", "record"]) == 3
+    assert "no claim for one record to audit" in capsys.readouterr().err

@@ -6,13 +6,11 @@ from scipy.stats import norm
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_epsilon
+from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
 from fedre_privacy.eval.lower_bounds import (
     FLAG,
     Errors,
     accuracy_p,
-    cap_of_distance,
-    cap_of_epsilon,
-    cap_of_mu,
     epsilon_box,
     epsilon_one_run,
     mu_box,
@@ -64,7 +62,7 @@ def test_right_guesses_bound_mu(right, trials, mu):
 
 
 def test_the_accuracy_test_keeps_its_level():
-    cap = cap_of_mu(0.5)
+    cap = GaussianCurve(0.5).cap
     right = np.random.default_rng(0).binomial(1000, cap, 2000)
     p = np.array([accuracy_p(int(k), 1000, cap) for k in right])
     assert 0.03 < (p < 0.05).mean() < 0.06
@@ -73,16 +71,16 @@ def test_the_accuracy_test_keeps_its_level():
 
 def test_halved_noise_is_found_with_the_stated_number_of_trials():
     claimed, true = 1.666, 2 * 1.666  # epsilon 8; power .99 at 127 trials
-    right = np.random.default_rng(1).binomial(127, cap_of_mu(true), 2000)
-    found = np.mean([accuracy_p(int(k), 127, cap_of_mu(claimed)) < FLAG for k in right])
+    right = np.random.default_rng(1).binomial(127, GaussianCurve(true).cap, 2000)
+    found = np.mean([accuracy_p(int(k), 127, GaussianCurve(claimed).cap) < FLAG for k in right])
     assert found > 0.98
 
 
 def test_caps_agree_where_claims_do():
-    assert cap_of_mu(0.0) == cap_of_epsilon(0.0) == cap_of_distance(0.0) == 0.5
+    assert GaussianCurve(0.0).cap == PairsCurve(((0.0, 0.0),)).cap == 0.5
     tv = 2 * norm.cdf(0.5) - 1
-    assert cap_of_mu(1.0) == pytest.approx(cap_of_distance(tv), abs=1e-12)
-    assert cap_of_epsilon(1.0) == pytest.approx(0.7310586, abs=1e-6)
+    assert GaussianCurve(1.0).cap == pytest.approx(PairsCurve(((0.0, tv),)).cap, abs=1e-12)
+    assert PairsCurve(((1.0, 0.0),)).cap == pytest.approx(0.7310586, abs=1e-6)
 
 
 ALL_RIGHT = {10: 1.0519, 20: 1.8227, 50: 2.7847, 100: 3.4930, 200: 4.1936, 1000: 5.8091,

@@ -6,13 +6,9 @@ from scipy.stats import chi2
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_mu
+from fedre_privacy.core.tradeoff import LINE_UP, VACUOUS, GaussianCurve, PairsCurve
 from fedre_privacy.eval.reconstruction_bounds import (
-    LINE_UP,
-    VACUOUS,
-    gamma_approximate,
-    gamma_gaussian,
     gamma_laplace,
-    gamma_pure,
     gamma_sampled,
     no_prior_chance,
     no_prior_psnr,
@@ -27,9 +23,9 @@ KAPPAS = (1e-3, 0.01, 0.1)
      (1.666, (0.0772, 0.2545, 0.6497)), (4.0, (0.8185, 0.9529, 0.9967))],
 )  # fmt: skip
 def test_the_gaussian_bound_has_its_known_values(mu, gammas):
-    assert [gamma_gaussian(mu, k) for k in KAPPAS] == pytest.approx(gammas, abs=1e-4)
-    assert all(gamma_gaussian(mu, k) >= k for k in KAPPAS)
-    assert gamma_gaussian(mu, 1.0) == 1
+    assert [GaussianCurve(mu).most(k) for k in KAPPAS] == pytest.approx(gammas, abs=1e-4)
+    assert all(GaussianCurve(mu).most(k) >= k for k in KAPPAS)
+    assert GaussianCurve(mu).most(1.0) == 1
 
 
 @pytest.mark.parametrize(
@@ -37,27 +33,27 @@ def test_the_gaussian_bound_has_its_known_values(mu, gammas):
 )
 def test_what_a_client_level_claim_says_of_a_line_up(epsilon, gamma):
     """Half of the accountant's mu: the release against one that does not depend on the target."""
-    found = gamma_gaussian(gdp_mu(epsilon, 1e-5) / 2, LINE_UP)
+    found = GaussianCurve(gdp_mu(epsilon, 1e-5) / 2).most(LINE_UP)
     assert found == pytest.approx(gamma, abs=5e-3 if epsilon == 50 else 5e-4)
 
 
 def test_a_huge_epsilon_protects_nobody():
-    assert gamma_gaussian(gdp_mu(3e5, 1e-5) / 2, LINE_UP) >= VACUOUS
+    assert GaussianCurve(gdp_mu(3e5, 1e-5) / 2).most(LINE_UP) >= VACUOUS
 
 
 def test_laplace_is_tighter_than_pure_and_pure_than_approximate():
     values = [gamma_laplace(1.0, k) for k in (0.01, 0.1, 0.3)]
     assert values == pytest.approx([0.0272, 0.2718, 0.6934], abs=1e-4)
     for kappa in (0.001, 0.01, 0.1, 0.3, 0.7):
-        laplace, pure = gamma_laplace(1.0, kappa), gamma_pure(1.0, kappa)
+        laplace, pure = gamma_laplace(1.0, kappa), PairsCurve(((1.0, 0.0),)).most(kappa)
         assert kappa <= laplace <= pure + 1e-12
-        assert pure <= gamma_approximate(1.0, 0.0, kappa) + 1e-12
+        assert pure <= np.exp(1.0) * kappa + 1e-12
 
 
 def test_sampled_steps_agree_with_the_unsampled_law_and_certify_more():
     """At rate 1 the steps are Gaussian mechanisms of mu = sqrt(T) / z."""
     estimate, certified = gamma_sampled(2.0, 1.0, 4, 0.1, draws=20_000)
-    assert estimate == pytest.approx(gamma_gaussian(1.0, 0.1), abs=0.015)
+    assert estimate == pytest.approx(GaussianCurve(1.0).most(0.1), abs=0.015)
     assert estimate < certified < estimate + 0.03
 
 
@@ -74,7 +70,7 @@ def test_the_best_attack_on_orthogonal_candidates_stays_under_the_bound():
     seen[:, 0] += mu  # the true one; unit vectors at distance mu from nothing
     found = float((seen.argmax(1) == 0).mean())
     assert found == pytest.approx(0.325, abs=0.012)
-    assert found <= gamma_gaussian(mu, 1 / candidates)
+    assert found <= GaussianCurve(mu).most(1 / candidates)
 
 
 def test_an_attacker_without_a_prior():
@@ -93,4 +89,4 @@ def test_an_attacker_without_a_prior():
 @pytest.mark.parametrize("kappa", [0.0, -1.0, 1.5])
 def test_a_kappa_out_of_range_is_refused(kappa):
     with pytest.raises(ConfigError, match="kappa is"):
-        gamma_gaussian(1.0, kappa)
+        GaussianCurve(1.0).most(kappa)

@@ -1,0 +1,148 @@
+"""What an audit tests and what it finds, whatever its game."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.tradeoff import Curve, GaussianCurve
+from fedre_privacy.defenses.accounting import curve_of
+from fedre_privacy.defenses.base import CLIENT, Defense, Facts
+from fedre_privacy.defenses.statement import state
+from fedre_privacy.eval.lower_bounds import FLAG
+
+LEAST_TRIALS = 50
+
+REFUTED, CONSISTENT = "refuted", "consistent"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is promised of the uploads of the client that spends most.
+
+    Args:
+        unit: whose data; ``client``: all of it replaced by any; ``record``: one sample more or
+            less.
+        epsilon, delta: as the run's record states them, of that client.
+        curve: what is promised at every rate of wrong alarms.
+        client: who spends most.
+        rounds: in which it sends.
+    """
+
+    unit: str
+    epsilon: float
+    delta: float
+    curve: Curve
+    client: int
+    rounds: tuple[int, ...]
+
+    @property
+    def mu(self) -> float | None:
+        """Of the Gaussian curve that is promised, or None: another curve."""
+        return self.curve.mu if isinstance(self.curve, GaussianCurve) else None
+
+    def says(self) -> str:
+        """The claim in words."""
+        curve = "" if self.mu is None else f", Gaussian curve of mu {self.mu:.3f}"
+        return (
+            f"{self.unit}: epsilon {self.epsilon:.2f} at delta {self.delta:g} for the whole run"
+            f"{curve}"
+        )
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What trials show of a claim: the interval from what was shown to what is promised.
+
+    Args:
+        level: of the game; ``mechanism``: uploads through the defences, ``steps``: records through
+            private training steps.
+        game: what the trials were, in words. attacker: what it was given.
+        trials, right: guesses of a fair coin, and those that were right.
+        p: chance of so many right guesses, or more, if the claim holds.
+        shown: lower bound on epsilon, at level 1 - alpha, at the claim's delta.
+        how: by which bound.
+        ceiling: what a perfect attack would have shown with as many trials.
+        repeated: draws of noise that occur again in another round or for another client.
+    """
+
+    level: str
+    game: str
+    attacker: str
+    claim: Claim
+    trials: int
+    right: int
+    p: float
+    shown: float
+    how: str
+    ceiling: float
+    alpha: float
+    repeated: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """``refuted`` where the claim does not allow what was seen; else ``consistent``."""
+        return REFUTED if self.p < FLAG or self.repeated else CONSISTENT
+
+
+def check_audit(trials: int, alpha: float) -> None:
+    """Refuse what no audit can be made with, before any work.
+
+    Raises:
+        ConfigError: too few trials, or alpha out of range.
+    """
+    problems = []
+    if trials < LEAST_TRIALS:
+        problems.append(
+            f"{trials} trials are too few to say anything; give at least {LEAST_TRIALS} trials."
+        )
+    if not 0 < alpha < 1:
+        problems.append(
+            f"alpha, the chance that the lower bound is above the truth, is {alpha:g}; it must lie "
+            "between 0 and 1, for example 0.05."
+        )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def claim_of(
+    defenses: Sequence[Defense],
+    facts: Facts,
+    sends: Sequence[Sequence[int]],
+    unit: str | None = None,
+) -> Claim:
+    """The claim that the defences make, of the client that spends most.
+
+    Args:
+        sends: rounds in which each client takes part.
+        unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
+
+    Raises:
+        IncompatibleError: there is no such claim.
+    """
+    statement = state(defenses, facts)
+    found = next((g for g in statement.guarantees if unit in (None, g.unit)), None)
+    if found is None:
+        why = "; ".join(statement.lines()) or "the run has no defence"
+        what = "" if unit is None else f" for one {unit}"
+        raise IncompatibleError(
+            f"There is no claim{what} to audit: {why}.",
+            next_step="Train with one, for example --defense gaussian:clip=1,epsilon=8 (for a "
+            "client) or --protocol fedavg --defense dp-sgd:clip=1,epsilon=8 (for a record).",
+        )
+    client = max(range(facts.clients), key=lambda k: found.by_client[k])
+    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == found.unit]
+    accountant = next((c.accountant for c in costs if not c.replaces), "prv")
+    curve = curve_of(
+        tuple(r for cost in costs for r in cost.releases[client]),
+        sum(cost.pure[client] for cost in costs),
+        accountant,
+    )
+    return Claim(found.unit, found.epsilon, found.delta, curve, client, tuple(sends[client]))
+
+
+def covered_by(defenses: Sequence[Defense], facts: Facts) -> set[type]:
+    """Kinds of artifacts for which a client's claim is made."""
+    costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
+    return {kind for cost in costs for kind in cost.covers}
