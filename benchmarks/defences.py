@@ -3,8 +3,9 @@
 Every variant is trained once per seed and attacked with the attacks that fit its uploads, which
 know the defence; of prototypes, those of the fewest images. One table and one figure come out:
 accuracy, scalars uploaded per round, image leakage over the floor of the strongest attack, centred
-cosine of prototypes recovered from all rounds, membership AUC, and the epsilon that the run may
-state for one client or one record. Finished jobs are not repeated.
+cosine of prototypes recovered from all rounds, membership AUC, how often the true image is found
+among 100 and how often any attack could find it by what is guaranteed, and the epsilon that the run
+may state for one client or one record. Finished jobs are not repeated.
 
 Usage: python benchmarks/defences.py --dataset npz:FILE [--seeds 0,1] [--only fedre] [--out DIR]
 """
@@ -256,7 +257,11 @@ def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
                 "image_leakage_sd": point.over_sd,
                 "image_attack": point.attack,
             }
-            for key, measure in (("prototype_cosine", "centred_cosine"), ("membership_auc", "auc")):
+            for key, measure in (
+                ("prototype_cosine", "centred_cosine"),
+                ("membership_auc", "auc"),
+                ("found_among_100", "hit1"),
+            ):
                 whole = (part["measure"] == measure) & (part["group"] == "")
                 found = part[whole & part["value"].notna()]
                 best = found.loc[found["value"].idxmax()] if len(found) else None
@@ -265,6 +270,8 @@ def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
             stated = [one.get("privacy", {}).get("guarantees", ()) for one in records]
             guarantees = max(stated, key=_least)  # the seed that may promise least
             row["epsilon"] = _least(guarantees) if guarantees else None
+            bounds = [g["line_up"] for g in guarantees]
+            row["found_at_most"] = min(bounds) if bounds else None
             row["epsilon_of"] = ", ".join(
                 f"{g['epsilon']:.3g} (one {g['unit']}, delta {g['delta']:g})" for g in guarantees
             )
@@ -298,6 +305,11 @@ def figure(rows: pd.DataFrame) -> Any:
             dots("prototype_cosine", floor="prototype_cosine_floor"),
         ),
         Column("membership AUC", dots("membership_auc", floor="membership_auc_floor")),
+        Column(
+            "found among 100",
+            dots("found_among_100", floor="found_among_100_floor"),
+        ),
+        Column("found among 100:\nany attack, at most", dots("found_at_most"), absent="no bound"),
         Column("epsilon stated", dots("epsilon"), log=True, absent="no guarantee"),
     ]
     caption = (

@@ -280,10 +280,11 @@ class Guarantee:
     def bound(self) -> str:
         """What no attack can exceed, in words."""
         if self.line_up >= VACUOUS:
-            return f"the guarantee for one {self.unit} bounds no attack"
+            return f"no bound: the guarantee for one {self.unit} is too weak for one"
         return (
-            f"at most {self.line_up:.1%} by any attack, if without the uploads each is as likely, "
-            "given labels and counts"
+            f"found among 100 at most {self.line_up:.1%} of the time by any attack, if without the "
+            f"uploads each is as likely, given labels and counts (by the guarantee for one "
+            f"{self.unit})"
         )
 
 
@@ -302,6 +303,15 @@ class Statement:
     not_covered: tuple[str, ...] = ()
     heuristics: tuple[str, ...] = field(default=())
 
+    def bound(self) -> str:
+        """What no attack on images can exceed, or why there is no such bound; a sentence."""
+        if not self.guarantees:
+            return (
+                "no bound: nothing is guaranteed of what is sent, so a stronger attack may recover "
+                "more than any shown here"
+            )
+        return min(self.guarantees, key=lambda g: g.line_up).bound()
+
     def lines(self) -> list[str]:
         """Sentences for people."""
         out = [
@@ -309,7 +319,7 @@ class Statement:
             f"({' with '.join(g.by)}; {', '.join(g.covers) or 'the trained models'})"
             for g in self.guarantees
         ]
-        out += [f"found among 100: {g.bound()}" for g in self.guarantees]
+        out += [g.bound() for g in self.guarantees]
         out += self.reasons
         if self.heuristics:
             out.append(f"{', '.join(self.heuristics)}: no formal privacy")

@@ -144,12 +144,16 @@ def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
 
     Returns:
         ``defense``: one mapping per defence, derived settings filled in; ``privacy``: the
-        statement with its sentences under ``says``.
+        statement with its sentences under ``says``, and what no attack exceeds under ``bound``.
     """
     statement = state(defenses, facts)
     return {
         "defense": [defense.public(facts) for defense in defenses],
-        "privacy": {**_plain(dataclasses.asdict(statement)), "says": statement.lines()},
+        "privacy": {
+            **_plain(dataclasses.asdict(statement)),
+            "says": statement.lines(),
+            "bound": statement.bound(),
+        },
     }
 
 

@@ -100,6 +100,11 @@ class Given:
         return [str(label) for label in range(self.num_classes)]
 
     @property
+    def bound(self) -> str:
+        """Nothing is known of what another system guarantees."""
+        return ""
+
+    @property
     def defenses(self) -> tuple[Defense, ...]:
         """None is known."""
         return ()

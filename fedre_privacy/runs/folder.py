@@ -444,6 +444,11 @@ class Run:
         )
 
     @property
+    def bound(self) -> str:
+        """What no attack on images can exceed by what its defences guarantee; empty without any."""
+        return str(self.record.get("privacy", {}).get("bound", ""))
+
+    @property
     def notes(self) -> list[str]:
         """What the data set says about itself."""
         return list(self.record.get("data_notes", ()))

@@ -45,6 +45,11 @@ class Recording(Protocol):
         """What clients declare to do to their training and uploads, in order."""
         ...
 
+    @property
+    def bound(self) -> str:
+        """What no attack on images can exceed, a sentence; empty where nothing was declared."""
+        ...
+
     def extractor(self, client: int, round: int) -> nn.Module:
         """The frozen extractor with which a client made its upload of a round."""
         ...

@@ -117,6 +117,7 @@ FORMS = (
         "--architectures cnn4 --clients 2 --batch 4 --repeats 1 --threads 1 --device cpu",
         r"^cnn4 +2 +\d+ ms +\d+ ms",
     ),
+    Form("audits", "", "--repetitions 1 --out audits", r"^ *noise alone, z 1 +1 +0 +"),
     Form("inversion", "ratio", INVERSION, r"^cnn4 +32 +1( +[\d.]+){5}$"),
     Form("inversion", "limits", f"{INVERSION} --rows 2", r"^cnn4 +32 +2 .*%"),
     Form("inversion", "profile", f"{INVERSION} --rows 2", r"^cnn4, 32 px, 2 rows: .*%"),

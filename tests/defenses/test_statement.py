@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.defenses.accounting import epsilon_of
 from fedre_privacy.defenses.base import Defense, Release, defenses
 from fedre_privacy.defenses.statement import check_all, record, state
+from fedre_privacy.eval.reconstruction_bounds import gamma_sampled
 
 
 def make(name, **settings):
@@ -170,3 +172,38 @@ def test_noise_is_worked_out_from_epsilon(facts):
     assert make("dp-sgd", clip=1.0, noise=2.0).settled(small).noise == 2.0
     with pytest.raises(ConfigError, match="No noise of at most"):
         make("dp-sgd", clip=1.0, epsilon=1e-6).settled(small)
+
+
+def test_a_client_guarantee_bounds_a_line_up_by_half_of_its_mu(facts):
+    """Epsilon 8 for a client: found among 100 in at most 6.8 %."""
+    (found,) = state([make("gaussian", clip=1.0, epsilon=8.0)], facts()).guarantees
+    assert found.line_up == pytest.approx(0.068, abs=5e-4)
+    said = record([make("gaussian", clip=1.0, epsilon=8.0)], facts())["privacy"]["bound"]
+    assert said.startswith("found among 100 at most 6.8% of the time by any attack")
+    (pure,) = state([make("laplace", clip=1.0, epsilon=0.02)], facts()).guarantees
+    assert pure.line_up == pytest.approx(min(0.01 * math.e, 1 - math.exp(-1) * 0.99), rel=1e-6)
+
+
+def test_sampled_steps_bound_a_line_up_as_simulation_does(facts):
+    """Steps at rate 0.1 and noise 1, a hundred of them: 0.143 by simulation, and little above."""
+    known = facts(
+        **FEDAVG, class_counts=((50, 50),), participations=(20,), rounds=20, batch_size=10,
+        epochs=1, local_steps=5,
+    )  # fmt: skip
+    (found,) = state([make("dp-sgd", clip=1.0, noise=1.0)], known).guarantees
+    estimate, certified = gamma_sampled(1.0, 0.1, 100, 0.01, draws=40_000)
+    assert estimate - 0.005 < found.line_up < certified + 0.005
+    assert found.line_up == pytest.approx(0.147, abs=1e-3)
+
+
+def test_noise_on_uploads_is_added_to_what_steps_leave(facts):
+    (alone,) = state([DP], facts(**FEDAVG)).guarantees
+    (both,) = state([DP, FOR_RECORD], facts()).guarantees
+    assert 0.01 < alone.line_up < both.line_up <= 1
+
+
+def test_without_a_guarantee_there_is_no_bound_and_a_weak_one_is_called_so(facts):
+    for given in ([make("clip", norm=1.0)], [FOR_RECORD]):
+        assert state(given, facts()).bound().startswith("no bound: nothing is guaranteed")
+    weak = state([make("gaussian", clip=1.0, noise=0.05)], facts())
+    assert weak.bound() == "no bound: the guarantee for one client is too weak for one"

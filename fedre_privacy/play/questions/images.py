@@ -63,6 +63,8 @@ class ImageTrial(Trial):
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
+        if self.run.bound and not self.counterfactual:
+            lines["Bound"] = self.run.bound
         if self.recovered is not None and self.settings.via is not None:
             lines["Target"] += f" by {self.settings.via.name}"
             if self.recovered.notes:

@@ -1,0 +1,155 @@
+"""How often is an audit wrong about a mechanism that keeps its promise, and how much does it show?
+
+Repeats audits of correct mechanisms with other seeds. Counted are claims that were called refuted
+(stated: one in a thousand) and lower bounds above the true epsilon (stated: alpha, one in twenty),
+both with Clopper-Pearson intervals, beside the least and the median lower bound. ``noise alone``
+takes a million draws from the defence `gaussian` itself: each number of one upload is a trial, in
+which a client sends one of two opposite values at the bound. The other audits are `fedre-audit`'s.
+Finished repetitions are kept in ``audits.csv`` and not repeated.
+
+Usage: python benchmarks/audits.py [--repetitions 200] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+import tools
+import torch
+
+from fedre_privacy.auditing.claims import REFUTED, Audit, claim_of
+from fedre_privacy.auditing.mechanism import audit_mechanism
+from fedre_privacy.auditing.steps import audit_steps
+from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Artifact, EntangledRep, ModelState
+from fedre_privacy.core.gdp import gdp_epsilon
+from fedre_privacy.core.rng import stream
+from fedre_privacy.defenses.base import Facts, Sending
+from fedre_privacy.defenses.dp_sgd import DPSGD
+from fedre_privacy.defenses.gaussian import Gaussian
+from fedre_privacy.defenses.laplace import Laplace
+from fedre_privacy.eval.lower_bounds import (
+    ALPHA,
+    FLAG,
+    accuracy_p,
+    mu_of_accuracy,
+    share_interval,
+)
+
+DRAWS = 1_000_000
+DELTA = 1e-5
+Row = dict[str, object]
+
+
+def federation(kind: type[Artifact], rounds: int) -> Facts:
+    """Two clients of 100 samples each."""
+    return Facts(
+        protocol="fedre", kinds=(kind,), class_counts=((50, 50),) * 2, rounds=rounds,
+        participations=(rounds,) * 2, batch_size=20, training_only=True,
+    )  # fmt: skip
+
+
+def noise_alone(noise: float, seed: int, draws: int = DRAWS) -> Row:
+    """One upload of many numbers: right guesses of one of two opposite values in each of them."""
+    facts = federation(EntangledRep, 1)
+    sending = Sending("fedre", 0, 1, 1, facts.kinds, facts.class_counts[0], seed=seed)
+    silent = EntangledRep(torch.zeros(draws), torch.tensor([0.5, 0.5]))
+    sent = Gaussian(clip=1.0, noise=noise).defend(silent, sending, stream(seed, "noise"))
+    assert isinstance(sent, EntangledRep)
+    heads = torch.rand(draws, generator=stream(seed, "coins")) < 0.5
+    value = torch.where(heads, 1.0, -1.0)
+    right = int(((value + sent.rep > 0) == heads).sum())
+    promised = gdp_epsilon(1 / noise, DELTA)
+    claim = claim_of([Gaussian(clip=1.0, noise=noise)], facts, [(1,), (1,)])
+    return {
+        "shown": gdp_epsilon(mu_of_accuracy(right, draws, ALPHA), DELTA),
+        "promised": promised,
+        "refuted": accuracy_p(right, draws, claim.curve.cap) < FLAG,
+    }
+
+
+def _row(found: Audit) -> Row:
+    return {
+        "shown": found.shown,
+        "promised": found.claim.epsilon,
+        "refuted": found.verdict == REFUTED,
+    }
+
+
+def of_uploads(defense: Gaussian | Laplace, rounds: int, seed: int) -> Row:
+    """An audit of a client's claim, 100 trials."""
+    facts = federation(EntangledRep, rounds)
+    claim = claim_of([defense], facts, [tuple(range(1, rounds + 1))] * 2)
+    form = EntangledRep(torch.zeros(64), torch.tensor([0.5, 0.5]))
+    return _row(audit_mechanism([defense], facts, claim, [form], trials=100, seed=seed))
+
+
+def of_steps(defense: DPSGD, rounds: int, seed: int) -> Row:
+    """An audit of a record's claim, 100 canary records."""
+    facts = federation(ModelState, rounds)
+    claim = claim_of([defense], facts, [tuple(range(1, rounds + 1))] * 2)
+    return _row(audit_steps([defense], facts, claim, trials=100, seed=seed))
+
+
+CASES: dict[str, Callable[[int], Row]] = {
+    "noise alone, z 1": lambda seed: noise_alone(1.0, seed),
+    "noise alone, z 0.6": lambda seed: noise_alone(0.6, seed),
+    "gaussian, one round": lambda seed: of_uploads(Gaussian(clip=1.0, noise=2.0), 1, seed),
+    "gaussian, three rounds": lambda seed: of_uploads(Gaussian(clip=1.0, noise=2.0), 3, seed),
+    "laplace, one round": lambda seed: of_uploads(Laplace(clip=1.0, epsilon=2.0), 1, seed),
+    "dp-sgd, five rounds": lambda seed: of_steps(DPSGD(clip=1.0, noise=1.0), 5, seed),
+}
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each mechanism."""
+    found = []
+    for case, own in rows.groupby("case", sort=False):
+        above = int((own["shown"] > own["promised"]).sum())
+        low, high = share_interval(above, len(own))
+        share = own["shown"] / own["promised"]
+        found.append(
+            {
+                "mechanism": case,
+                "n": len(own),
+                "refuted": int(own["refuted"].sum()),
+                "above the truth": f"{above / len(own):.1%} [{low:.1%}, {high:.1%}]",
+                "least shown": f"{share.min():.3f}",
+                "median shown": f"{share.median():.3f}",
+                "true epsilon": f"{own['promised'].iloc[0]:.2f}",
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = tools.options(__doc__)
+    made.add_argument("--repetitions", type=int, default=200, help="of each audit")
+    made.add_argument("--out", type=Path, default=Path("runs/benchmarks/audits"))
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is not done yet, write ``audits.csv`` and print the table."""
+    options = parser().parse_args(arguments)
+    path = options.out / "audits.csv"
+    rows = pd.read_csv(path).to_dict("records") if path.is_file() else []
+    done = {(row["case"], row["seed"]) for row in rows}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for case, audit in CASES.items():
+        for seed in range(options.repetitions):
+            if (case, seed) not in done:
+                rows.append({"case": case, "seed": seed, **audit(seed)})
+            if (seed + 1) % 20 == 0 or seed + 1 == options.repetitions:
+                files.write_frame(path, pd.DataFrame(rows))
+    print(summary(pd.DataFrame(rows)).to_string(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
