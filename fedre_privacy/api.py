@@ -294,6 +294,7 @@ def audit(
     run: recorded.Run,
     *,
     unit: str | None = None,
+    inside: bool = False,
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
@@ -306,16 +307,18 @@ def audit(
     Args:
         run: with defences that state a guarantee.
         unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
-        trials: canary clients, or canary records.
+        inside: by the canaries that the run was trained with (coins of game ``pair``), in place of
+            crafted uploads; the lower bound then needs no claim.
+        trials: canary clients, or canary records; those inside a run are counted there.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
-        IncompatibleError: there is no such claim.
+        IncompatibleError: there is no such claim, or the run has no coins for canaries.
         MissingInputError: the run's training did not finish.
     """
     attacking.require_complete(run)
-    return audit_run(run, unit=unit, trials=trials, alpha=alpha, seed=seed)
+    return audit_run(run, unit=unit, inside=inside, trials=trials, alpha=alpha, seed=seed)
 
 
 def benchmark(

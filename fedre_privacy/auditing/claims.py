@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.tradeoff import Curve, GaussianCurve
@@ -14,7 +15,7 @@ from fedre_privacy.eval.lower_bounds import FLAG
 
 LEAST_TRIALS = 50
 
-REFUTED, CONSISTENT = "refuted", "consistent"
+REFUTED, CONSISTENT, NO_CLAIM = "refuted", "consistent", "no claim"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,18 @@ class Claim:
         """Of the Gaussian curve that is promised, or None: another curve."""
         return self.curve.mu if isinstance(self.curve, GaussianCurve) else None
 
+    def record(self) -> dict[str, Any]:
+        """The claim as it is written."""
+        return {
+            "unit": self.unit,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "mu": self.mu,
+            "cap": self.curve.cap,
+            "client": self.client,
+            "rounds": list(self.rounds),
+        }
+
     def says(self) -> str:
         """The claim in words."""
         curve = "" if self.mu is None else f", Gaussian curve of mu {self.mu:.3f}"
@@ -57,12 +70,15 @@ class Audit:
 
     Args:
         level: of the game; ``mechanism``: uploads through the defences, ``steps``: records through
-            private training steps.
+            private training steps, ``run``: records in one federation.
         game: what the trials were, in words. attacker: what it was given.
+        claim: that is tested; None: the defences make none.
+        delta: at which bounds are stated.
         trials, right: guesses of a fair coin, and those that were right.
         p: chance of so many right guesses, or more, if the claim holds.
         shown: lower bound on epsilon, at level 1 - alpha, at the claim's delta.
         how: by which bound.
+        promised: epsilon of the claim, for the game's neighbours; None without a claim.
         ceiling: what a perfect attack would have shown with as many trials.
         repeated: draws of noise that occur again in another round or for another client.
     """
@@ -70,19 +86,28 @@ class Audit:
     level: str
     game: str
     attacker: str
-    claim: Claim
+    claim: Claim | None
+    delta: float
     trials: int
     right: int
     p: float
     shown: float
     how: str
+    promised: float | None
     ceiling: float
     alpha: float
     repeated: int = 0
 
     @property
+    def cap(self) -> float | None:
+        """Largest share of right guesses that the claim allows; None where it depends on more."""
+        return None if self.claim is None or self.level == "run" else self.claim.curve.cap
+
+    @property
     def verdict(self) -> str:
         """``refuted`` where the claim does not allow what was seen; else ``consistent``."""
+        if self.claim is None:
+            return NO_CLAIM
         return REFUTED if self.p < FLAG or self.repeated else CONSISTENT
 
 

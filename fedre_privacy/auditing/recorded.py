@@ -14,7 +14,8 @@ import torch
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.defenses.base import CLIENT, Defense, Facts
+from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, Facts
+from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
@@ -24,6 +25,7 @@ from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import facts_of, prepare
 
 from .claims import REFUTED, Audit, Claim, check_audit, claim_of
+from .inside import audit_inside, coins_of
 from .mechanism import audit_mechanism
 from .steps import audit_steps
 
@@ -34,10 +36,12 @@ class AuditPlan:
 
     defenses: tuple[Defense, ...]
     facts: Facts
-    claim: Claim
+    claim: Claim | None
 
     def says(self) -> str:
         """The claim in words."""
+        if self.claim is None:
+            return "none: what is shown is what any claim would have to exceed"
         return f"{self.claim.says()} ({', '.join(d.name for d in self.defenses)})"
 
 
@@ -61,16 +65,14 @@ class RunAudit:
     def table(self) -> list[dict[str, str]]:
         """One row: right guesses beside what the claim allows, and the interval of epsilon."""
         found = self.found
-        return [
-            {
-                "right guesses": f"{found.right} of {found.trials}",
-                "the claim allows": f"{found.claim.curve.cap:.1%}",
-                "p": f"{found.p:.2g}",
-                "epsilon shown": f">= {found.shown:.2f} ({1 - found.alpha:.0%})",
-                "epsilon promised": f"<= {found.claim.epsilon:.2f}",
-                "could have shown": f"{found.ceiling:.2f}",
-            }
-        ]
+        promised = {
+            "p": f"{found.p:.2g}",
+            "epsilon shown": f">= {found.shown:.2f} ({1 - found.alpha:.0%})",
+            "epsilon promised": "-" if found.promised is None else f"<= {found.promised:.2f}",
+            "could have shown": f"{found.ceiling:.2f}",
+        }
+        allowed = {"the claim allows": f"{found.cap:.1%}"} if found.cap is not None else {}
+        return [{"right guesses": f"{found.right} of {found.trials}", **allowed, **promised}]
 
     def verdict(self) -> str:
         """What follows, in a sentence."""
@@ -81,15 +83,20 @@ class RunAudit:
                 "another client, so that rounds or clients can be compared to take it out"
             )
         if found.verdict == REFUTED:
+            allowed = "" if found.cap is None else f" at most {found.cap:.1%} of them"
             return (
                 f"{REFUTED}: {found.right} of {found.trials} guesses were right, and the claim "
-                f"allows {found.claim.curve.cap:.1%} (p = {found.p:.1g}). Likely: the noise, the "
-                "bound, the sensitivity, or the number of rounds or steps that are counted"
+                f"allows fewer{allowed} (p = {found.p:.1g}). Likely: the noise, the bound, the "
+                "sensitivity, or the number of rounds or steps that are counted"
             )
+        most = f"{found.trials} trials could have shown {found.ceiling:.2f} at most"
+        if found.promised is None:
+            return f"{found.verdict}: at least {found.shown:.2f} ({found.how}). {most}"
+        weak = found.promised > found.ceiling
         return (
             f"{found.verdict}: between {found.shown:.2f}, shown ({found.how}), and "
-            f"{found.claim.epsilon:.2f}, promised. {found.trials} trials could have shown "
-            f"{found.ceiling:.2f} at most"
+            f"{found.promised:.2f}, promised. {most}"
+            + (", which is less than is promised: nothing follows for the claim" if weak else "")
         )
 
     def record(self) -> dict[str, Any]:
@@ -101,35 +108,41 @@ class RunAudit:
             "run": self.run.name,
             **self.lines(),
             **kept,
-            "claim": {
-                "unit": claim.unit,
-                "epsilon": claim.epsilon,
-                "delta": claim.delta,
-                "mu": claim.mu,
-                "cap": claim.curve.cap,
-                "client": claim.client,
-                "rounds": list(claim.rounds),
-            },
+            "claim": None if claim is None else claim.record(),
             "verdict": found.verdict,
             "because": self.verdict(),
         }
 
 
-def plan_audit(settings: TrainSettings, unit: str | None = None) -> AuditPlan:
+def plan_audit(
+    settings: TrainSettings, unit: str | None = None, *, inside: bool = False
+) -> AuditPlan:
     """Work out the claim that a federation's defences make, without training it.
 
     Args:
         unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
+        inside: for canaries inside the federation, which test a record's claim, or none.
 
     Raises:
         FedreError: what training would refuse.
-        IncompatibleError: there is no such claim.
+        IncompatibleError: there is no such claim, or the federation has no coins for canaries.
     """
+    if inside:
+        coins_of(settings)
+        if unit == CLIENT:
+            raise IncompatibleError(
+                "Canaries inside a federation are records; they cannot test a claim for a client.",
+                next_step="Leave --level run out.",
+            )
     prepared = prepare(settings, torch.device("cpu"))
     facts = facts_of(settings, prepared.setting)
     training = settings.train
     chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
     sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
+    claimed = any(g.unit == RECORD for g in state(prepared.defense, facts).guarantees)
+    if inside and not claimed and unit is None:
+        return AuditPlan(prepared.defense, facts, None)
+    unit = RECORD if inside else unit
     return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends, unit))
 
 
@@ -137,36 +150,48 @@ def audit_run(
     run: Run,
     *,
     unit: str | None = None,
+    inside: bool = False,
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
 ) -> RunAudit:
-    """Audit the claim that a run's defences make; no federation is trained.
+    """Audit what a run's defences promise; no federation is trained.
 
     Args:
-        run: complete, of any protocol, with defences that state a guarantee.
+        run: complete, of any protocol.
         unit: ``client`` or ``record``; None: for a client where there is one, else for a record.
-        trials: canary clients, or canary records.
+        inside: by the canaries that the run was trained with, in place of crafted uploads.
+        trials: canary clients, or canary records; those inside a run are counted there.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
-        IncompatibleError: there is no such claim.
+        IncompatibleError: there is no such claim, or the run has no coins for canaries.
     """
     check_audit(trials, alpha)
-    plan = plan_audit(run.settings, unit)
+    plan = plan_audit(run.settings, unit, inside=inside)
+    claim = plan.claim
     how: dict[str, Any] = {"trials": trials, "alpha": alpha, "seed": seed}
-    if plan.claim.unit == CLIENT:
-        sent = _sent(run, plan.claim.client, plan.claim.rounds[-1])
-        found = audit_mechanism(plan.defenses, plan.facts, plan.claim, sent, **how)
+    if inside or claim is None:
+        found = audit_inside(run, claim, alpha=alpha)
+    elif claim.unit == CLIENT:
+        sent = _sent(run, claim.client, claim.rounds[-1])
+        found = audit_mechanism(plan.defenses, plan.facts, claim, sent, **how)
     else:
-        found = audit_steps(plan.defenses, plan.facts, plan.claim, **how)
+        found = audit_steps(plan.defenses, plan.facts, claim, **how)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
     audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)
     save_figure(
         audit_chart(
-            [(f"{plan.claim.unit}, {found.level}", found.shown, plan.claim.epsilon, found.ceiling)],
+            [
+                (
+                    f"{claim.unit if claim else RECORD}, {found.level}",
+                    found.shown,
+                    found.promised,
+                    found.ceiling,
+                )
+            ],
             title=f"What an audit shows of {run.name}",
             caption=f"{audit.lines()['Game']}. Lower bound at {1 - alpha:.0%}.",
         ),

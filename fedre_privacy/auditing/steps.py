@@ -131,11 +131,13 @@ def audit_steps(
         attacker="AUDITOR: makes the records up, and sees the model after all rounds; not the "
         "coins, the batches or the noise",
         claim=claim,
+        delta=claim.delta,
         trials=slots,
         right=right,
         p=accuracy_p(right, slots, claim.curve.cap),
         shown=epsilon_one_run(slots, guessed, sure, claim.delta, alpha),
         how=f"one run, {sure} right of the {guessed} surest guesses",
+        promised=claim.epsilon,
         ceiling=epsilon_one_run(slots, guessed, guessed, claim.delta, alpha),
         alpha=alpha,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
@@ -10,10 +11,11 @@ from fedre_privacy.api import audit, run_training
 from fedre_privacy.auditing.claims import REFUTED, check_audit
 from fedre_privacy.auditing.recorded import plan_audit
 from fedre_privacy.core.errors import RefutedError
-from fedre_privacy.defenses.base import CLIENT, RECORD
 from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.defenses.base import CLIENT, RECORD
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.play.attack import require_complete
+from fedre_privacy.runs.coins import CANARIES, PAIR, Coins
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import Run, find_run
 from fedre_privacy.runs.settings import (
@@ -27,6 +29,8 @@ from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, gather, refuse_training_options
 from .output import Output, guarded
 from .train import print_run, rehearsed
+
+LEVELS = ("mechanism", "run")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +58,19 @@ def parser() -> argparse.ArgumentParser:
         help="canary clients or canary records (default: 1000)",
     )  # fmt: skip
     group.add_argument(
+        "--level", choices=LEVELS, default=LEVELS[0],
+        help="mechanism: the defences alone; run: canaries inside one federation, which tests a "
+        "record's claim or shows what one would have to exceed (default: mechanism)",
+    )  # fmt: skip
+    group.add_argument(
+        "--canaries", type=int, default=1000, metavar="N",
+        help="with --level run: pairs of samples that a coin is tossed about (default: 1000)",
+    )  # fmt: skip
+    group.add_argument(
+        "--canary", choices=CANARIES, default=CANARIES[0],
+        help="with --level run: what they are (default: natural)",
+    )  # fmt: skip
+    group.add_argument(
         "--alpha", type=float, default=ALPHA, metavar="A",
         help=f"chance that the lower bound is above the truth (default: {ALPHA:g})",
     )  # fmt: skip
@@ -74,7 +91,8 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     import_plugins(options.plugin)
     if "list" in options.preset:
         return list_presets(output)
-    check_audit(options.trials, options.alpha)
+    inside = options.level == LEVELS[1]
+    check_audit(options.canaries if inside else options.trials, options.alpha)
     recorded = None if options.run is None else find_run(options.run, options.runs_dir)
     settings = _settings(options, recorded)
     if options.explain:
@@ -82,7 +100,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     if recorded is not None:
         require_complete(recorded)
-    plan = plan_audit(settings, options.unit)  # a federation without a claim is not trained
+    plan = plan_audit(
+        settings, options.unit, inside=inside
+    )  # a federation without a claim is not trained
     device = choose_device(options.device)
     if options.dry_run:
         output.line("Claim", plan.says())
@@ -95,7 +115,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     )  # fmt: skip
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     done = audit(
-        run, unit=options.unit, trials=options.trials, alpha=options.alpha,
+        run, unit=options.unit, inside=inside, trials=options.trials, alpha=options.alpha,
         seed=options.audit_seed,
     )  # fmt: skip
     for heading, text in done.lines().items():
@@ -123,7 +143,11 @@ def _settings(options: argparse.Namespace, recorded: Run | None) -> TrainSetting
     problems: list[str] = []
     check_sections(values, where, problems)
     resolved = resolve_training(values, where, problems)
-    return required(resolved, problems, see="fedre-audit --explain")
+    settings = required(resolved, problems, see="fedre-audit --explain")
+    if options.level == LEVELS[1] and settings.coins is None:
+        each = math.ceil(options.canaries / settings.train.clients)
+        settings = settings.in_world(Coins(game=PAIR, slots=max(each, 2), canary=options.canary))
+    return settings
 
 
 if __name__ == "__main__":

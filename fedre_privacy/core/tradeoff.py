@@ -12,6 +12,7 @@ Bounding data reconstruction attacks with the hypothesis testing interpretation,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +75,7 @@ class PairsCurve:
 
     pairs: tuple[tuple[float, float], ...]
 
+    @cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
         epsilons, deltas = np.array(self.pairs, float).T
         return epsilons, deltas
@@ -81,20 +83,20 @@ class PairsCurve:
     @property
     def cap(self) -> float:
         """Least of (e^epsilon + delta) / (e^epsilon + 1)."""
-        epsilons, deltas = self._arrays()
+        epsilons, deltas = self._arrays
         return float(((1 + deltas * np.exp(-epsilons)) / (1 + np.exp(-epsilons))).min())
 
     def most(self, kappa: float) -> float:
         """Least of e^epsilon kappa + delta and 1 - e^-epsilon (1 - kappa - delta), at most 1."""
         check_kappa(kappa)
-        epsilons, deltas = self._arrays()
+        epsilons, deltas = self._arrays
         one = deltas + kappa * np.exp(np.minimum(epsilons, 700))
         other = 1 - np.exp(-epsilons) * (1 - deltas - kappa)
         return float(min(1.0, one.min(), other.min()))
 
     def least(self, success: float) -> float:
         """Largest of what each pair says, at least 0."""
-        epsilons, deltas = self._arrays()
+        epsilons, deltas = self._arrays
         one = (success - deltas) * np.exp(-epsilons)
         other = 1 - deltas - np.exp(np.minimum(epsilons, 700)) * (1 - success)
         return float(max(0.0, one.max(), other.max()))

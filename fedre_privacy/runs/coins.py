@@ -12,7 +12,7 @@ leaves all counts as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from torch import Tensor
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import secret, stream
+from fedre_privacy.data.base import ImageData
 from fedre_privacy.partition.base import Split
 
 COIN, PAIR = GAMES = ("coin", "pair")
+NATURAL, MISLABELLED, NOISE = CANARIES = ("natural", "mislabelled", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,13 @@ class Coins:
         lt=1,
     )
     seed: int = knob(0, help="seed of slots and coins", ge=0)
+    canary: str = knob(
+        NATURAL,
+        help="what the samples of slots are: natural: themselves; mislabelled: with another label, "
+        "the same for both of a pair; noise: images of random pixels; the latter two harm the "
+        "model",
+        choices=CANARIES,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +118,25 @@ def draw_slots(shares: Split, labels: Tensor, coins: Coins) -> Slots:
         )
     clients, one, other = (torch.tensor(column) for column in zip(*slots, strict=True))
     return Slots(clients, labels[one], one, other, tuple(always), tuple(apart))
+
+
+def planted(data: ImageData, slots: Slots, coins: Coins) -> ImageData:
+    """The data with canaries in place of the samples of slots, the same in all worlds."""
+    if coins.canary == NATURAL:
+        return data
+    rng = stream(coins.seed, "canaries")
+    images, labels = data.images.clone(), data.labels.clone()
+    classes = len(data.classes)
+    shift = torch.randint(1, max(classes, 2), (len(slots),), generator=rng)
+    for samples in (slots.one, slots.other):
+        there = samples >= 0
+        where = samples[there]
+        if coins.canary == MISLABELLED:
+            labels[where] = (labels[where] + shift[there]) % classes
+        else:
+            shape = (len(where), *images.shape[1:])
+            images[where] = torch.randint(0, 256, shape, generator=rng, dtype=torch.uint8)
+    return replace(data, images=images, labels=labels)
 
 
 def _pairs(samples: Tensor, labels: Tensor) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ from fedre_privacy.models.families import (
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
-from .coins import dealt, draw_slots, toss
+from .coins import dealt, draw_slots, planted, toss
 from .folder import (
     COMPLETE,
     PARTIAL,
@@ -78,6 +78,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     shares = shared_out(settings, data)
     if settings.coins:
         slots = draw_slots(shares, data.labels, settings.coins)
+        data = planted(data, slots, settings.coins)
         shares = dealt(slots, toss(shares, len(slots), settings.coins))
     dim = representation_dim(settings.model, data.image_shape)
     names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))

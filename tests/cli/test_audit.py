@@ -118,3 +118,39 @@ def test_a_claim_for_one_record_is_audited_by_steps(tmp_path, tiny, capsys):
 def test_the_other_unit_is_refused(defended, capsys):
     assert audit.main([str(defended.folder), "--unit", "record"]) == 3
     assert "no claim for one record to audit" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_canaries_inside_a_federation_are_one_command(tmp_path, tiny, capsys):
+    inside = ["--level", "run", "--canaries", "60", "--canary", "mislabelled", "--partition", "iid"]
+    more = ["--protocol", "fedavg", "--set", "data.per_class=30", "--runs-dir", str(tmp_path)]
+    assert audit.main([*tiny, *more, *inside]) == 0
+    said = capsys.readouterr().out
+    assert "60 mislabelled canaries in one federation" in said and "Verdict    no claim" in said
+    (record,) = tmp_path.glob("*/audits/run-*/record.json")
+    kept = read_json(record)
+    assert kept["promised"] is None and kept["shown"] <= kept["ceiling"]
+    assert audit.main([str(record.parents[2]), "--level", "run"]) == 0  # the recorded run, again
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--level", "run", "--canaries", "10"], 2, "10 trials are too few"),
+        (["--level", "run", "--unit", "client"], 3, "cannot test a claim for a client"),
+        (["--level", "run", "--unit", "record"], 3, "no claim for one record to audit"),
+        (["--defense", "gaussian:clip=1,epsilon=8,delta=2"], 2, "delta"),
+        (["--defense", "gaussian:clip=1,epsilon=8,delta=0.3"], 3, "it must be below 1/4"),
+    ],
+)
+def test_what_no_audit_can_be_made_with_is_refused_before_training(
+    more, code, said, nowhere, tiny, capsys
+):
+    assert audit.main([*tiny, "--protocol", "fedgh", *more]) == code
+    assert said in capsys.readouterr().err
+    assert list(nowhere.iterdir()) == []
+
+
+def test_a_recorded_run_without_coins_is_refused_inside(defended, capsys):
+    assert audit.main([str(defended.folder), "--level", "run"]) == 3
+    assert "trained without coins" in capsys.readouterr().err

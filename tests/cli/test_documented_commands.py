@@ -161,7 +161,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.syspath_prepend(reader)
     monkeypatch.setattr(train, "run_training", stop)
     monkeypatch.setattr(train, "rehearse", stop)
-    monkeypatch.setattr(audit, "audit", stop)
+    monkeypatch.setattr(audit, "plan_audit", stop)
     monkeypatch.setattr(attack, "rehearse", stop)
     monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)

@@ -1,0 +1,114 @@
+"""Canaries inside a federation: what overfitting shows, and that lost coins show nothing."""
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedre_privacy.auditing import inside
+from fedre_privacy.auditing.claims import CONSISTENT, NO_CLAIM
+from fedre_privacy.auditing.inside import Twice, epsilon_of_curve
+from fedre_privacy.auditing.recorded import audit_run
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.gdp import gdp_epsilon
+from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
+from fedre_privacy.runs.coins import COIN, PAIR, Coins, draw_slots, planted
+from fedre_privacy.runs.training import shared_out, train
+
+tiny = runpy.run_path(str(Path(__file__).parent.parent / "play" / "conftest.py"))["resolve"]
+FEW = {
+    "protocol": "fedavg", "data": {"size": 16, "per_class": 40}, "partition": {"alpha": 100},
+    "train": {"clients": 2, "rounds": 4, "epochs": 6, "batch_size": 8, "lr": 0.1},
+}  # fmt: skip
+
+
+def world(coins: Coins, **more):
+    return tiny({**FEW, **more}).in_world(coins)
+
+
+@pytest.fixture(scope="module")
+def overfitted(tmp_path_factory):
+    settings = world(Coins(game=PAIR, canary="mislabelled"))
+    return train(settings, runs=tmp_path_factory.mktemp("inside"))
+
+
+def test_an_overfitted_federation_shows_epsilon_and_says_how_much_it_could(overfitted):
+    done = audit_run(overfitted, inside=True)
+    found = done.found
+    assert found.verdict == NO_CLAIM and found.promised is None
+    assert found.right / found.trials > 0.8 and 0.5 < found.shown < found.ceiling
+    assert "could have shown" in done.verdict() and "none: what is shown" in done.lines()["Claim"]
+    assert done.record()["claim"] is None and (done.folder / "epsilon.png").is_file()
+
+
+def test_coins_that_are_lost_show_nothing(overfitted, monkeypatch):
+    real = inside.toss
+    monkeypatch.setattr(inside, "toss", lambda *given: real(*given)[torch.randperm(
+        real(*given).numel(), generator=torch.Generator().manual_seed(0))])  # fmt: skip
+    found = audit_run(overfitted, inside=True).found
+    assert found.shown < 0.3 and found.right / found.trials < 0.7
+
+
+@pytest.mark.slow
+def test_private_training_is_consistent_with_its_claim(tmp_path):
+    few = {**FEW["train"], "epochs": 1}
+    settings = world(
+        Coins(game=PAIR, canary="mislabelled"), train=few,
+        defense="dp-sgd:clip=1,epsilon=4,delta=1e-3",
+    )  # fmt: skip
+    found = audit_run(train(settings, runs=tmp_path), inside=True).found
+    assert found.verdict == CONSISTENT and found.shown < found.promised
+    assert found.promised > found.claim.epsilon  # of a record replaced, not removed
+
+
+def test_what_cannot_be_audited_inside_is_refused_before_training(overfitted):
+    for settings, said in (
+        (tiny(FEW), "trained without coins"), (world(Coins(game=COIN)), "move the counts"),
+    ):  # fmt: skip
+        with pytest.raises(IncompatibleError, match=said):
+            inside.coins_of(settings)
+    with pytest.raises(IncompatibleError, match="cannot test a claim for a client"):
+        audit_run(overfitted, unit="client", inside=True)
+    with pytest.raises(IncompatibleError, match="no claim for one record to audit"):
+        audit_run(overfitted, unit="record", inside=True)
+    with pytest.raises(ConfigError, match="alpha"):
+        audit_run(overfitted, inside=True, alpha=2.0)
+
+
+def test_replacing_a_record_is_removing_one_and_adding_one():
+    twice = Twice(GaussianCurve(0.6))
+    for kappa in (0.01, 0.3):
+        assert twice.most(kappa) == pytest.approx(GaussianCurve(1.2).most(kappa))
+        assert twice.least(twice.most(kappa)) == pytest.approx(kappa)
+    assert twice.cap == pytest.approx(GaussianCurve(1.2).cap, abs=2e-3)
+    assert epsilon_of_curve(twice, 1e-5) == pytest.approx(gdp_epsilon(1.2, 1e-5), abs=0.01)
+    assert epsilon_of_curve(PairsCurve(((2.0, 0.0),)), 1e-5) == pytest.approx(2.0, abs=0.01)
+
+
+def test_the_scaled_logit_has_its_known_values():
+    class Fixed(torch.nn.Module):
+        def forward(self, images):
+            p = torch.tensor([0.9, 0.5, 0.01])
+            return torch.stack([p, 1 - p], 1).log()
+
+    found = inside.scaled_logit(Fixed(), torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64))
+    assert found.numpy() == pytest.approx(np.array([2.1972, 0.0, -4.5951]), abs=1e-3)
+
+
+@pytest.mark.parametrize("canary", ["natural", "mislabelled", "noise"])
+def test_canaries_keep_counts_and_move_nothing_but_slots(canary):
+    settings = world(Coins(game=PAIR, slots=6, canary=canary))
+    data = settings.data.load()
+    slots = draw_slots(shared_out(settings, data), data.labels, settings.coins)
+    made = planted(data, slots, settings.coins)
+    touched = torch.cat([slots.one, slots.other])
+    assert torch.equal(made.labels[slots.one], made.labels[slots.other])
+    changed = (made.labels != data.labels) | (made.images != data.images).flatten(1).any(1)
+    assert set(changed.nonzero()[:, 0].tolist()) == (
+        set() if canary == "natural" else set(touched.tolist())
+    )
+    other = dataclasses.replace(settings.coins, world=7)
+    assert torch.equal(planted(data, slots, other).images, made.images)
