@@ -29,6 +29,7 @@ from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.gdp import gdp_mu
+from fedre_privacy.core.tradeoff import VACUOUS
 from fedre_privacy.defenses.accounting import epsilon_of, least_noise
 from fedre_privacy.defenses.base import Release, defenses
 from fedre_privacy.eval.report import save_figure
@@ -270,8 +271,8 @@ def table(results: Sequence[BenchmarkResult], runs: Path) -> pd.DataFrame:
             stated = [one.get("privacy", {}).get("guarantees", ()) for one in records]
             guarantees = max(stated, key=_least)  # the seed that may promise least
             row["epsilon"] = _least(guarantees) if guarantees else None
-            bounds = [g["line_up"] for g in guarantees]
-            row["found_at_most"] = min(bounds) if bounds else None
+            at_most = min((float(g["line_up"]) for g in guarantees), default=1.0)
+            row["found_at_most"] = at_most if at_most < VACUOUS else None
             row["epsilon_of"] = ", ".join(
                 f"{g['epsilon']:.3g} (one {g['unit']}, delta {g['delta']:g})" for g in guarantees
             )
