@@ -93,7 +93,7 @@ def test_a_federation_without_a_claim_is_refused_before_it_is_trained(nowhere, t
 
 
 def test_an_unfinished_run_is_refused(copy, capsys):
-    record = read_json(copy / "record.json")
+    record = read_json(copy / "record.json", dict)
     write_json(copy / "record.json", {**record, "status": "partial"})
     assert audit.main([str(copy)]) == 4
     assert "training did not finish" in capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_a_claim_for_one_record_is_audited_by_steps(tmp_path, tiny, capsys):
     said = capsys.readouterr().out
     assert "Claim      record: epsilon " in said and "canary records in place of" in said
     (record,) = tmp_path.glob("*/audits/steps-*/record.json")
-    assert read_json(record)["level"] == "steps"
+    assert read_json(record, dict)["level"] == "steps"
 
 
 def test_the_other_unit_is_refused(defended, capsys):
@@ -128,7 +128,7 @@ def test_canaries_inside_a_federation_are_one_command(tmp_path, tiny, capsys):
     said = capsys.readouterr().out
     assert "60 mislabelled canaries in one federation" in said and "Verdict    no claim" in said
     (record,) = tmp_path.glob("*/audits/run-*/record.json")
-    kept = read_json(record)
+    kept = read_json(record, dict)
     assert kept["promised"] is None and kept["shown"] <= kept["ceiling"]
     assert audit.main([str(record.parents[2]), "--level", "run"]) == 0  # the recorded run, again
 
