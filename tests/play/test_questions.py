@@ -284,3 +284,11 @@ def test_an_upload_that_tells_no_labels_names_the_attack_that_asks_it(tiny, tmp_
     with pytest.raises(IncompatibleError, match="MatrixBlocks") as refusal:
         prepare_attack(run, ask("labels"))
     assert "--attack matrix" in str(refusal.value)
+
+
+def test_a_guarantee_says_what_no_attack_on_images_exceeds(kept, tiny, tmp_path):
+    run = train(tiny(protocol="fedgh", defense="gaussian:clip=1,epsilon=8"), runs=tmp_path)
+    said = prepare_attack(run, ask("prototypes", "pixel")).lines()["Bound"]
+    assert said.startswith("found among 100 at most 6.8% of the time by any attack")
+    assert "Bound" not in prepare_attack(run, ask("representations", "pixel")).lines()  # not sent
+    assert "Bound" not in prepare_attack(kept, ask("representations", "pixel")).lines()
