@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import yaml
@@ -15,6 +15,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.registry import not_installed
+from fedre_privacy.core.rng import derive
 from fedre_privacy.core.schema import parse_yaml, short
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
@@ -26,6 +27,8 @@ from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.threats.base import threats
+
+from .coins import Coins
 
 TARGETS = (
     "uploaded",
@@ -116,6 +119,19 @@ class TrainSettings:
     record: RecordSettings
     defense: tuple[Defense, ...] = ()
     """What clients do to their training and uploads, in order."""
+    coins: Coins | None = None
+    """Who trains is decided by coins, of this world; none: each client's training share does."""
+
+    def in_world(self, coins: Coins) -> TrainSettings:
+        """The settings of one world: the same partition, another seed for everything else."""
+        own = self.partition
+        seed = self.train.seed if own.seed is None else own.seed
+        return replace(
+            self,
+            partition=replace(own, seed=seed),
+            train=replace(self.train, seed=derive(self.train.seed, "world", index=coins.world)),
+            coins=coins,
+        )
 
     def plain(self) -> dict[str, Any]:
         """The settings as written to ``config.yaml``."""
@@ -127,6 +143,7 @@ class TrainSettings:
             "train": plain(self.train),
             "record": plain(self.record),
             **({"defense": [plain_plugin(d) for d in self.defense]} if self.defense else {}),
+            **({"coins": plain(self.coins)} if self.coins else {}),
         }
 
     def plugins(self) -> list[str]:
@@ -185,7 +202,7 @@ class AttackSettings:
         return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
 
 
-TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record", "defense")
+TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record", "defense", "coins")
 ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
 DEFAULTS = {
     "data": "digits",
@@ -247,7 +264,10 @@ def resolve_training(
     parts["defense"] = resolve_defenses(values.get("defense"), where, problems)
     if any(part is None for part in parts.values()):
         return None
-    return TrainSettings(**parts)
+    coins = group(Coins, "coins") if values.get("coins") else None
+    if coins is None and values.get("coins"):
+        return None
+    return TrainSettings(**parts, coins=coins)
 
 
 def resolve_defenses(

@@ -38,6 +38,7 @@ from fedre_privacy.models.families import (
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
+from .coins import dealt, draw_slots, toss
 from .folder import (
     COMPLETE,
     PARTIAL,
@@ -73,15 +74,11 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     Raises:
         FedreError: of the data set, the partition, the model or the protocol.
     """
-    data = settings.data.load()
-    training, partition = settings.train, settings.partition
-    shares = split(
-        partition,
-        data.labels.numpy(),
-        training.clients,
-        training.seed if partition.seed is None else partition.seed,
-        training.train_ratio,
-    )
+    data, training = settings.data.load(), settings.train
+    shares = shared_out(settings, data)
+    if settings.coins:
+        slots = draw_slots(shares, data.labels, settings.coins)
+        shares = dealt(slots, toss(shares, len(slots), settings.coins))
     dim = representation_dim(settings.model, data.image_shape)
     names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
     counts = shares.class_counts(data.labels.numpy(), data.num_classes)
@@ -102,6 +99,22 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         raise IncompatibleError(*problems)
     facts = facts_of(settings, setting)
     return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
+
+
+def shared_out(settings: TrainSettings, data: ImageData) -> Split:
+    """Who gets which samples, before any coin is tossed.
+
+    Raises:
+        FedreError: of the partition.
+    """
+    training, partition = settings.train, settings.partition
+    return split(
+        partition,
+        data.labels.numpy(),
+        training.clients,
+        training.seed if partition.seed is None else partition.seed,
+        training.train_ratio,
+    )
 
 
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:

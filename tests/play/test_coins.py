@@ -1,0 +1,106 @@
+"""Coins decide who trains: fair, independent, the same whatever the order of worlds."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.partition.base import partitions
+from fedre_privacy.runs.coins import COIN, PAIR, Coins, dealt, draw_slots, toss
+from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.training import prepare, shared_out, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def parts(tiny):
+    settings = dataclasses.replace(tiny(protocol="fedavg"), partition=partitions.get("iid")())
+    data = settings.data.load()
+    return settings, data, shared_out(settings, data)
+
+
+@pytest.mark.parametrize("game", [COIN, PAIR])
+def test_slots_are_samples_of_the_clients_own_pool(parts, game):
+    _, data, shares = parts
+    slots = draw_slots(shares, data.labels, Coins(game=game))
+    for client in range(3):
+        pool = {*shares.train[client].tolist(), *shares.test[client].tolist()}
+        mine = slots.clients == client
+        used = [*slots.one[mine].tolist(), *slots.other[mine & (slots.other >= 0)].tolist()]
+        rest = [*slots.always[client].tolist(), *slots.apart[client].tolist()]
+        assert len(set(used)) == len(used) and not set(used) & set(rest)
+        assert {*used, *rest} == pool
+        held_out = {*shares.test[client].tolist()}
+        assert set(used) & held_out and set(used) - held_out  # both shares of the pool
+    if game == PAIR:
+        assert torch.equal(data.labels[slots.one], data.labels[slots.other])
+    else:
+        assert bool((slots.other == -1).all())
+
+
+def test_coins_are_fair_and_independent_and_no_world_shares_its_seed(parts):
+    settings, data, shares = parts
+    slots = draw_slots(shares, data.labels, Coins())
+    heads = torch.stack([toss(shares, len(slots), Coins(world=w)) for w in range(200)])
+    share = heads.double().mean(0)
+    assert float(heads.double().mean()) == pytest.approx(0.5, abs=0.02)
+    assert float((share - 0.5).abs().max()) < 5 * 0.5 / 200**0.5
+    signs = heads.double() * 2 - 1
+    apart = (signs.T @ signs / 200).fill_diagonal_(0)
+    assert float(apart.abs().max()) < 6 / 200**0.5
+    worlds = [settings.in_world(Coins(world=w)) for w in range(50)]
+    assert len({w.train.seed for w in worlds} | {settings.train.seed}) == 51
+    assert len({w.run_name for w in worlds} | {settings.run_name}) == 51
+    assert {w.partition.seed for w in worlds} == {settings.train.seed}
+    other = dataclasses.replace(worlds[3], coins=Coins(world=3, seed=1))
+    assert other.run_name != worlds[3].run_name  # coins are part of the name
+
+
+def test_a_world_trains_on_heads_alone_and_tests_on_those_apart(parts):
+    settings, data, shares = parts
+    world = settings.in_world(Coins(world=5))
+    slots = draw_slots(shares, data.labels, world.coins)
+    heads = toss(shares, len(slots), world.coins)
+    prepared = prepare(world, CPU)
+    for client in range(3):
+        mine = slots.one[(slots.clients == client) & heads]
+        assert sorted(mine.tolist()) == prepared.split.train[client].tolist()
+        assert prepared.split.test[client].tolist() == slots.apart[client].tolist()
+    assert sum(map(sum, prepared.setting.class_counts)) == int(heads.sum())
+
+
+def test_pairs_leave_every_count_as_it_is(parts):
+    settings, _, _ = parts
+    counts = {
+        prepare(settings.in_world(Coins(world=w, game=PAIR)), CPU).setting.class_counts
+        for w in range(4)
+    }
+    assert len(counts) == 1
+
+
+def test_slots_may_be_limited_and_the_others_train_in_every_world(parts):
+    _, data, shares = parts
+    slots = draw_slots(shares, data.labels, Coins(slots=4))
+    assert torch.bincount(slots.clients).tolist() == [4, 4, 4]
+    heads = toss(shares, len(slots), Coins(slots=4))
+    train_on = dealt(slots, heads).train
+    assert all(
+        set(a.tolist()) <= set(t.tolist()) for a, t in zip(slots.always, train_on, strict=True)
+    )
+
+
+def test_a_world_is_a_run_that_says_which_one(parts, tmp_path):
+    settings, _, _ = parts
+    world = settings.in_world(Coins(world=2, slots=10))
+    run = train(world, runs=tmp_path)
+    assert Run(run.folder).settings == world
+    assert "coins" not in settings.plain()  # names of runs without coins stay
+
+
+def test_a_client_without_a_training_sample_is_refused(parts):
+    _, data, shares = parts
+    slots = draw_slots(shares, data.labels, Coins())
+    with pytest.raises(IncompatibleError, match="trains on nothing"):
+        dealt(slots, torch.zeros(len(slots), dtype=torch.bool))
