@@ -24,7 +24,7 @@ from fedre_privacy.core.artifacts import (
     ModelState,
     SmallModelState,
 )
-from fedre_privacy.core.channels import Bound, Noise, StepsAt
+from fedre_privacy.core.channels import Noise, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -117,7 +117,8 @@ class OwnListAlignment(Attack):
     needs_for = NEEDS_FOR
     recovers = "membership"
     answers = "membership"
-    adapts_to: ClassVar[StepsAt] = {"updates": (Bound, Noise)}
+    adapts_to: ClassVar[StepsAt] = {"updates": (Noise,)}
+    assumes: ClassVar[str] = "AUDITOR: a list with all that the client may have trained on"
 
     ridge: float = knob(1e-2, help="in units of the mean squared length of a gradient", gt=0)
     parameters: int = knob(
@@ -132,8 +133,7 @@ class OwnListAlignment(Attack):
             own = slopes(asked.images[mine], asked.labels[mine])
             return by_own_list(own, slopes.along, self.ridge, noise**0.5)
 
-        words = "AUDITOR: the list holds all that the client may have trained on"
-        return _scored(observation, context, self.parameters, score, words)
+        return _scored(observation, context, self.parameters, score, self.assumes)
 
 
 def by_strangers(own: Tensor, known: Tensor, along: Tensor, ridge: float) -> Tensor:
@@ -146,7 +146,7 @@ def by_strangers(own: Tensor, known: Tensor, along: Tensor, ridge: float) -> Ten
     kernel = (known @ known.T).double()
     level = kernel.diagonal().mean().clamp(min=1e-30)
     kernel = kernel + len(known) * ridge * level * torch.eye(len(known)).to(kernel)
-    told = torch.linalg.solve(kernel, (known @ along).double())
+    told: Tensor = torch.linalg.solve(kernel, (known @ along).double())
     return (own @ along).double() - (own @ known.T).double() @ told
 
 
@@ -168,7 +168,8 @@ def by_own_list(own: Tensor, along: Tensor, ridge: float, noise: float = 0.0) ->
         scale, half = along.double().norm() / level.sqrt(), torch.zeros_like(half)
     ridge_here = ridge * level + 4 * (noise / scale) ** 2
     kernel = kernel + ridge_here * torch.eye(len(own)).to(kernel)
-    return torch.linalg.solve(kernel, dots / scale - half)
+    weights: Tensor = torch.linalg.solve(kernel, dots / scale - half)
+    return weights
 
 
 class Slopes:
@@ -182,7 +183,8 @@ class Slopes:
             name: (value.detach().cpu() - after[name].detach().cpu())
             for name, value in exchange.before.named_parameters()
         }
-        self.names, total = [], 0
+        self.names: list[str] = []
+        total = 0
         for name in reversed([n for n, change in moved.items() if bool(change.any())]):
             total += moved[name].numel()
             if self.names and total > most:

@@ -41,4 +41,5 @@ def above_others(sent: Tensor, clients: Tensor) -> Tensor:
     known = (~others.isnan()).sum(1)
     spread = ((others - mean[:, None]).square().nansum(1) / (known - 1).clamp(min=1)).sqrt()
     spread = torch.where(known > 1, spread.clamp(min=1e-12), 1.0)
-    return torch.special.ndtr((own - mean) / spread).nansum(0)
+    above: Tensor = torch.special.ndtr((own - mean) / spread).nansum(0)
+    return above

@@ -69,13 +69,16 @@ def robust(
 ) -> Tensor:
     """Share of others (m,), of the same label where there are enough, that each exceeds: (n,).
 
+    Slots that exceed as many others are ordered by their ratios; without that the highest shares
+    are all 1, and no low rate of alarms can be read.
+
     Raises:
         IncompatibleError: there is nobody else.
     """
     if not len(others):
         raise IncompatibleError(
             "RMIA compares with slots of other clients, and there is one client.",
-            next_step="Train more clients, or leave rmia out of --attacks.",
+            next_step="Train more clients, or leave rmia out (--attack).",
         )
     out = torch.empty_like(ratios)
     for label in labels.unique().tolist():
@@ -83,5 +86,5 @@ def robust(
         pool = (kin if len(kin) >= FEWEST else others).sort().values
         here = labels == label
         below = torch.searchsorted(pool, ratios[here] / gamma)
-        out[here] = below.double() / len(pool)
+        out[here] = (below + ratios[here] / (1 + ratios[here])) / (len(pool) + 1)
     return out

@@ -167,7 +167,7 @@ def plan_worlds(
             f"{plural(worlds, 'world')} leave each one {plural(worlds - 1, 'shadow')}; "
             + ", ".join(f"{text} needs {one.needs_shadows}" for text, one in short.items())
             + ".",
-            next_step=f"Use --worlds {most + 1} or more, or leave them out of --attacks.",
+            next_step=f"Use --worlds {most + 1} or more, or leave them out (--attack).",
         )
     if not training.record.truth:
         raise ConfigError("Worlds are scored by their coins; leave --no-truth out.")
@@ -337,6 +337,7 @@ def _world(
                 attack, seen, context, outcome=MembershipScores, isolation=isolation,
                 hidden=run.secrets(),
             ).outcome  # fmt: skip
+            assert isinstance(answer, MembershipScores)
             each.append(_standard(answer.scores.double(), slots.clients))
         found[f"scores/{text}"] = torch.stack(each).nanmean(0)
     shutil.rmtree(run.folder)
