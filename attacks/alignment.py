@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from fedre_privacy.core.artifacts import (
     Artifact,
@@ -35,8 +34,6 @@ from .gradient.sent_models import SentModels, exchanges, settle
 from .running.messages import asked_of
 from .running.modules import frozen
 
-CHUNK = 25
-"""Samples whose gradients are computed in one pass."""
 KINDS = (ModelState, SmallModelState, LowRankModel, LowRankChange, GradientState, HeadState)
 NEEDS_FOR: Mapping[type[Artifact], frozenset[Knowledge]] = {
     HeadState: frozenset({Knowledge.EXTRACTOR})
@@ -195,20 +192,14 @@ class Slopes:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Gradients of the cross-entropy of each sample, (n, P) float32 on the CPU."""
-        fixed = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        tried = {name: fixed.pop(name) for name in self.names}
-
-        def loss(params: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(self.model, (params, fixed), (image[None],))
-            return nn.functional.cross_entropy(logits, label[None])
-
-        slope = vmap(grad(loss), in_dims=(None, 0, 0))
+        tried = dict(self.model.named_parameters())
+        params = [tried[name].requires_grad_(True) for name in self.names]
         out = torch.empty(len(images), len(self.along))
-        for start in range(0, len(images), CHUNK):
-            part = slice(start, start + CHUNK)
-            found = slope(tried, images[part].to(self.device), labels[part].long().to(self.device))
-            rows = [found[name].flatten(1) for name in self.names]
-            out[part] = torch.cat(rows, 1).detach().cpu()
+        for row, image, label in zip(out, images.to(self.device), labels.long(), strict=True):
+            logits = self.model(image[None])
+            loss = nn.functional.cross_entropy(logits, label[None].to(self.device))
+            slope = torch.autograd.grad(loss, params)
+            row.copy_(torch.cat([part.flatten() for part in slope]))
         return out
 
 

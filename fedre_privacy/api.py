@@ -44,7 +44,7 @@ from fedre_privacy.pages.shared import NAME
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
-from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds, play_worlds
+from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
@@ -317,7 +317,7 @@ def membership(
     *,
     worlds: int = 16,
     rates: Sequence[float] = (),
-    attacks: Sequence[str] = DEFAULT,
+    attacks: Sequence[str] = (),
     device: str = "auto",
     report: Report = silent,
 ) -> WorldsResult:
@@ -329,7 +329,7 @@ def membership(
     Args:
         worlds: federations to train.
         rates: of false alarms; none: 1 % and 0.1 %, with a reason where one cannot be shown.
-        attacks: on signals of worlds, each a name or ``name:setting=value``.
+        attacks: on signals of worlds, each a name or ``name:setting=value``; none: all of them.
 
     Raises:
         FedreError: a bad plan, or of a training or an attack.

@@ -102,7 +102,7 @@ def _plan(options: argparse.Namespace) -> WorldsPlan:
         worlds=options.worlds,
         coins=Coins(game=options.game, slots=options.slots, seed=options.coin_seed),
         rounds=options.attack_rounds,
-        chosen=options.attack or DEFAULT,
+        chosen=options.attack,
         rates=rates,
     )
 

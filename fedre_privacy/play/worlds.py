@@ -142,12 +142,13 @@ def plan_worlds(
     worlds: int,
     coins: Coins | None = None,
     rounds: int = 4,
-    chosen: Sequence[str] = DEFAULT,
+    chosen: Sequence[str] = (),
     rates: Sequence[float] = (),
 ) -> WorldsPlan:
     """Check everything that can be checked before a world is trained.
 
     Args:
+        chosen: attacks on signals; none: `DEFAULT` where uploads are models, else none.
         rates: of false alarms that are asked for; none: 1 % and 0.1 %, with a reason where one
             cannot be shown.
 
@@ -155,32 +156,41 @@ def plan_worlds(
         ConfigError: too few worlds, an unknown attack, or a rate that cannot be shown.
         IncompatibleError: nothing that the protocol uploads can be asked about membership.
     """
-    from_text = {text: shadow_attack(text) for text in chosen}
     if worlds < 2:
         raise ConfigError(f"--worlds is {worlds}; it must be at least 2.")
     if rounds < 1:
         raise ConfigError(f"--attack-rounds is {rounds}; it must be at least 1.")
-    short = {text: one for text, one in from_text.items() if one.needs_shadows > worlds - 1}
-    if short:
-        most = max(one.needs_shadows for one in short.values())
-        raise ConfigError(
-            f"{plural(worlds, 'world')} leave each one {plural(worlds - 1, 'shadow')}; "
-            + ", ".join(f"{text} needs {one.needs_shadows}" for text, one in short.items())
-            + ".",
-            next_step=f"Use --worlds {most + 1} or more, or leave them out (--attack).",
-        )
     if not training.record.truth:
         raise ConfigError("Worlds are scored by their coins; leave --no-truth out.")
-    plan = WorldsPlan(
-        training, coins or Coins(), worlds, rounds, from_text, tuple(rates) or (0.01, 0.001)
-    )
-    if not _reads_models(plan) and not _direct(plan):
+    wished = {text: shadow_attack(text) for text in chosen}
+    shown = tuple(rates) or (0.01, 0.001)
+    plan = WorldsPlan(training, coins or Coins(), worlds, rounds, wished, shown)
+    if _reads_models(plan):
+        if not wished:
+            plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in DEFAULT})
+        _check_shadows(plan)
+    elif wished:
+        check_ahead(plan.world(0), _settings(plan, attacks.get(READS_MODELS)()))
+    elif not _direct(plan):
         check_ahead(plan.world(0), _settings(plan, attacks.get("membership")()))
     if rates:
         data = training.data.load()
         slots = draw_slots(shared_out(plan.world(0), data), data.labels, plan.coins)
         check_rates(rates, worlds, len(slots))
     return plan
+
+
+def _check_shadows(plan: WorldsPlan) -> None:
+    shadows = plan.worlds - 1
+    short = {t: one.needs_shadows for t, one in plan.chosen.items() if one.needs_shadows > shadows}
+    if short:
+        raise ConfigError(
+            f"{plural(plan.worlds, 'world')} leave each one {plural(shadows, 'shadow')}; "
+            + ", ".join(f"{text} needs {needed}" for text, needed in short.items())
+            + ".",
+            next_step=f"Use --worlds {max(short.values()) + 1} or more, or name other attacks "
+            "(--attack).",
+        )
 
 
 def _settings(plan: WorldsPlan, attack: Attack, round: int | None = None) -> AttackSettings:
