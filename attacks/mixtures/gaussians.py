@@ -33,7 +33,7 @@ class ClassStatistics:
 
     def unturned(self, rows: Tensor, centres: Tensor) -> Tensor:
         """The same as `white` in the coordinates of the representations (symmetric whitening)."""
-        turn = self.whiten / self.whiten.norm(dim=0)
+        turn: Tensor = self.whiten / self.whiten.norm(dim=0)
         return self.white(rows, centres) @ turn.T
 
 
