@@ -66,8 +66,8 @@ def joint_log_likelihoods(
 
 def _log_normal(rows: Tensor, covariance: Tensor) -> Tensor:
     """Sum over coordinates of log N(rows; 0, covariance), up to a constant: (d, T, m) to (m,)."""
-    factor = torch.linalg.cholesky(covariance)
-    size = factor.diagonal(dim1=1, dim2=2).log().sum()
+    factor: Tensor = torch.linalg.cholesky(covariance)
+    size: Tensor = factor.diagonal(dim1=1, dim2=2).log().sum()
     solved: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False)
     return -size - solved.square().sum((0, 1)) / 2
 

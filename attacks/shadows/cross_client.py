@@ -18,8 +18,12 @@ from .base import ShadowAttack, View, shadow_attacks
 class CrossClient(ShadowAttack):
     """Score a slot by how far its client's confidence lies above that of the other clients.
 
-    Reference: Zhu et al., FedMIA, CVPR 2025 (one-tailed test against other clients, summed over
-    rounds).
+    Shape:      signals of n slots in T rounds under K clients' uploads to scores (n,)
+    Needs:      UPLOADS, HEAD (the model as broadcast); no shadows   Recovers: membership
+    Cost:       none beside the signals
+    Reference:  Zhu et al., FedMIA, CVPR 2025 (one-tailed test against other clients, summed over
+                rounds).
+    Deviations: none.
     """
 
     def score(self, view: View) -> Tensor:

@@ -28,8 +28,12 @@ class LiRA(ShadowAttack):
     Below 64 shadow worlds the variance is one for all slots: squared residuals pooled about each
     slot's own means.
 
-    Reference: Carlini et al., Membership inference attacks from first principles, S&P 2022,
-    Algorithm 1 and Section VI; Efron and Morris, JASA 1973 (shrinkage).
+    Shape:      signals of n slots in a world and in S shadow worlds to scores (n,)
+    Needs:      UPLOADS, HEAD (the model as broadcast), shadow worlds   Recovers: membership
+    Cost:       the training of the shadow worlds; none beside their signals
+    Reference:  Carlini et al., Membership inference attacks from first principles, S&P 2022,
+                Algorithm 1 and Section VI; Efron and Morris, JASA 1973 (shrinkage).
+    Deviations: the mean over rounds in place of augmented copies; shrunk shifts.
     """
 
     needs_shadows = 4

@@ -21,8 +21,12 @@ class Loss(ShadowAttack):
     With ``of=drop`` by how far the confidence rose above that of the model that the client had
     received, which is the trajectory of the loss over rounds.
 
-    Reference: Yeom et al., Privacy risk in machine learning, CSF 2018; Suri et al., Subject
-    membership inference attacks in federated learning, 2022 (falls of the loss).
+    Shape:      signals of n slots in T rounds to scores (n,)
+    Needs:      UPLOADS, HEAD (the model as broadcast); no shadows   Recovers: membership
+    Cost:       none beside the signals
+    Reference:  Yeom et al., Privacy risk in machine learning, CSF 2018; Suri et al., Subject
+                membership inference attacks in federated learning, 2022 (falls of the loss).
+    Deviations: a rise of the confidence in place of a fall of the loss.
     """
 
     of: str = knob(VALUE, help="the confidence, or its rise in a round", choices=(VALUE, DROP))

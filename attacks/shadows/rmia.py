@@ -28,8 +28,12 @@ class RMIA(ShadowAttack):
     other clients, on which no upload of the slot's client was trained, of its class where there
     are 20 of it.
 
-    Reference: Zarifzadeh, Liu, Shokri, Low-cost high-power membership inference attacks, ICML 2024,
-    Equations 6 and 9 (robust ratio), Appendix B.2.2 (a).
+    Shape:      signals of n slots in a world and in S shadow worlds to scores (n,)
+    Needs:      UPLOADS, HEAD (the model as broadcast), shadow worlds   Recovers: membership
+    Cost:       the training of the shadow worlds; none beside their signals
+    Reference:  Zarifzadeh, Liu, Shokri, Low-cost high-power membership inference attacks, ICML
+                2024 (relative ratio, offline form with a).
+    Deviations: others are slots of other clients; ties are ordered by the ratio.
     """
 
     needs_shadows = 2

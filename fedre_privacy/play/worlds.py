@@ -169,10 +169,11 @@ def plan_worlds(
         if not wished:
             plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in DEFAULT})
         _check_shadows(plan)
-    elif wished:
-        check_ahead(plan.world(0), _settings(plan, attacks.get(READS_MODELS)()))
-    elif not _direct(plan):
-        check_ahead(plan.world(0), _settings(plan, attacks.get("membership")()))
+    elif wished or not _direct(plan):
+        kinds = training.protocol.uploads
+        able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
+        refused = attacks.get(READS_MODELS)() if wished or not able else able[0]
+        check_ahead(plan.world(0), _settings(plan, refused))
     if rates:
         data = training.data.load()
         slots = draw_slots(shared_out(plan.world(0), data), data.labels, plan.coins)
@@ -216,9 +217,13 @@ def _reads_models(plan: WorldsPlan) -> bool:
 
 def _direct(plan: WorldsPlan) -> dict[str, Attack]:
     """Attacks on membership that need no shadows and read what the protocol uploads, by name."""
+    return {name: attack for name, attack in _asking().items() if _fits(plan, attack)}
+
+
+def _asking() -> dict[str, Attack]:
+    """Attacks on membership by name, but for the one that signals are read with."""
     asked = (name for name in attacks.names() if attacks.get(name).answers == "membership")
-    made = {name: attacks.get(name)() for name in asked if name != READS_MODELS}
-    return {name: attack for name, attack in made.items() if _fits(plan, attack)}
+    return {name: attacks.get(name)() for name in asked if name != READS_MODELS}
 
 
 def play_worlds(
