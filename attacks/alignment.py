@@ -124,10 +124,11 @@ class OwnListAlignment(Attack):
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         asked = asked_of(observation)
-        noise = sum(step.std**2 for step in observation.channel.updates if isinstance(step, Noise))
+        steps = [one for one in observation.channel.updates if isinstance(one, Noise)]
 
         def score(client: int, mine: Tensor, slopes: Slopes) -> Tensor:
             own = slopes(asked.images[mine], asked.labels[mine])
+            noise = sum(one.std**2 * (slopes.sent if one.per_number else 1) for one in steps)
             return by_own_list(own, slopes.along, self.ridge, noise**0.5)
 
         return _scored(observation, context, self.parameters, score, self.assumes)
@@ -180,6 +181,7 @@ class Slopes:
             name: (value.detach().cpu() - after[name].detach().cpu())
             for name, value in exchange.before.named_parameters()
         }
+        self.sent = sum(change.numel() for change in moved.values())
         self.names: list[str] = []
         total = 0
         for name in reversed([n for n, change in moved.items() if bool(change.any())]):
