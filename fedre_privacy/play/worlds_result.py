@@ -117,7 +117,7 @@ class WorldsResult:
     def knows(self, name: str) -> str:
         """What an attack takes for granted."""
         if name not in self.played.plan.chosen:
-            return attacks.get(name).assumes or "uploads, images of nobody"
+            return attacks.get(name).assumes or "uploads, images apart"
         shadows = self.played.plan.worlds - 1
         needs = self.played.plan.chosen[name].needs_shadows
         return f"{plural(shadows, 'shadow')}" if needs else "uploads (no shadows)"

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from fedre_privacy.cli import membership
-from fedre_privacy.core.files import read_json
 
 TWO = ["--worlds", "2", "--attack-rounds", "1", "--isolation", "same-process"]
 
@@ -17,7 +16,7 @@ def test_two_worlds_of_prototypes_have_a_table_a_record_and_figures(tiny, tmp_pa
     assert "world 1 of 2 took" in said and "to go" in said
     assert "no attack can exceed" in said and "Verdict" in said and "  membership" in said
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    record = read_json(folder / "record.json")
+    record = json.loads((folder / "record.json").read_text())
     assert record["worlds"] == 2 and record["primary"] == "membership"
     assert record["attacks"]["membership"]["rates"][1]["tpr"] is None
     assert (folder / "roc.png").is_file() and (folder / "exposed.png").is_file()

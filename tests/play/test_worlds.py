@@ -25,7 +25,7 @@ def even(tiny, protocol, **sections):
 @pytest.fixture(scope="module")
 def played(tiny, tmp_path_factory):
     """Five worlds of three clients that overfit about sixteen digits each."""
-    settings = even(tiny, "fedavg", train={"rounds": 4, "epochs": 20, "lr": 0.1})
+    settings = even(tiny, "fedavg", train={"rounds": 3, "epochs": 16, "lr": 0.1})
     plan = plan_worlds(settings, worlds=WORLDS, rounds=1)
     return play_worlds(plan, runs=tmp_path_factory.mktemp("worlds"), isolation=SAME)
 
@@ -34,7 +34,7 @@ def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
     done = WorldsResult(played)
     floor = done.floors[BLIND]
     for name in ("loss", "lira", "rmia", "own-list-alignment"):
-        assert done.scores[name].auc_interval[0] > floor.auc + 0.1, name
+        assert done.scores[name].auc_interval[0] > floor.auc + 0.05, name
     assert done.scores["alignment"].auc > floor.auc
     low, high = done.floors[CHANCE].auc_interval
     assert low - 0.05 < floor.auc < high + 0.05
