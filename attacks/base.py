@@ -100,6 +100,8 @@ class Attack:
     """The question it answers: images, prototypes, labels, membership or a plugin's."""
     adapts_to: ClassVar[StepsAt] = {}
     """Steps of declared channels that it takes into account, by the place where they act."""
+    assumes: ClassVar[str] = ""
+    """What it takes for granted beyond any threat model, in words; empty: nothing."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 

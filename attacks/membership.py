@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
+from .mixtures.over_rounds import alikeness, joint_odds
 from .running.channels import bounded_each
 from .running.messages import Sent, asked_of, messages_of
 from .running.modules import frozen, outputs
@@ -75,6 +76,11 @@ class MembershipInference(Attack):
         choices=REFERENCES,
     )
     rounds: int = knob(20, help="latest observed rounds used, of those with an extractor", ge=1)
+    rounds_together: bool = knob(
+        True,
+        help="mixed uploads of several rounds: one test of all, or the sum of one of each",
+        later=True,
+    )
     aux: int = knob(2000, help="reference images used, at most", ge=2)
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
@@ -123,16 +129,26 @@ class MembershipInference(Attack):
         reference = self._reference(observation, context, client, mine)
         total = torch.zeros(len(mine), dtype=torch.float64)
         covered = torch.zeros(len(mine), dtype=torch.bool)
+        together: list[tuple[EntangledRep, _View]] = []
+        mixed = [r for r, artifact in sent if r in held and isinstance(artifact, EntangledRep)]
+        joint = self.rounds_together and not self._traces and len(mixed) > 1
         for round in held:
             view = self._scene(observation, context, client, round, mine, reference, samples)
             for when, artifact in sent:
-                if when == round:
+                if when == round and joint and isinstance(artifact, EntangledRep):
+                    together.append((artifact, view))
+                elif when == round:
                     found = _READERS[type(artifact)](artifact, view, self._traces)
                     fits = found.isfinite()
                     total = total + torch.where(fits, found, 0.0)
                     covered |= fits
+        if together:
+            found = _jointly(together)
+            fits = found.isfinite()
+            total = total + torch.where(fits, found, 0.0)
+            covered |= fits
         out = torch.where(covered, total, torch.nan)
-        note = f"{len(held)} rounds used; {reference.note}"
+        note = f"{len(held)} rounds used{' together' if together else ''}; {reference.note}"
         if bool(covered.any()) and not bool(covered.all()):
             out = torch.where(covered, total, total[covered].min())
             classes = sorted(set(labels[~covered].tolist()))
@@ -200,7 +216,8 @@ class MembershipInference(Attack):
         reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
-        return _View(own.double(), candidates.labels[mine], statistics, samples)
+        strangers = statistics.unturned(known, statistics.means[reference.labels.long()])
+        return _View(own.double(), candidates.labels[mine], statistics, samples, strangers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,13 +233,14 @@ class _Reference:
 class _View:
     """Candidates of one client as seen by the extractor of one round.
 
-    Shape: reps (m, d), labels (m,), samples (G, C).
+    Shape: reps (m, d), labels (m,), samples (G, C), strangers (n, d) whitened reference images.
     """
 
     reps: Tensor
     labels: Tensor
     statistics: ClassStatistics
     samples: Tensor
+    strangers: Tensor
 
     @property
     def white(self) -> Tensor:
@@ -267,6 +285,26 @@ def _entangled(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     variance = (encoding.square() / view.samples).sum(1, keepdim=True)
     score = _score(shift, view.white, weight, variance, traces)
     return torch.where(encoding[view.labels] > 0, score, torch.nan)
+
+
+def _jointly(together: Sequence[tuple[EntangledRep, _View]]) -> Tensor:
+    """Each candidate against the mixed rows of all rounds together; NaN where its label is in none.
+
+    Classes and numbers of samples are those of the first round's view, which all rounds share.
+    """
+    shifts, rows, encodings = [], [], []
+    for artifact, view in together:
+        sent, means = artifact.tensors(), view.statistics.means
+        encoding = sent["encoding"].double()
+        shifts.append(view.statistics.unturned(sent["rep"][None], (encoding @ means)[None])[0])
+        rows.append(view.statistics.unturned(view.reps, means[view.labels]))
+        encodings.append(encoding)
+    first, mix = together[0][1], torch.stack(encodings)
+    alike = alikeness(torch.stack([view.strangers for _, view in together]))
+    odds = joint_odds(
+        torch.stack(shifts), torch.stack(rows), first.labels, mix, first.samples, alike
+    )
+    return torch.where(mix[:, first.labels].amax(0) > 0, odds, torch.nan)
 
 
 def _score(shift: Tensor, white: Tensor, weight: Tensor, variance: Tensor, traces: bool) -> Tensor:

@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attack", "attack_module", "audit", "benchmark", "train", "verify"]
+__all__ = [
+    "__version__",
+    "attack",
+    "attack_module",
+    "audit",
+    "benchmark",
+    "membership",
+    "train",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

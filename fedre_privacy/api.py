@@ -44,6 +44,8 @@ from fedre_privacy.pages.shared import NAME
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
+from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
+from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import folder as recorded
 from fedre_privacy.runs import training, verifying
@@ -319,6 +321,55 @@ def audit(
     """
     attacking.require_complete(run)
     return audit_run(run, unit=unit, inside=inside, trials=trials, alpha=alpha, seed=seed)
+
+
+def membership(
+    run: recorded.Run,
+    *,
+    worlds: int = 16,
+    rates: Sequence[float] = (),
+    attacks: Sequence[str] = (),
+    device: str = "auto",
+    report: Report = silent,
+) -> WorldsResult:
+    """Tell who trained, in shadow federations with the settings of a run.
+
+    Samples are in or out by fair coins. Record, figures and guesses are written beside the run, and
+    worlds that are there already are not trained again.
+
+    Args:
+        worlds: federations to train.
+        rates: of false alarms; none: 1 % and 0.1 %, with a reason where one cannot be shown.
+        attacks: on signals of worlds, each a name or ``name:setting=value``; none: all of them.
+
+    Raises:
+        FedreError: a bad plan, or of a training or an attack.
+    """
+    plan = plan_worlds(run.settings, worlds=worlds, rates=rates, chosen=attacks)
+    runs = run.folder.parent
+    return run_membership(plan, runs=runs, device=choose_device(device), report=report)
+
+
+def run_membership(
+    plan: WorldsPlan,
+    *,
+    runs: Path = Path("runs"),
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    restart: bool = False,
+    isolation: str = AUTO,
+    report: Report = silent,
+) -> WorldsResult:
+    """Train the worlds of a plan, attack each, and write what was found into their folder.
+
+    Raises:
+        FedreError: of a training or an attack.
+    """
+    played = play_worlds(
+        plan, runs=runs, device=device, restart=restart, isolation=isolation, report=report
+    )
+    done = WorldsResult(played)
+    done.write()
+    return done
 
 
 def benchmark(

@@ -31,6 +31,11 @@ class ClassStatistics:
         """Deviations from centres (n, d) in units of the spread within classes."""
         return (rows.double() - centres) @ self.whiten
 
+    def unturned(self, rows: Tensor, centres: Tensor) -> Tensor:
+        """The same as `white` in the coordinates of the representations (symmetric whitening)."""
+        turn: Tensor = self.whiten / self.whiten.norm(dim=0)
+        return self.white(rows, centres) @ turn.T
+
 
 def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassStatistics:
     """Estimate class means and the covariance pooled within classes, shrunk to a multiple of I.

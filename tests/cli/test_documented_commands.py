@@ -21,6 +21,7 @@ from fedre_privacy.cli import (
     communication,
     curves,
     foreign,
+    membership,
     toy,
     train,
     verify,
@@ -35,13 +36,14 @@ from fedre_privacy.runs.folder import Run
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit)\s[^`]*)`")
-COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit))\b")
+SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit|membership)\s[^`]*)`")
+COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit|membership))\b")
 MODULES: dict[str, ModuleType] = {
     "fedre-train": train,
     "fedre-attack": attack,
     "fedre-benchmark": benchmark,
     "fedre-audit": audit,
+    "fedre-membership": membership,
 }
 STAND_INS = {  # a page's placeholder and what a reader could write there
     "RUN": "recorded",
@@ -162,6 +164,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(train, "run_training", stop)
     monkeypatch.setattr(train, "rehearse", stop)
     monkeypatch.setattr(audit, "plan_audit", stop)
+    monkeypatch.setattr(membership, "run_membership", stop)
     monkeypatch.setattr(attack, "rehearse", stop)
     monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)

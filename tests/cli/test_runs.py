@@ -45,6 +45,7 @@ def test_commands_are_installed() -> None:
         "fedre-attack": "fedre_privacy.cli.attack:main",
         "fedre-benchmark": "fedre_privacy.cli.benchmark:main",
         "fedre-audit": "fedre_privacy.cli.audit:main",
+        "fedre-membership": "fedre_privacy.cli.membership:main",
     }
 
 

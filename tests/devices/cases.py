@@ -78,6 +78,8 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
     "linear": {"threat": "strong"},
     "loss-membership": {"protocol": "fedavg", "target": "membership"},
+    "alignment": {"protocol": "fedavg", "target": "membership", "threat": "strong"},
+    "own-list-alignment": {"protocol": "fedavg", "target": "membership"},
     "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
     "membership": {"target": "membership"},
     "pixel": {"attack": {"steps": 6}},

@@ -1,0 +1,142 @@
+"""``fedre-membership``: who trained, told from uploads of many federations that differ by coins."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fedre_privacy.api import run_membership
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds
+from fedre_privacy.runs.coins import COIN, GAMES, Coins
+from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.folder import find_run
+from fedre_privacy.runs.settings import check_sections, required, resolve_training
+from fedre_privacy.sealed.door import AUTO, ISOLATION
+
+from .explain import list_presets
+from .options import add_common_options, add_training_options, gather, refuse_training_options
+from .output import Output, guarded
+
+
+def parser() -> argparse.ArgumentParser:
+    """Make the option parser."""
+    made = argparse.ArgumentParser(
+        prog="fedre-membership",
+        usage="fedre-membership [RUN] [options]",
+        allow_abbrev=False,
+        description="Train shadow federations in which samples are in or out by fair coins, and "
+        "tell from each one's uploads who trained.",
+    )
+    made.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="take the settings of a recorded run; without it, those of the options",
+    )
+    group = made.add_argument_group("worlds")
+    group.add_argument(
+        "--worlds", type=int, default=16, metavar="W",
+        help="federations to train; each is attacked with the others as shadows (default: 16)",
+    )  # fmt: skip
+    group.add_argument(
+        "--game", default=COIN, choices=GAMES,
+        help="coin: a sample trains or not; pair: one of two of a class does (default: coin)",
+    )  # fmt: skip
+    group.add_argument(
+        "--slots", type=int, metavar="N",
+        help="slots of each client at most; others train in every world (default: all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--attack-rounds", type=int, default=4, metavar="N",
+        help="rounds whose uploads are looked at, evenly spread (default: 4)",
+    )  # fmt: skip
+    group.add_argument(
+        "--attack", action="append", default=[], metavar="NAME[:KEY=VALUE,...]",
+        help=f"attack on signals of worlds; repeatable (default: {', '.join(DEFAULT)})",
+    )  # fmt: skip
+    group.add_argument(
+        "--fpr", default="", metavar="F,F",
+        help="rates of false alarms to be shown; refused where they cannot be "
+        "(default: 0.01,0.001, with a reason where one cannot)",
+    )  # fmt: skip
+    group.add_argument("--coin-seed", type=int, default=0, metavar="S", help="of slots and coins")
+    group.add_argument(
+        "--isolation", default=AUTO, choices=ISOLATION, help=f"of attacks (default: {AUTO})"
+    )
+    add_training_options(made)
+    add_common_options(made, restart="train all worlds of these settings anew")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = parser().parse_args(argv)
+    output = Output(as_json=options.json, quiet=options.quiet)
+    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+
+
+def _plan(options: argparse.Namespace) -> WorldsPlan:
+    if options.run is not None:
+        run = find_run(options.run, options.runs_dir)
+        refuse_training_options(options, run)
+        settings = run.settings
+    else:
+        values, where = gather(options)
+        problems: list[str] = []
+        check_sections(values, where, problems)
+        settings = required(
+            resolve_training(values, where, problems), problems, see="fedre-train --explain"
+        )
+    try:
+        rates = tuple(float(text) for text in options.fpr.split(",") if text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--fpr {options.fpr}: rates are numbers between 0 and 1, for example 0.01,0.001."
+        ) from None
+    if options.slots is not None and options.slots < 2:
+        raise ConfigError(f"--slots is {options.slots}; it must be at least 2.")
+    return plan_worlds(
+        settings,
+        worlds=options.worlds,
+        coins=Coins(game=options.game, slots=options.slots, seed=options.coin_seed),
+        rounds=options.attack_rounds,
+        chosen=options.attack,
+        rates=rates,
+    )
+
+
+def _run(options: argparse.Namespace, output: Output) -> int:
+    if "list" in options.preset:
+        return list_presets(output)
+    plan = _plan(options)
+    if options.dry_run:
+        output.line("Plan", f"{plan.worlds} worlds in {options.runs_dir / plan.folder_name}")
+        return 0
+    done = run_membership(
+        plan,
+        runs=options.runs_dir,
+        device=choose_device(options.device),
+        restart=options.restart,
+        isolation=options.isolation,
+        report=output,
+    )
+    for heading, text in done.lines().items():
+        output.line(heading, text)
+    output.text()
+    output.line("RESULT", f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds")
+    output.table(done.table())
+    output.text()
+    output.line("Records", f"most at risk, by {done.primary}")
+    output.table(done.exposed())
+    output.line("Verdict", done.verdict())
+    output.line(
+        "Files", f"{done.folder}/{{roc.png,exposed.png,guesses.csv,record.json}}", wrap=False
+    )
+    output.final(done.folder, done.record())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Worlds from end to end: leakage above the floor, chance without it, the same numbers again."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedre_privacy.attacks.shadows.base import View
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.eval.worlds import chance, evaluate_worlds
+from fedre_privacy.partition.base import partitions
+from fedre_privacy.play.worlds import leave_one_out, plan_worlds, play_worlds, shadow_attack
+from fedre_privacy.play.worlds_result import BLIND, CHANCE, WorldsResult, claimed_mu
+from fedre_privacy.runs.coins import Coins
+from fedre_privacy.sealed.door import SAME
+
+WORLDS = 5
+
+
+def even(tiny, protocol, **sections):
+    made = tiny(protocol=protocol, **sections)
+    return dataclasses.replace(made, partition=partitions.get("iid")())
+
+
+@pytest.fixture(scope="module")
+def played(tiny, tmp_path_factory):
+    """Five worlds of three clients that overfit about sixteen digits each."""
+    settings = even(tiny, "fedavg", train={"rounds": 3, "epochs": 16, "lr": 0.1})
+    plan = plan_worlds(settings, worlds=WORLDS, rounds=1)
+    return play_worlds(plan, runs=tmp_path_factory.mktemp("worlds"), isolation=SAME)
+
+
+def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
+    done = WorldsResult(played)
+    floor = done.floors[BLIND]
+    for name in ("loss", "lira", "rmia", "own-list-alignment"):
+        assert done.scores[name].auc_interval[0] > floor.auc + 0.05, name
+    assert done.scores["alignment"].auc > floor.auc
+    low, high = done.floors[CHANCE].auc_interval
+    assert low - 0.05 < floor.auc < high + 0.05
+
+
+def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
+    wrong = played.coins.roll(1, 0)
+    low, high = chance(wrong, (0.1,)).auc_interval
+    for name, scores in played.scores.items():
+        found = evaluate_worlds(
+            scores, wrong, played.slots.clients, played.slots.labels, rates=(0.1,), draws=20
+        )
+        assert low - 0.06 < found.auc < high + 0.06, name
+
+
+def test_a_view_holds_no_coin_of_its_world_and_no_seed(played):
+    assert [field.name for field in dataclasses.fields(View)] == [
+        "sent", "before", "shadows", "coins", "clients", "labels",
+    ]  # fmt: skip
+    kept = [
+        {"sent": torch.randn(2, 3, 8).double(), "before": torch.randn(2, 8).double()}
+        for _ in range(6)
+    ]
+    slots = dataclasses.replace(
+        played.slots, clients=torch.arange(8) % 3, labels=torch.arange(8) % 2
+    )
+    coins = torch.rand(6, 8) < 0.5
+    other = coins.clone()
+    other[2] = ~other[2]
+    attack = shadow_attack("lira")
+    same = leave_one_out(attack, kept, coins, slots)[2]
+    assert torch.equal(same, leave_one_out(attack, kept, other, slots)[2])
+
+
+def test_a_world_that_is_lost_comes_back_the_same_and_the_others_are_not_trained(played):
+    path = played.folder / "w0003.safetensors"
+    before = path.read_bytes()
+    times = {p.name: p.stat().st_mtime_ns for p in played.folder.glob("w*.safetensors")}
+    path.unlink()
+    notes = []
+    again = play_worlds(played.plan, runs=played.folder.parent, isolation=SAME, report=notes.append)
+    assert path.read_bytes() == before
+    assert all(
+        (played.folder / name).stat().st_mtime_ns == t
+        for name, t in times.items()
+        if name != path.name
+    )
+    assert all(torch.equal(again.scores[name], s) for name, s in played.scores.items())
+    assert any("to go" in event.data.get("text", "") for event in notes)
+    assert not list(played.folder.glob("fedavg-*"))  # runs of worlds are removed
+
+
+def test_the_result_says_what_was_played_and_writes_it(played):
+    done = WorldsResult(played)
+    done.write()
+    table = {row["attack"]: row for row in done.table()}
+    assert table["no attack can exceed (claim)"]["knows"] == "no defence claims anything"
+    assert "AUDITOR" in table["own-list-alignment"]["knows"]
+    assert "needs 1,000" in table["lira"]["TPR at 0.1 % FPR"]
+    assert done.primary == "alignment" and len(done.exposed()) == 10
+    assert "alignment has an AUC of" in done.verdict()
+    names = {path.name for path in played.folder.iterdir()}
+    assert {"record.json", "guesses.csv", "roc.png", "exposed.png"} <= names
+
+
+def test_a_gaussian_claim_for_a_client_bounds_every_attack_on_its_models(tiny):
+    claimed = even(tiny, "fedavg", defense=["gaussian:clip=1,noise=2"])
+    mu, _ = claimed_mu(plan_worlds(claimed, worlds=5))
+    assert mu == pytest.approx(2**0.5 / 2)
+    held = even(tiny, "fedgh", defense=["gaussian:clip=1,noise=2"])
+    mu, why = claimed_mu(plan_worlds(held, worlds=5))
+    assert mu is None and "holds extractors" in why
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "error", "said"),
+    [
+        ("fedavg", {"worlds": 3}, ConfigError, "lira needs 4"),
+        ("fedavg", {"worlds": 1}, ConfigError, "at least 2"),
+        ("fedavg", {"worlds": 5, "rates": (0.001,)}, ConfigError, "needs 1,000 non-members"),
+        ("fedavg", {"worlds": 5, "chosen": ["liar"]}, ConfigError, "lira"),
+        ("fedavg", {"worlds": 5, "chosen": ["rmia:gamma=0"]}, ConfigError, "gamma"),
+        ("fedgh", {"worlds": 5, "chosen": ["lira"]}, IncompatibleError, "reads"),
+        ("local", {"worlds": 5}, IncompatibleError, "uploads"),
+        ("fedmrl", {"worlds": 5}, IncompatibleError, "fedmrl"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
+    tiny, protocol, options, error, said
+):
+    with pytest.raises(error, match=said):
+        plan_worlds(even(tiny, protocol), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("protocol", "attack", "least"),
+    [
+        ("fedproto", "membership", 0.70),
+        ("fedre", "membership", 0.60),
+        ("fedsgd", "own-list-alignment", 0.55),
+        ("lg-fedavg", "alignment", 0.52),
+        ("fedkd", "lira", 0.52),
+    ],
+)
+def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least):
+    settings = even(tiny, protocol)
+    plan = plan_worlds(settings, worlds=5, rounds=2, coins=Coins(apart=0.4))
+    done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
+    assert done.scores[attack].auc > least
