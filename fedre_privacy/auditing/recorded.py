@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, Role
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.manifest import cover
 from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, Facts
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
@@ -105,7 +105,7 @@ class RunAudit:
         kept = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
         return {
             "status": "complete",
-            "run": self.run.name,
+            **self.run.identity(),
             **self.lines(),
             **kept,
             "claim": None if claim is None else claim.record(),
@@ -197,7 +197,7 @@ def audit_run(
         ),
         audit.folder / "epsilon",
     )
-    files.write_json(audit.folder / "record.json", audit.record())
+    cover(audit.folder, audit.record())
     return audit
 
 

@@ -94,9 +94,10 @@ def remove_left(folder: Path) -> None:
 def temporaries(folder: Path) -> list[Path]:
     """Files that are being written, or were when a process was killed, in a folder and one below.
 
-    Folders below that are held by themselves (``attacks/NAME``) are left out.
+    Folders below that are held by themselves (``attacks/NAME``, ``audits/NAME``) are left out.
     """
-    places = [folder, *(path for path in folder.glob("*") if path.name != "attacks")]
+    apart = ("attacks", "audits")
+    places = [folder, *(path for path in folder.glob("*") if path.name not in apart)]
     found = (path for place in places if place.is_dir() for path in place.iterdir())
     return sorted(path for path in found if TEMPORARY.fullmatch(path.name) and path.is_file())
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from . import files
 from .errors import DamagedInputError, MissingInputError
@@ -180,6 +180,21 @@ def write_manifest(
         entries[file] = {"bytes": len(data), "sha256": files.bytes_sha256(data)}
     content = {"schema": SCHEMA, "files": dict(sorted(entries.items()))}
     files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
+
+
+def cover(folder: Path, record: Mapping[str, Any]) -> None:
+    """List the files of a folder of finished work, and the record, which is written after that.
+
+    Folders below and pictures and pages of their own list (`DRAWN`) are left out.
+    """
+    apart = {"record.json", "log.txt", MANIFEST, DRAWN}
+    written = [
+        path
+        for path in folder.iterdir()
+        if path.is_file() and path.name not in apart and not path.name.startswith(".")
+    ]
+    write_manifest(folder, written, ahead={"record.json": files.json_text(record)})
+    files.write_json(folder / "record.json", record)
 
 
 def drawn(folder: Path) -> frozenset[str]:

@@ -15,12 +15,12 @@ from fedre_privacy.core.artifacts import EntangledRep, Prototypes
 from fedre_privacy.core.lock import held, remove_temporaries
 from fedre_privacy.core.manifest import DRAWN, drawn, write_manifest
 from fedre_privacy.core.types import AGGREGATE
-from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
 from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.training import loaded
 
 Drawn = tuple[Figure, pd.DataFrame]
 
@@ -103,7 +103,7 @@ def prototypes(run: Run) -> Drawn | None:
     """True prototypes of the last round by t-SNE, with the entangled uploads among them."""
     if not (run.folder / "private").is_dir() or not run.settings.protocol.uploads:
         return None
-    data: ImageData = run.settings.data.load()
+    data, _ = loaded(run.settings)
     if data.sha256 != run.record["data_sha256"]:
         return None
     source = TargetSource(run, data, round=None, seed=0)

@@ -31,7 +31,7 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.core.manifest import DRAWN, MADE_FROM, MANIFEST, covering, write_manifest
+from fedre_privacy.core.manifest import MADE_FROM, cover, covering
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.schema import Count, Hash, Seconds, Word
@@ -53,6 +53,7 @@ from fedre_privacy.runs.folder import (
     write_end,
 )
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
+from fedre_privacy.runs.training import loaded
 from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.threats.base import threats
 
@@ -84,7 +85,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
     require_complete(run)
     check_fit(run.settings, settings)
     check_sums(run.settings, settings)
-    data = data or run.settings.data.load()
+    data = data or loaded(run.settings)[0]
     if data.sha256 != run.record["data_sha256"]:
         raise DamagedInputError(
             f"The data set '{data.name}' has changed since {run.name} was trained (SHA-256 "
@@ -450,21 +451,9 @@ def _attack(
     }
     _write(result)
     cache.clear()
-    _cover(folder, record)
-    files.write_json(folder / "record.json", record)
+    cover(folder, record)
     report(Event("attack.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
     return result
-
-
-def _cover(folder: Path, record: dict[str, Any]) -> None:
-    """List what was written with its hashes, the record too, which is written after that."""
-    apart = {"record.json", "log.txt", MANIFEST, DRAWN}
-    written = [
-        path
-        for path in folder.iterdir()
-        if path.is_file() and path.name not in apart and not path.name.startswith(".")
-    ]
-    write_manifest(folder, written, ahead={"record.json": files.json_text(record)})
 
 
 def _read_back(folder: Path, trial: Trial) -> Outcome:

@@ -22,8 +22,9 @@ from fedre_privacy.attacks.shadows.base import ShadowAttack, View, shadow_attack
 from fedre_privacy.attacks.shadows.signals import confidences
 from fedre_privacy.core import files
 from fedre_privacy.core.config import build_plugin
-from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, IncompatibleError, unknown
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.lock import held, remove_temporaries
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Candidates
@@ -240,12 +241,23 @@ def play_worlds(
     What is finished is kept in the folder of the plan, world by world, and shared by all attacks.
 
     Raises:
+        InUseError: another process trains these worlds.
+        DamagedInputError: kept worlds are of another state of the data.
         FedreError: of a training or an attack.
     """
-    started = time.monotonic()
     folder = runs / plan.folder_name
-    if restart:
-        shutil.rmtree(folder, ignore_errors=True)
+    with held(folder):
+        if restart:
+            for path in folder.glob("w*.safetensors"):
+                path.unlink()
+        remove_temporaries(folder)
+        return _play(plan, folder, device, isolation, report)
+
+
+def _play(
+    plan: WorldsPlan, folder: Path, device: torch.device, isolation: str, report: Report
+) -> Played:
+    started = time.monotonic()
     data = plan.training.data.load()
     shares = shared_out(plan.world(0), data)
     slots = draw_slots(shares, data.labels, plan.coins)
@@ -256,7 +268,7 @@ def play_worlds(
         if not path.is_file():
             begun = time.monotonic()
             found = _world(plan, index, data, slots, folder, device, isolation, report)
-            files.write_tensors(path, found)
+            files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
             took, left = time.monotonic() - begun, plan.worlds - index - 1
             if left:
                 report(
@@ -268,6 +280,11 @@ def play_worlds(
                         },
                     )
                 )
+        elif files.read_metadata(path).get("data_sha256") != data.sha256:
+            raise DamagedInputError(
+                f"{path} was made from another state of the data set '{data.name}'.",
+                next_step="Restore the data, or train the worlds anew with --restart.",
+            )
         kept.append(files.read_tensors(path))
     scores = {}
     if "sent" in kept[0]:

@@ -74,12 +74,8 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     Raises:
         FedreError: of the data set, the partition, the model or the protocol.
     """
-    data, training = settings.data.load(), settings.train
-    shares = shared_out(settings, data)
-    if settings.coins:
-        slots = draw_slots(shares, data.labels, settings.coins)
-        data = planted(data, slots, settings.coins)
-        shares = dealt(slots, toss(shares, len(slots), settings.coins))
+    training = settings.train
+    data, shares = loaded(settings)
     dim = representation_dim(settings.model, data.image_shape)
     names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
     counts = shares.class_counts(data.labels.numpy(), data.num_classes)
@@ -100,6 +96,21 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         raise IncompatibleError(*problems)
     facts = facts_of(settings, setting)
     return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
+
+
+def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:
+    """The images of a training, with its canaries if it has any, and who trains on which.
+
+    Raises:
+        FedreError: of the data set or the partition.
+    """
+    data = settings.data.load()
+    shares = shared_out(settings, data)
+    if settings.coins is None:
+        return data, shares
+    slots = draw_slots(shares, data.labels, settings.coins)
+    heads = toss(shares, len(slots), settings.coins)
+    return planted(data, slots, settings.coins), dealt(slots, heads)
 
 
 def shared_out(settings: TrainSettings, data: ImageData) -> Split:

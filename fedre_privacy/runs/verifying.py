@@ -33,7 +33,7 @@ WORDS = {
     UNLISTED: "the file was added afterwards",
     UNFINISHED: "nothing is covered before training or attack are complete",
     UNCOVERED: "no manifest lists it: an earlier version made it, or the list was removed",
-    OTHER_RUN: "the attack was made from other uploads, models or settings than the run's now",
+    OTHER_RUN: "it was made from other uploads, models or settings than the run's now",
     UNREADABLE: "the file cannot be read",
     LEFT: "a temporary file; the same command with --resume removes it",
     EXTRA: "nothing reads it",
@@ -86,7 +86,7 @@ class Verified:
     Args:
         folder: of the run.
         sha256: of the run's manifest; None if there is no readable one.
-        findings: one per file, in order of their names; the attacks' files after the run's.
+        findings: one per file, by name; those of attacks and audits after the run's.
     """
 
     folder: Path
@@ -126,7 +126,7 @@ class Verified:
 
 
 def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) -> Verified:
-    """Check every file of a run and of its attacks against the hashes recorded with them.
+    """Check every file of a run, its attacks and audits against the hashes recorded with them.
 
     The hashes show what has changed since they were written; whoever can write the folder can
     write new ones. To compare with what somebody else published, give the hash that they name.
@@ -152,8 +152,8 @@ def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) 
     if expect is not None:
         _compare(folder, sha256, expect)
     findings = _findings(folder, folder, sha256)
-    for attack in _attacks(folder):
-        findings += _findings(folder, attack, sha256)
+    for made in _made_from(folder):
+        findings += _findings(folder, made, sha256)
     return Verified(folder, sha256, tuple(findings))
 
 
@@ -169,8 +169,10 @@ def _compare(folder: Path, found: str | None, expect: str) -> None:
         )
 
 
-def _attacks(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / "attacks").glob("*") if path.is_dir())
+def _made_from(folder: Path) -> list[Path]:
+    """Folders of the attacks on a run and of the audits of it."""
+    found = [path for kind in ("attacks", "audits") for path in (folder / kind).glob("*")]
+    return sorted(path for path in found if path.is_dir())
 
 
 def _readable(folder: Path) -> Manifest | None:
@@ -181,7 +183,7 @@ def _readable(folder: Path) -> Manifest | None:
 
 
 def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
-    """What one folder holds: a run without its attacks, or an attack."""
+    """What one folder holds: a run without what was made from it, or an attack or audit."""
     states = _states(folder, attack=folder != top)
     if folder != top and states.get("record.json") == UNCHANGED:
         made_of = read_json(folder / "record.json", dict[str, Any]).get(MADE_FROM)
@@ -250,8 +252,8 @@ def _present(folder: Path, *, everything: bool) -> set[str]:
 
 
 def _accept(folder: Path) -> None:
-    """Cover a run and its finished attacks as they are."""
-    for one in (folder, *_attacks(folder)):
+    """Cover a run and its finished attacks and audits as they are."""
+    for one in (folder, *_made_from(folder)):
         if not _complete(one):
             continue
         with held(one):

@@ -1,6 +1,7 @@
 """``fedre-audit`` from end to end: a claim kept, a claim broken, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.files import read_json, write_json
 from fedre_privacy.defenses import gaussian
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.verifying import verify
 
 DEFENDED = ["--protocol", "fedgh", "--defense", "gaussian:clip=1,epsilon=8"]
 
@@ -32,6 +34,17 @@ def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, caps
     assert record["verdict"] == "consistent" and record["trials"] == 100
     assert 0 < record["shown"] < record["claim"]["epsilon"] + 4 < record["ceiling"]
     assert (folder / "epsilon.png").is_file()
+
+
+def test_a_record_that_somebody_changed_is_found(defended, tmp_path, capsys):
+    folder = shutil.copytree(defended.folder, tmp_path / defended.name)
+    assert audit.main([str(folder), "--trials", "60"]) == 0
+    assert verify(folder).ok
+    (record,) = folder.glob("audits/mechanism-*/record.json")
+    record.write_text(record.read_text().replace('"consistent"', '"refuted"'))
+    (bad,) = verify(folder).bad()
+    assert bad.file == record.relative_to(folder).as_posix()
+    assert bad.state == "changed"
 
 
 def test_a_claim_that_does_not_hold_is_an_error_with_its_code(defended, capsys, monkeypatch):

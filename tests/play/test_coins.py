@@ -7,8 +7,10 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.runs.coins import COIN, PAIR, Coins, dealt, draw_slots, toss
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.runs.coins import CANARIES, COIN, PAIR, Coins, dealt, draw_slots, toss
 from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.settings import required, resolve_attack
 from fedre_privacy.runs.training import prepare, shared_out, train
 
 CPU = torch.device("cpu")
@@ -104,3 +106,14 @@ def test_a_client_without_a_training_sample_is_refused(parts):
     slots = draw_slots(shares, data.labels, Coins())
     with pytest.raises(IncompatibleError, match="trains on nothing"):
         dealt(slots, torch.zeros(len(slots), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("canary", CANARIES)
+def test_a_run_with_canaries_is_attacked_on_the_images_that_it_trained_on(parts, tmp_path, canary):
+    settings, _, _ = parts
+    with_coins = dataclasses.replace(settings, coins=Coins(game=PAIR, canary=canary))
+    run = train(with_coins, runs=tmp_path)
+    problems: list[str] = []
+    asked = {"target": "update", "attack": {"name": "analytic"}, "eval": {"targets": 2}}
+    trial = prepare_attack(run, required(resolve_attack(asked, {}, problems), problems))
+    assert trial.lines()["Target"]
