@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +37,7 @@ from fedre_privacy.models.families import (
     has_batch_norm,
     representation_dim,
 )
+from fedre_privacy.models.split import SplitModel
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
@@ -121,7 +124,7 @@ def shared_out(settings: TrainSettings, data: ImageData) -> Split:
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     """What the accounting of defences needs to know of a federation."""
     training, protocol = setting.training, settings.protocol
-    taking_part = [loop.select(training, r) for r in range(1, training.rounds + 1)]
+    joined = Counter(k for r in range(1, training.rounds + 1) for k in loop.select(training, r))
     built: dict[str, nn.Module] = {}
 
     def model(client: int) -> nn.Module:
@@ -138,9 +141,7 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
         kinds=protocol.uploads,
         sums=protocol.sums,
         class_counts=setting.class_counts,
-        participations=tuple(
-            sum(k in chosen for chosen in taking_part) for k in range(training.clients)
-        ),
+        participations=tuple(joined[k] for k in range(training.clients)),
         rounds=training.rounds,
         epochs=training.epochs,
         batch_size=training.batch_size,
@@ -187,12 +188,15 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
         where = torch.from_numpy(index).to(device)
         return Samples(images[where], labels[where])
 
-    clients = []
-    for k in range(settings.train.clients):
-        with seeded(settings.train.seed, f"model {prepared.setting.architectures[k]}"):
-            model = build_model(
-                settings.model, k, prepared.data.image_shape, prepared.data.num_classes
-            )
+    clients: list[Client] = []
+    first: dict[str, SplitModel] = {}
+    for k, architecture in enumerate(prepared.setting.architectures):
+        if architecture not in first:  # clients of one architecture begin with equal parameters
+            with seeded(settings.train.seed, f"model {architecture}"):
+                first[architecture] = build_model(
+                    settings.model, k, prepared.data.image_shape, prepared.data.num_classes
+                )
+        model = copy.deepcopy(first[architecture])
         client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
         with seeded(settings.train.seed, "protocol state", client=k):
             settings.protocol.start_client(client, prepared.setting)
@@ -325,24 +329,54 @@ def _run_loop(
         if settings.record.truth:
             _write_mixtures(folder, round, emissions)
 
-    return loop.run(
-        settings.protocol,
-        clients,
-        server,
-        prepared.setting,
-        recorder=Recorder(folder / "uploads"),
-        checkpoints=folder / "checkpoints",
-        keep=keep,
-        report=report,
-        resume=resume,
-        on_row=lambda rows: _write_metrics(folder, rows),
-        defenses=prepared.defense,
-    )
+    table = _Metrics(folder)
+    try:
+        return loop.run(
+            settings.protocol,
+            clients,
+            server,
+            prepared.setting,
+            recorder=Recorder(folder / "uploads"),
+            checkpoints=folder / "checkpoints",
+            keep=keep,
+            report=report,
+            resume=resume,
+            on_row=table.take,
+            defenses=prepared.defense,
+        )
+    finally:
+        table.write()
 
 
 def _columns(row: loop.Row) -> loop.Row:
     """A round's row without the lists over clients."""
     return {key: value for key, value in row.items() if not key.startswith(loop.PER_CLIENT)}
+
+
+class _Metrics:
+    """The tables of a run, written anew now and then: they grow with the rounds.
+
+    They may take a twentieth of the time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[loop.Row] = []
+        self.again = 0.0
+
+    def take(self, rows: list[loop.Row]) -> None:
+        """All rows so far, after every round."""
+        self.rows = rows
+        began = time.monotonic()
+        if began >= self.again:
+            self.write()
+            ended = time.monotonic()
+            self.again = ended + max(1.0, 20 * (ended - began))
+
+    def write(self) -> None:
+        """Write what there is."""
+        if self.rows:
+            _write_metrics(self.folder, self.rows)
 
 
 def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:
