@@ -215,6 +215,8 @@ def setup(
     Raises:
         DivergedError, IncompatibleError: as in `client_step`.
     """
+    if type(protocol).setup_upload is Protocol.setup_upload:
+        return [], ()
     uploads = []
     for client in clients:
         task = Task(setting, 0, client.id)

@@ -22,10 +22,10 @@ from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.manifest import write_manifest
-from fedre_privacy.core.memory import free_bytes
+from fedre_privacy.core.memory import available_bytes, free_bytes
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
-from fedre_privacy.core.units import plural
+from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses import statement
 from fedre_privacy.defenses.base import Defense, Facts
@@ -97,6 +97,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         model=settings.model,
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
+    problems += _too_large(settings, setting)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
@@ -165,17 +166,39 @@ def _summing() -> tuple[str, ...]:
     return tuple(found)
 
 
+def _too_large(settings: TrainSettings, setting: Setting) -> list[str]:
+    """Clients' models that the machine cannot hold, without which nothing can be trained."""
+    size = 0
+    for name, count in Counter(setting.architectures).items():
+        client = setting.architectures.index(name)
+        with torch.device("meta"):
+            model = build_model(settings.model, client, setting.image_shape, setting.num_classes)
+        size += count * sum(p.numel() * p.element_size() for p in model.parameters())
+    available = available_bytes()
+    if available is None or size <= available:
+        return []
+    return [
+        f"The models of {plural(len(setting.architectures), 'client')} ({settings.model.name}, "
+        f"images of {'x'.join(map(str, setting.image_shape))}) take {human_bytes(size)}; the "
+        f"machine has {human_bytes(available)} of memory left. Use fewer clients (--clients), "
+        "smaller images, or a smaller model (--models)."
+    ]
+
+
 def _too_few_samples(
     settings: TrainSettings, data: ImageData, counts: NDArray[np.int64]
 ) -> list[str]:
     """Clients whose batches would hold one sample although their model has BatchNorm."""
-    sizes = [1 if settings.train.batch_size == 1 else int(row.sum()) for row in counts]
+    single: dict[str, list[int]] = {}
+    for k, count in enumerate(counts.sum(1).tolist()):
+        if settings.train.batch_size == 1 or count == 1:
+            single.setdefault(architecture_of(settings.model.name, k), []).append(k)
     return [
-        f"Client {k} trains on batches of one sample, and its model "
-        f"({architecture_of(settings.model.name, k)}) has BatchNorm, which needs two. Raise "
+        f"{plural(len(clients), 'client')} ({first_few(clients)}) would train on batches of one "
+        f"sample, and their model ({name}) has BatchNorm, which needs two. Raise "
         "partition.min_samples or train.batch_size, or choose --models cnn4."
-        for k, size in enumerate(sizes)
-        if size == 1 and has_batch_norm(settings.model, k, data.image_shape, data.num_classes)
+        for name, clients in single.items()
+        if has_batch_norm(settings.model, clients[0], data.image_shape, data.num_classes)
     ]
 
 
