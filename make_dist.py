@@ -20,8 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 BACKEND = (
-    "import os, sys; os.umask(0o022); from setuptools import build_meta as made; "
-    "made.build_wheel(sys.argv[1]); made.build_sdist(sys.argv[1])"
+    "import os, sys; os.umask(0o022); out = sys.argv[1]; from setuptools import build_meta; "
+    "build_meta.build_wheel(out); build_meta.build_sdist(out)"
 )
 
 

@@ -339,7 +339,7 @@ def _opened(path: Path, changed: int, size: int) -> tuple[Any, dict[str, list[st
     """
     handle = safe_open(path, framework="pt")
     names: dict[str, list[str]] = {}
-    for name in handle.keys():
+    for name in list(handle.keys()):  # type: ignore[no-untyped-call]
         names.setdefault("".join(name.partition("/")[:2]), []).append(name)
     return handle, names
 

@@ -67,8 +67,8 @@ LARGE: Values = {**RESNET, "train": {"batch_size": 2, "rounds": 1}}
 USUAL = "nothing unusual"
 CASES: dict[str, tuple[Values, Values]] = {
     USUAL: (pictures(), {}),
-    "step size overflows": (pictures(), lr(1e38)),
-    "step size overflows in the only step": (pictures(), lr(1e39, rounds=1, batch_size=32)),
+    "step size overflows": (pictures(), lr(1e30)),
+    "step size overflows in the only step": (pictures(), lr(1e30, rounds=1, batch_size=32)),
     "step size much too large": (pictures(), lr(1e4)),
     "step size too small for float32": (pictures(), lr(1e-46)),
     "zero variance": (pictures(like="flat"), {}),
@@ -227,7 +227,7 @@ STEPPED = [name for name in ATTACKS if "lr" in {knob.name for knob in knobs(atta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [1e38, 1e4, 1e-46])
+@pytest.mark.parametrize("value", [1e30, 1e4, 1e-46])
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_attack_with_an_absurd_step_size_scores_or_says_that_it_diverged(name, value, ended):
     protocol, settings = asked(name)

@@ -92,14 +92,14 @@ def test_commands_work_where_there_is_no_network(tmp_path):
     apart = ["unshare", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*apart, "true"]).returncode:
         pytest.skip("no network namespaces here")
-    tiny = ["--clients", "3", "--rounds", "1", "--set", "data.size=16", "data.per_class=12"]
+    tiny = ["--clients", "3", "--rounds", "1", "--set", "data.size=16"]
     commands = {
         "attack": [*tiny, "--attack", "linear", "--threat", "strong", "--quiet"],
         "benchmark": ["--protocols", "fedre", "--attacks", "labels@labels", "--seeds", "0"],
     }
     for name, words in commands.items():
         if name == "benchmark":
-            words = [*words, "--clients", "3", "--rounds", "1"]
+            words = [*words, *tiny]
         done = subprocess.run(
             [*apart, sys.executable, "-m", f"fedre_privacy.cli.{name}", *words],
             cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True,
