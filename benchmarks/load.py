@@ -137,7 +137,7 @@ def rounds(size: int, folder: Path, clock: Clock) -> None:
 
 
 def jobs(size: int, folder: Path, clock: Clock) -> None:
-    """Ten seeds of a tenth as many variants, all finished."""
+    """Ten variants of a tenth as many seeds, all finished."""
     import torch
 
     from fedre_privacy import api
@@ -153,7 +153,7 @@ def jobs(size: int, folder: Path, clock: Clock) -> None:
         "train": {"clients": 6, "rounds": 1},
         "protocol": {"name": "fedre"},
     }
-    vary = {f"variant {n}": {"train": {"lr": 0.01 * (n + 1)}} for n in range(max(1, size // 10))}
+    vary = {f"variant {n}": {"train": {"lr": 0.01 * (n + 1)}} for n in range(min(10, size))}
     place = Place(folder / "benchmark", folder / "runs")
     described = {
         "protocols": [],
@@ -164,7 +164,7 @@ def jobs(size: int, folder: Path, clock: Clock) -> None:
     }
     clock.part("data")
     wanted = api.comparison(
-        base, [], sweep=None, vary=vary, seeds=range(min(10, size)), **described
+        base, [], sweep=None, vary=vary, seeds=range(max(1, size // 10)), **described
     )
     clock.part("plan")
     done = run_job(wanted.jobs[0], place, torch.device("cpu"), attack_page)
