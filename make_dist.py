@@ -36,6 +36,8 @@ def build(source: Path, out: Path, epoch: int) -> dict[str, str]:
         subprocess.CalledProcessError: setuptools refused, with what it said on stderr.
     """
     out.mkdir(parents=True, exist_ok=True)
+    for path in source.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0"}
     subprocess.run(
         [sys.executable, "-c", BACKEND, str(out.resolve())],

@@ -92,7 +92,16 @@ def test_commands_work_where_there_is_no_network(tmp_path):
     apart = ["unshare", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*apart, "true"]).returncode:
         pytest.skip("no network namespaces here")
-    tiny = ["--clients", "3", "--rounds", "1", "--set", "data.size=16"]
+    tiny = [
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--set",
+        "data.size=16",
+        "--set",
+        "data.per_class=12",
+    ]
     commands = {
         "attack": [*tiny, "--attack", "linear", "--threat", "strong", "--quiet"],
         "benchmark": ["--protocols", "fedre", "--attacks", "labels@labels", "--seeds", "0"],
