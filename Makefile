@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow bench gpu lint clean
+.PHONY: attack test test-slow bench gpu lint dist clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -47,6 +47,10 @@ $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
+
+# Wheel and sdist of the commit, the same bytes whoever builds them.
+dist: $(STAMP)
+	$(BIN)/python make_dist.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -29,6 +29,9 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1
 """Largest whole number that a setting can be."""
 
+LARGEST_FLOAT = 1e30
+"""Largest number that a setting can be: float32 ends at 3.4e38, and products have to fit."""
+
 
 def knob(
     default: Any,
@@ -315,8 +318,8 @@ def _convert(value: Any, hint: Any) -> Any:
             number = float(value)  # YAML reads 1e-3 as text
         except (TypeError, ValueError, OverflowError):
             raise ValueError("it must be a number") from None
-        if not math.isfinite(number):
-            raise ValueError("it must be a finite number")
+        if not math.isfinite(number) or abs(number) > LARGEST_FLOAT:
+            raise ValueError("it must be a finite number of at most 1e30")
         return number
     if hint is str:
         if isinstance(value, Mapping | list | tuple):

@@ -302,7 +302,8 @@ def read_tensors(
     Args:
         path: the file.
         sha256: expected hash of the whole file, when an index recorded one.
-        prefix: read only tensors whose name starts so, and leave the rest on disk.
+        prefix: read only tensors whose name starts so, up to its first slash (``client3/``), and
+            leave the rest on disk.
 
     Raises:
         MissingInputError: no such file.
@@ -323,10 +324,24 @@ def read_tensors(
     try:
         if not prefix:
             return safetensors.torch.load_file(path)
-        with safe_open(path, framework="pt") as handle:
-            return {n: handle.get_tensor(n) for n in handle.keys() if n.startswith(prefix)}
+        state = path.stat()
+        handle, names = _opened(path, state.st_mtime_ns, state.st_size)
+        return {name: handle.get_tensor(name) for name in names.get(prefix, ())}
     except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, changed: int, size: int) -> tuple[Any, dict[str, list[str]]]:
+    """An open safetensors file, and its tensors' names by what ends with their first slash.
+
+    The models of many clients lie in one file and are read one after another.
+    """
+    handle = safe_open(path, framework="pt")
+    names: dict[str, list[str]] = {}
+    for name in list(handle.keys()):  # type: ignore[no-untyped-call]
+        names.setdefault("".join(name.partition("/")[:2]), []).append(name)
+    return handle, names
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -23,6 +23,15 @@ def peak_bytes(device: torch.device | str = "cpu") -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def available_bytes() -> int | None:
+    """Memory of the machine that a process may still take (bytes); None where nothing tells."""
+    told = Path("/proc/meminfo")
+    for line in told.read_text(encoding="utf-8").splitlines() if told.is_file() else ():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Memory that a GPU has left (bytes); None where it cannot be asked."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

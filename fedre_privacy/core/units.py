@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def human_bytes(count: float) -> str:
     """Format a number of bytes.
@@ -43,3 +45,13 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
+
+
+def first_few(items: Sequence[object], count: int = 10) -> str:
+    """The first of many in a sentence, and how many there are more.
+
+    >>> first_few(range(5), 3)
+    '0, 1, 2 and 2 more'
+    """
+    more = len(items) - count
+    return ", ".join(map(str, items[:count])) + (f" and {more} more" if more > 0 else "")

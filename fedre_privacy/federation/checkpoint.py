@@ -54,16 +54,17 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
         return None
     tensors = files.read_tensors(path)
     meta = files.read_metadata(path)
+    owned: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        owner, _, name = key.partition("|")
+        owned.setdefault(owner, {})[name] = value
     for owner, module in _modules(clients, server).items():
-        prefix = f"{owner}|"
-        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         try:
-            module.load_state_dict(state)
+            module.load_state_dict(owned.get(owner, {}))
         except RuntimeError as error:
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
     for owner, kept in _tensors(clients, server).items():
-        prefix = f"{owner}|"
-        loaded = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        loaded = owned.get(owner, {})
         device = _device(clients)
         kept.clear()
         kept |= (

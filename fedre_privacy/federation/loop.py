@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from .steps import Broadcasts, client_step, next_broadcast, on_device, server_st
 from .together import train_together
 
 CHECKPOINT_SECONDS = 10.0
-"""A checkpoint is written at the first round's end after this long."""
+"""A checkpoint is written at the first round's end after this long, and after this many times the
+time that the last one took."""
 
 PER_CLIENT = "per_client_"
 """Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
@@ -122,7 +123,7 @@ def run(
         post = Post(setting, 1, next_broadcast(protocol, server))
         post.deliver(protocol, clients)
     step = partial(client_step, defenses=defenses) if defenses else client_step
-    last_saved = time.monotonic()
+    last_saved, took = time.monotonic(), 0.0
     for round in range(done + 1, training.rounds + 1):
         started = time.monotonic()
         chosen = select(training, round)
@@ -151,6 +152,7 @@ def run(
         post.deliver(protocol, clients)
         if last:
             recorder.write(round + 1, [], post.broadcasts())
+            recorder.save()
         post_broadcast = evaluate(protocol, clients, setting) if measured else None
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
@@ -166,9 +168,12 @@ def run(
         row["wall_s"] = time.monotonic() - started
         rows.append(row)
         on_row(rows)
-        if time.monotonic() - last_saved > CHECKPOINT_SECONDS and not last:
+        now = time.monotonic()
+        if now - last_saved > CHECKPOINT_SECONDS * max(1.0, took) and not last:
+            recorder.save()
             checkpoint.save(checkpoints, clients, server, round=round, metrics=rows)
             last_saved = time.monotonic()
+            took = last_saved - now
         headline = row[f"acc_{protocol.headline}"]
         report(
             Event(
@@ -191,6 +196,7 @@ class Post:
     round: int
     messages: Broadcasts
 
+    @cached_property
     def receivers(self) -> tuple[int, ...]:
         """Clients of this round; everyone after the last, or with ``train.broadcast_to=all``."""
         training = self.setting.training
@@ -198,25 +204,31 @@ class Post:
             return tuple(range(training.clients))
         return select(training, self.round)
 
+    @cached_property
+    def _followed(self) -> frozenset[int]:
+        """Clients that had the broadcast of the round before."""
+        training = self.setting.training
+        if self.round <= 1:
+            return frozenset()
+        if training.broadcast_to == "all":
+            return frozenset(range(training.clients))
+        return frozenset(select(training, self.round - 1))
+
     def message(self, client: int) -> Message:
         """What one client gets."""
-        training = self.setting.training
-        followed = self.round > 1 and (
-            training.broadcast_to == "all" or client in select(training, self.round - 1)
-        )
-        return self.messages.usual if followed else self.messages.resync
+        return self.messages.usual if client in self._followed else self.messages.resync
 
     def broadcasts(self) -> list[Broadcast]:
         """The messages with their recipients, for the record."""
         groups: dict[int, tuple[Message, list[int]]] = {}
-        for k in self.receivers():
+        for k in self.receivers:
             message = self.message(k)
             groups.setdefault(id(message), (message, []))[1].append(k)
         return [Broadcast(self.round, tuple(who), message) for message, who in groups.values()]
 
     def deliver(self, protocol: Protocol, clients: Sequence[Client]) -> None:
         """Hand every receiver its message."""
-        for k in self.receivers():
+        for k in self.receivers:
             message = self.message(k)
             if message:
                 with on_device(clients[k], self.setting):

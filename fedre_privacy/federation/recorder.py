@@ -64,7 +64,7 @@ class Index(TypedDict):
 
 
 class Recorder:
-    """Writes the messages of a run, round by round, into a folder."""
+    """Writes the messages of a run, round by round, into a folder, and their index with `save`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Recorder:
     def write(
         self, round: int, uploads: Collection[Upload], broadcasts: Collection[Broadcast]
     ) -> None:
-        """Write one round; the index is replaced only after the tensors are safe."""
+        """Write the tensors of one round; the index knows them after `save`."""
         file = f"r{round:04d}.safetensors"
         tensors: dict[str, Tensor] = {}
         entries = []
@@ -99,6 +99,9 @@ class Recorder:
             entries.append(_entry(head, who, upload.round, upload.artifacts, file, tensors))
         self._files[file] = files.write_tensors(self.folder / file, tensors)
         self._messages += entries
+
+    def save(self) -> None:
+        """Replace the index; it grows with the rounds, so it is not written after each of them."""
         files.write_json(
             self.folder / INDEX,
             {"schema": SCHEMA, "files": self._files, "messages": self._messages},

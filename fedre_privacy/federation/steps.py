@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.blocks.local import batches, fit
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact, Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
@@ -215,6 +215,8 @@ def setup(
     Raises:
         DivergedError, IncompatibleError: as in `client_step`.
     """
+    if type(protocol).setup_upload is Protocol.setup_upload:
+        return [], ()
     uploads = []
     for client in clients:
         task = Task(setting, 0, client.id)
@@ -262,4 +264,4 @@ def _finite(artifacts: Iterable[Artifact]) -> bool:
 
 
 def _lower(lr: float) -> str:
-    return f"Lower the step size, for example --set train.lr={lr / 3:.2g}."
+    return f"Lower the step size, for example --set train.lr={min(lr / 3, Training().lr):.2g}."

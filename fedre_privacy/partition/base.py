@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..core.config import knob
 from ..core.errors import ConfigError, IncompatibleError
 from ..core.registry import Registry
-from ..core.units import plural
+from ..core.units import first_few, plural
 
 IntArray = npt.NDArray[np.int64]
 
@@ -201,7 +201,7 @@ def _check_shares(
     ]
     if poor:
         problems.append(
-            f"too few samples to train on at {', '.join(poor)}; at least "
+            f"too few samples to train on at {first_few(poor)}; at least "
             f"{ceil(1 / train_ratio)} are needed"
         )
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -86,6 +87,11 @@ class TargetSource:
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)
 
+    @cached_property
+    def mixtures(self) -> dict[tuple[int, int], Mixture]:
+        """(client, artifact number) to the provenance of its rows in the round."""
+        return self.run.mixtures(self.round)
+
     def uploaded_kind(self) -> str | None:
         """The kind of representation that the run really uploads, or None."""
         for upload in self.uploads.values():
@@ -157,13 +163,15 @@ class TargetSource:
                 f"Protocol '{self.run.settings.protocol.name}' uploads no gradient or parameters.",
                 next_step="Attack what it uploads (--target uploaded), or train fedsgd or fedavg.",
             )
-        mixtures = self.run.mixtures(self.round)
+        recorded: dict[int, Mixture] = {}
+        for client, number in sorted(self.mixtures):
+            recorded.setdefault(client, self.mixtures[client, number])
         made = {}
         for k in uploads:
             first, members = 0, []
             for member in self._members(k):
-                kept = [m for (client, _), m in mixtures.items() if client == member]
-                own = kept[0].sample if kept else torch.arange(len(self.train[member]))
+                kept = recorded.get(member)
+                own = kept.sample if kept else torch.arange(len(self.train[member]))
                 members.append(torch.unique(own) + first)
                 first += len(self.train[member])
             made[k] = torch.cat(members)
@@ -229,10 +237,9 @@ class TargetSource:
         if recovered is not None:
             return self._recovered(client, recovered)
         if real:
-            mixtures = self.run.mixtures(self.round)
             for number, artifact in enumerate(self.uploads[client].artifacts):
                 if artifact.kind == kind:
-                    return Emission(artifact, mixtures.get((client, number)))
+                    return Emission(artifact, self.mixtures.get((client, number)))
             return None
         own = self.train[client]
         if kind == "representations":

@@ -34,7 +34,8 @@ class FedKD(Protocol):
     H is one term that both models (and W) descend, so each gets its own loss's gradient. Updates
     are factored by SVD keeping a share of energy that grows over the rounds,
     T(t) = T0 + (t / rounds) (T1 - T0) with t = 0 in the first; server and clients apply the same
-    averaged, factored update. A client that missed broadcasts gets the student whole.
+    averaged, factored update. A client that missed broadcasts gets the student whole. Where A is 0,
+    as with a single class, what is divided by it is left out.
 
     Uploads:    LowRankChange: factors of the student's update, dense where that is smaller;
                 LowRankModel with ``compress=params``
@@ -126,7 +127,7 @@ class FedKD(Protocol):
         mentor_loss, mentee_loss = F.cross_entropy(mentor, labels), F.cross_entropy(mentee, labels)
         apart = not self.joint_grad
         scale = mentor_loss + mentee_loss
-        scale = scale.detach() if apart else scale
+        scale = torch.where(scale > 0, scale.detach() if apart else scale, torch.inf)
         hidden = F.mse_loss(mine, client.memory["bridge"](theirs))
         both = kl(mentor, mentee, detach=apart) + kl(mentee, mentor, detach=apart)
         return mentor_loss + mentee_loss + (both + self.hidden * hidden) / scale

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,10 +22,10 @@ from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.manifest import write_manifest
-from fedre_privacy.core.memory import free_bytes
+from fedre_privacy.core.memory import available_bytes, free_bytes
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission
-from fedre_privacy.core.units import plural
+from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses import statement
 from fedre_privacy.defenses.base import Defense, Facts
@@ -35,6 +37,7 @@ from fedre_privacy.models.families import (
     has_batch_norm,
     representation_dim,
 )
+from fedre_privacy.models.split import SplitModel
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
@@ -90,6 +93,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         model=settings.model,
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
+    problems += _too_large(settings, setting)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
@@ -132,7 +136,7 @@ def shared_out(settings: TrainSettings, data: ImageData) -> Split:
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     """What the accounting of defences needs to know of a federation."""
     training, protocol = setting.training, settings.protocol
-    taking_part = [loop.select(training, r) for r in range(1, training.rounds + 1)]
+    joined = Counter(k for r in range(1, training.rounds + 1) for k in loop.select(training, r))
     built: dict[str, nn.Module] = {}
 
     def model(client: int) -> nn.Module:
@@ -149,9 +153,7 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
         kinds=protocol.uploads,
         sums=protocol.sums,
         class_counts=setting.class_counts,
-        participations=tuple(
-            sum(k in chosen for chosen in taking_part) for k in range(training.clients)
-        ),
+        participations=tuple(joined[k] for k in range(training.clients)),
         rounds=training.rounds,
         epochs=training.epochs,
         batch_size=training.batch_size,
@@ -175,17 +177,39 @@ def _summing() -> tuple[str, ...]:
     return tuple(found)
 
 
+def _too_large(settings: TrainSettings, setting: Setting) -> list[str]:
+    """Clients' models that the machine cannot hold, without which nothing can be trained."""
+    size = 0
+    for name, count in Counter(setting.architectures).items():
+        client = setting.architectures.index(name)
+        with torch.device("meta"):
+            model = build_model(settings.model, client, setting.image_shape, setting.num_classes)
+        size += count * sum(p.numel() * p.element_size() for p in model.parameters())
+    available = available_bytes()
+    if available is None or size <= available:
+        return []
+    return [
+        f"The models of {plural(len(setting.architectures), 'client')} ({settings.model.name}, "
+        f"images of {'x'.join(map(str, setting.image_shape))}) take {human_bytes(size)}; the "
+        f"machine has {human_bytes(available)} of memory left. Use fewer clients (--clients), "
+        "smaller images, or a smaller model (--models)."
+    ]
+
+
 def _too_few_samples(
     settings: TrainSettings, data: ImageData, counts: NDArray[np.int64]
 ) -> list[str]:
     """Clients whose batches would hold one sample although their model has BatchNorm."""
-    sizes = [1 if settings.train.batch_size == 1 else int(row.sum()) for row in counts]
+    single: dict[str, list[int]] = {}
+    for k, count in enumerate(counts.sum(1).tolist()):
+        if settings.train.batch_size == 1 or count == 1:
+            single.setdefault(architecture_of(settings.model.name, k), []).append(k)
     return [
-        f"Client {k} trains on batches of one sample, and its model "
-        f"({architecture_of(settings.model.name, k)}) has BatchNorm, which needs two. Raise "
+        f"{plural(len(clients), 'client')} ({first_few(clients)}) would train on batches of one "
+        f"sample, and their model ({name}) has BatchNorm, which needs two. Raise "
         "partition.min_samples or train.batch_size, or choose --models cnn4."
-        for k, size in enumerate(sizes)
-        if size == 1 and has_batch_norm(settings.model, k, data.image_shape, data.num_classes)
+        for name, clients in single.items()
+        if has_batch_norm(settings.model, clients[0], data.image_shape, data.num_classes)
     ]
 
 
@@ -198,12 +222,15 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
         where = torch.from_numpy(index).to(device)
         return Samples(images[where], labels[where])
 
-    clients = []
-    for k in range(settings.train.clients):
-        with seeded(settings.train.seed, f"model {prepared.setting.architectures[k]}"):
-            model = build_model(
-                settings.model, k, prepared.data.image_shape, prepared.data.num_classes
-            )
+    clients: list[Client] = []
+    first: dict[str, SplitModel] = {}
+    for k, architecture in enumerate(prepared.setting.architectures):
+        if architecture not in first:  # clients of one architecture begin with equal parameters
+            with seeded(settings.train.seed, f"model {architecture}"):
+                first[architecture] = build_model(
+                    settings.model, k, prepared.data.image_shape, prepared.data.num_classes
+                )
+        model = copy.deepcopy(first[architecture])
         client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
         with seeded(settings.train.seed, "protocol state", client=k):
             settings.protocol.start_client(client, prepared.setting)
@@ -336,24 +363,54 @@ def _run_loop(
         if settings.record.truth:
             _write_mixtures(folder, round, emissions)
 
-    return loop.run(
-        settings.protocol,
-        clients,
-        server,
-        prepared.setting,
-        recorder=Recorder(folder / "uploads"),
-        checkpoints=folder / "checkpoints",
-        keep=keep,
-        report=report,
-        resume=resume,
-        on_row=lambda rows: _write_metrics(folder, rows),
-        defenses=prepared.defense,
-    )
+    table = _Metrics(folder)
+    try:
+        return loop.run(
+            settings.protocol,
+            clients,
+            server,
+            prepared.setting,
+            recorder=Recorder(folder / "uploads"),
+            checkpoints=folder / "checkpoints",
+            keep=keep,
+            report=report,
+            resume=resume,
+            on_row=table.take,
+            defenses=prepared.defense,
+        )
+    finally:
+        table.write()
 
 
 def _columns(row: loop.Row) -> loop.Row:
     """A round's row without the lists over clients."""
     return {key: value for key, value in row.items() if not key.startswith(loop.PER_CLIENT)}
+
+
+class _Metrics:
+    """The tables of a run, written anew now and then: they grow with the rounds.
+
+    They may take a twentieth of the time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[loop.Row] = []
+        self.again = 0.0
+
+    def take(self, rows: list[loop.Row]) -> None:
+        """All rows so far, after every round."""
+        self.rows = rows
+        began = time.monotonic()
+        if began >= self.again:
+            self.write()
+            ended = time.monotonic()
+            self.again = ended + max(1.0, 20 * (ended - began))
+
+    def write(self) -> None:
+        """Write what there is."""
+        if self.rows:
+            _write_metrics(self.folder, self.rows)
 
 
 def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:

@@ -48,6 +48,7 @@ def folder(tmp_path):
         uploads, broadcast = _messages(round)
         recorder.write(round, uploads, [broadcast])
     recorder.write(4, [], [_messages(4)[1]])
+    recorder.save()
     return tmp_path / "uploads"
 
 
@@ -100,6 +101,7 @@ def test_resuming_forgets_later_rounds(folder):
     recorder.resume(1)
     uploads, broadcast = _messages(9)
     recorder.write(2, [Upload(u.client, 2, u.artifacts) for u in uploads], [])
+    recorder.save()
     assert rounds_recorded(folder) == [1, 2]
     found, broadcasts = read_messages(folder)
     _assert_same_artifacts(found[0].artifacts, _messages(1)[0][0].artifacts)
