@@ -41,7 +41,8 @@ def roc_figure(
         colour = CYCLE[number % len(CYCLE)]
         axes.step(
             fpr.clamp(min=least), tpr.clamp(min=least), where="post", color=colour,
-            lw=1.6 if number == 0 else 1.0, label=plain(name),
+            ls="-" if number < len(CYCLE) else "--", lw=1.6 if number == 0 else 1.0,
+            label=plain(name),
         )  # fmt: skip
         if number == 0:
             found = (tpr * len(inside)).round().to(torch.int64).tolist()
