@@ -130,8 +130,8 @@ class Attack:
             What `run` returns: the outcome that its question asks for.
 
         Raises:
-            IncompatibleError: missing knowledge, an upload it cannot read or that holds values
-                which are not finite, or a result whose shape or range is not as promised.
+            IncompatibleError: missing knowledge, an upload it cannot read, or a result whose
+                shape or range is not as promised.
             DivergedError: no target came to a finite result.
         """
         kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
@@ -139,29 +139,9 @@ class Attack:
         carried = [a.rows() for upload in observation.targets for a in upload.artifacts]
         if not problems and all(rows is not None and len(rows) == 0 for rows in carried):
             problems = ["There is nothing to attack: the targets hold no representation."]
-        problems = problems or _not_finite(observation)
         if problems:
             raise IncompatibleError(*problems)
         return accepted(self, observation, self.run(observation, context or Context()))
-
-
-def _not_finite(observation: Observation) -> list[str]:
-    """Messages with values that no attack can compute with."""
-    seen = {(u.client, u.round): u for u in (*observation.uploads, *observation.targets)}
-    bad = [
-        f"client {client} in round {round} ({name})"
-        for (client, round), upload in seen.items()
-        for artifact in upload.artifacts
-        for name, tensor in artifact.tensors().items()
-        if not bool(tensor.isfinite().all())
-    ]
-    if not bad:
-        return []
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-    return [
-        f"Uploads hold values that are not finite: {', '.join(bad[:5])}{more}. Attacks need finite "
-        "numbers: record them again, with a lower step size if training diverged."
-    ]
 
 
 def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:
@@ -280,4 +260,6 @@ def _fitting(kinds: Collection[type[Artifact]]) -> str:
     for name, read in readers_of_any(kinds).items():
         some = "" if len(read) == len(set(kinds)) else f" ({', '.join(k.__name__ for k in read)})"
         by_question.setdefault(attacks.get(name).answers, []).append(f"{name}{some}")
-    return "; ".join(f"{question}: {', '.join(names)}" for question, names in by_question.items())
+    return "; ".join(
+        f"{question}: {', '.join(by_question[question])}" for question in sorted(by_question)
+    )

@@ -64,10 +64,15 @@ class MatrixClasses(Attack):
         )
 
     def _shares(self, upload: Upload, observation: Observation) -> Tensor:
-        """How much of each centred class mean lies in the span of the change, (C,) in [0, 1]."""
+        """How much of each centred class mean lies in the span of the change, (C,) in [0, 1].
+
+        NaN for a change that is not finite.
+        """
         sent = next(a.blocks for a in upload.artifacts if isinstance(a, MatrixBlocks)).double()
         change = _before(upload, observation, sent) - sent
         means = _class_means(upload, observation)
+        if not bool(change.isfinite().all()):
+            return means.new_full((len(means),), torch.nan)
         spans, strengths, _ = torch.linalg.svd(change, full_matrices=False)
         kept = strengths > self.least * strengths[:, :1]
         parts = means.reshape(len(means), *sent.shape[:2]).transpose(0, 1)

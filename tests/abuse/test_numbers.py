@@ -27,7 +27,7 @@ from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knobs
-from fedre_privacy.core.errors import FedreError, IncompatibleError
+from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.types import Upload
 from fedre_privacy.eval import Card
 from fedre_privacy.federation.recorder import read_messages
@@ -214,13 +214,18 @@ def spoilt(upload: Upload, value: float) -> Upload:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_uploads_that_are_not_finite_are_refused(name, ended):
+def test_targets_that_are_not_finite_are_refused_or_scored_as_lost(name, ended):
     protocol, settings = asked(name)
-    seen = prepare_attack(ended(protocol, USUAL), settings).observation
+    trial = prepare_attack(ended(protocol, USUAL), settings)
     for value in (math.nan, math.inf, -math.inf):
-        targets = tuple(spoilt(upload, value) for upload in seen.targets)
-        with pytest.raises(IncompatibleError, match="not finite"):
-            settings.attack(replace(seen, targets=targets), Context(seed=3))
+        targets = tuple(spoilt(upload, value) for upload in trial.observation.targets)
+        try:
+            found = settings.attack(replace(trial.observation, targets=targets), Context(seed=3))
+            card = question_of(settings).score(trial, found)
+        except FedreError as error:
+            check_refusal(error)
+        else:
+            check_card(card)
 
 
 STEPPED = [name for name in ATTACKS if "lr" in {knob.name for knob in knobs(attacks.get(name))}]

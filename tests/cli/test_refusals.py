@@ -21,7 +21,7 @@ from fedre_privacy.core.types import Knowledge
 # --- names, keys and values (2) ------------------------------------------------------------------
 
 UNKNOWN = [
-    (["--attack", "dipp"], "Unknown attack 'dipp'. Did you mean 'dip'? Available: ana"),
+    (["--attack", "dipp"], "Unknown attack 'dipp'. Did you mean 'dip'? Available: ali"),
     (["--protocol", "fedr"], "Unknown protocol 'fedr'. Did you mean 'fedre'? Available: fd, fed"),
     (["--target", "proto"], "Unknown target 'proto'. Did you mean 'prototypes'? Available: up"),
     (["--dataset", "digit"], "Unknown data set 'digit'. Did you mean 'digits'? Available: "),
@@ -218,10 +218,10 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
     [
         (
             ("fedavg", "--attack", "membership"),
-            "labels: labels; membership: loss-membership (ModelState)",
-            "Use --attack loss-membership.",
+            "loss-membership (ModelState)",
+            "Use --attack alignment or loss-membership",
         ),
-        (("fedsgd", "--attack", "membership"), "(GradientState)", "Use --attack loss-membership."),
+        (("fedsgd", "--attack", "membership"), "(GradientState)", "Use --attack alignment or loss-membership"),
         (("fd",), "Attacks for them: labels: labels.", "Ask what it would leak"),
         (("fedral",), "membership' reads Representations", "Ask what it would leak"),
         (("local",), "'local' uploads nothing, so target 'membership' is empty", "Ask what it"),
