@@ -221,7 +221,11 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
             "loss-membership (ModelState)",
             "Use --attack alignment or loss-membership",
         ),
-        (("fedsgd", "--attack", "membership"), "(GradientState)", "Use --attack alignment or loss-membership"),
+        (
+            ("fedsgd", "--attack", "membership"),
+            "(GradientState)",
+            "Use --attack alignment or loss-membership",
+        ),
         (("fd",), "Attacks for them: labels: labels.", "Ask what it would leak"),
         (("fedral",), "membership' reads Representations", "Ask what it would leak"),
         (("local",), "'local' uploads nothing, so target 'membership' is empty", "Ask what it"),

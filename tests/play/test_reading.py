@@ -1,5 +1,6 @@
 """An attack reads each file of a run's messages once, and the next attack reads it anew."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -24,6 +25,7 @@ def hashed(monkeypatch):
         counts.update([path.name] if path.parent.name == "uploads" else [])
         return real(path)
 
+    time.sleep(2 * files.CLOCK_NS / 1e9)  # what was written just now is hashed at every look
     files._hashed.cache_clear()
     monkeypatch.setattr(files, "_hash", counting)
     return counts
