@@ -53,7 +53,7 @@ from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import resolve_attack
 
 

@@ -36,7 +36,7 @@ from fedre_privacy.eval.report.style import (
     VERMILLION,
     blank,
 )
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MEANS, IMAGES = Path("data/disentangling.csv"), Path("data/recovered_images.csv")

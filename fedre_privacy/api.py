@@ -47,9 +47,10 @@ from fedre_privacy.play import own_module
 from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs import folder as recorded
+from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,
@@ -198,7 +199,7 @@ def run_training(
             trained, and a run that is complete is kept in spite of `restart`.
     """
     prepared = None
-    if attack is not None and recorded.status_of(runs / settings.run_name) == recorded.COMPLETE:
+    if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
         restart = False
     elif attack is not None:
         attacking.check_ahead(settings, attack)

@@ -20,7 +20,7 @@ from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.federation.loop import select
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import facts_of, prepare
 

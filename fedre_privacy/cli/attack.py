@@ -16,7 +16,8 @@ from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import COMPLETE, Run, begin, find_run, status_of
+from fedre_privacy.runs.folder import COMPLETE, begin, status_of
+from fedre_privacy.runs.run import Run, find_run
 from fedre_privacy.runs.settings import (
     ATTACKERS,
     TARGETS,

@@ -17,7 +17,7 @@ from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.runs.coins import CANARIES, PAIR, Coins
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import Run, find_run
+from fedre_privacy.runs.run import Run, find_run
 from fedre_privacy.runs.settings import (
     TrainSettings,
     check_sections,

@@ -31,7 +31,7 @@ from fedre_privacy.reproduction.communication import (
 from fedre_privacy.reproduction.published_tables import DATA_SETS
 from fedre_privacy.reproduction.recorded import Measured, Spread, measured
 from fedre_privacy.reproduction.shares import Shares, cifar10_labels, read_labels, share_out
-from fedre_privacy.runs.folder import find_run
+from fedre_privacy.runs.run import find_run
 
 from .options import add_plugin_option
 from .output import Output, guarded

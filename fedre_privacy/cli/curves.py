@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.pages.run_curves import ACROSS, HEADLINE, MOMENTS, compare
-from fedre_privacy.runs.folder import find_run
+from fedre_privacy.runs.run import find_run
 
 from .options import add_plugin_option
 from .output import Output, guarded

@@ -23,7 +23,8 @@ from fedre_privacy.play.questions.base import questions
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol, protocols
-from fedre_privacy.runs.folder import COMPLETE, Run
+from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,

@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds
 from fedre_privacy.runs.coins import COIN, GAMES, Coins
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import find_run
+from fedre_privacy.runs.run import find_run
 from fedre_privacy.runs.settings import check_sections, required, resolve_training
 from fedre_privacy.sealed.door import AUTO, ISOLATION
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.presets import preset
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,

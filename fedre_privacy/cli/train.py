@@ -15,7 +15,8 @@ from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play.rehearse import Plan, rehearse
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import Run, begin
+from fedre_privacy.runs.folder import begin
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TrainSettings,

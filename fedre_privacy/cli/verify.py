@@ -10,7 +10,7 @@ from pathlib import Path
 from fedre_privacy.api import verify
 from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.core.units import plural
-from fedre_privacy.runs.folder import find_run
+from fedre_privacy.runs.run import find_run
 
 from .output import Output, guarded
 

@@ -13,7 +13,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_bytes
 from fedre_privacy.eval.report.curves import Curve, learning_curves
 from fedre_privacy.eval.report.style import save_figure
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 
 HEADLINE = "headline"
 MOMENTS = (HEADLINE, "post_local", "post_broadcast")

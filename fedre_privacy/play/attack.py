@@ -43,7 +43,6 @@ from fedre_privacy.eval.report import save_figure
 from fedre_privacy.runs.folder import (
     COMPLETE,
     PARTIAL,
-    Run,
     Status,
     begin,
     device_name,
@@ -52,6 +51,7 @@ from fedre_privacy.runs.folder import (
     versions,
     write_end,
 )
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
 from fedre_privacy.runs.training import loaded
 from fedre_privacy.sealed.door import AUTO, chosen, play

@@ -33,7 +33,7 @@ from fedre_privacy.defenses.base import Facts
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
 from fedre_privacy.runs.training import facts_of

@@ -15,7 +15,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import Prepared, prepare, summary, train
 from fedre_privacy.sealed.door import play

@@ -19,7 +19,7 @@ from fedre_privacy.core.rng import derive, secret, stream
 from fedre_privacy.core.types import Emission, Mixture, Truth, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 
 KINDS: dict[str, type[Artifact]] = {
     "representations": Representations,

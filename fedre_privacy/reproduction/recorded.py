@@ -14,7 +14,8 @@ from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import num_parameters
-from fedre_privacy.runs.folder import COMPLETE, Run
+from fedre_privacy.runs.folder import COMPLETE
+from fedre_privacy.runs.run import Run
 
 from .communication import DIRECTIONS, SETTINGS, ReportedCell
 from .published_tables import (

@@ -11,7 +11,7 @@ from fedre_privacy.core.types import AGGREGATE, Broadcast
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 
-from .folder import Run
+from .run import Run
 
 
 def small_states_before(

@@ -46,7 +46,6 @@ from .folder import (
     COMPLETE,
     PARTIAL,
     Begun,
-    Run,
     begin,
     device_name,
     log,
@@ -55,6 +54,7 @@ from .folder import (
     versions,
     write_end,
 )
+from .run import Run
 from .settings import TrainSettings
 
 

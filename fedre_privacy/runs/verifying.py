@@ -22,7 +22,8 @@ from fedre_privacy.core.manifest import (
     write_manifest,
 )
 
-from .folder import COMPLETE, Run, status_of
+from .folder import COMPLETE, status_of
+from .run import Run
 
 UNLISTED, UNFINISHED, UNCOVERED = "not recorded", "unfinished", "not covered"
 OTHER_RUN, UNREADABLE, LEFT, EXTRA = "of another run", "unreadable", "left by a kill", "extra"

@@ -34,7 +34,7 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
 CONTRACTS = Path(__file__).parent.parent / "contracts"

@@ -10,7 +10,7 @@ from fedre_privacy.cli import audit
 from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.files import read_json, write_json
 from fedre_privacy.defenses import gaussian
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
 
 DEFENDED = ["--protocol", "fedgh", "--defense", "gaussian:clip=1,epsilon=8"]

@@ -31,7 +31,7 @@ from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs import training
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -18,8 +18,8 @@ from fedre_privacy.cli import attack as command
 from fedre_privacy.core.files import read_tensors
 from fedre_privacy.play.foreign import Recorded
 from fedre_privacy.play.given import Given
-from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.recording import Recording
+from fedre_privacy.runs.run import Run
 
 DIM, SHAPE = 12, (1, 8, 8)
 MODULE = """

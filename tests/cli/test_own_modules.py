@@ -14,7 +14,7 @@ from fedre_privacy import api
 from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.job import main as job
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
 
 MODULE = '''

@@ -26,7 +26,7 @@ from fedre_privacy.core.files import read_tensors
 from fedre_privacy.defenses import dp_sgd
 from fedre_privacy.play.attack import attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 

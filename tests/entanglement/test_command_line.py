@@ -10,7 +10,7 @@ from fedre_privacy.cli.train import parser
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.play.targets import TargetSource
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
 

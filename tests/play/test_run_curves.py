@@ -8,7 +8,7 @@ import pytest
 from fedre_privacy.cli import train as command
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.pages.run_curves import compare
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
 

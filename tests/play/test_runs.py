@@ -8,7 +8,8 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.runs.folder import Run, begin, status_of, taken
+from fedre_privacy.runs.folder import begin, status_of, taken
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
 
 

@@ -24,8 +24,8 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.folder import Run
 from fedre_privacy.runs.recording import Recording
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence

@@ -24,7 +24,7 @@ from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe

@@ -15,7 +15,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe

@@ -26,7 +26,7 @@ from fedre_privacy.eval.membership import (
 )
 from fedre_privacy.eval.report.roc import roc_figure
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe

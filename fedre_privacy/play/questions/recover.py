@@ -8,7 +8,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.runs.folder import Run
+from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.door import play
 
