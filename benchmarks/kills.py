@@ -59,6 +59,7 @@ TIMES = {"started", "wall_s", "attack_s", "peak_memory", "run_manifest"}
 CLOCKS = re.compile(
     r"[0-9a-f]{64}|[\d-]+T[\d:]+[+\d:]*|[\d.]+ (?:h|min|s)\b(?: [\d.]+ (?:min|s)\b)?"
     r"|[\d.]+ (?:B|KiB|MiB|GiB)\b"
+    r'|data-value="[\d.]+">[\d.]+</td>(?=\n<td>[\w-]+</td>\n</tr>)'  # took, before the run's name
 )
 DIFFER = {"record.json", "metrics.csv", "report.html"}
 

@@ -147,7 +147,7 @@ FORMS = (
     ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
-    Form("kills", "", "--moments 3 --of draw", r"^ *all +3 +\d +\d +3 +0$"),
+    Form("kills", "", "--moments 1 --of draw", r"^ *all +1 +\d +\d +1 +0$"),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
     Form(
         "membership_models",
