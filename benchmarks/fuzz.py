@@ -71,16 +71,20 @@ from fedre_privacy.study.results import frame
 from fedre_privacy.study.sweep import Place, run_job
 from fedre_privacy.threats.base import threats
 
-SAME, CLEAN, CHANGED, UNCAUGHT, HANG, MEMORY = OUTCOMES = (
+SAME, CLEAN, CHANGED, UNSEEN, UNCAUGHT, HANG, MEMORY = OUTCOMES = (
     "without effect",
     "clean error",
     "changed result",
+    "unseen change",
     "uncaught error",
     "hang",
     "memory",
 )
-"""`CHANGED`: another result without a word, which the hashes of a run have to find."""
-BAD = (UNCAUGHT, HANG, MEMORY)
+"""`UNSEEN`: another result, without a word, of a folder that hashes cover. `CHANGED`: of one that
+they do not: an unfinished run, uploads of another system, results of a benchmark, or a folder whose
+hashes were made anew after the change."""
+AGAIN = "covered again"
+BAD = (UNSEEN, UNCAUGHT, HANG, MEMORY)
 MOST_SECONDS, MOST_BYTES = 20, 1 << 30
 """Processor time of one input, and memory above that of the process before it."""
 FIGURES_EVERY = 20
@@ -129,7 +133,8 @@ def _run(folder: Path) -> api.Run:
 
 def _everything(folder: Path) -> Any:
     run = _run(folder)
-    known = [repr(run), run.settings.plain(), run.provenance(), run.headline(), run.notes]
+    told = {k: v for k, v in run.provenance().items() if "manifest" not in k}
+    known = [repr(run), run.settings.plain(), told, run.headline(), run.notes]
     known += [run.table(), run.frame().to_csv(), run.class_names, run.image_shape]
     uploads, broadcasts = run.messages().of()
     known += [(type(a).__name__, one.round, a.tensors()) for one in uploads for a in one.artifacts]
@@ -816,7 +821,7 @@ def changed(subject: Subject, rng: random.Random, folder: Path) -> tuple[str, ..
         for record in folder.glob("*/record.json"):
             with contextlib.suppress(Exception):
                 verify(record.parent, accept=True)
-                made.append("covered again")
+                made.append(AGAIN)
     return tuple(made)
 
 
@@ -842,7 +847,9 @@ def one_input(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     if outcome not in OUTCOMES:
-        outcome = SAME if outcome == usual[subject.name, name] else CHANGED
+        covered = subject.name.partition(",")[0] in PROTOCOLS and AGAIN not in changes
+        another = UNSEEN if covered else CHANGED
+        outcome = SAME if outcome == usual[subject.name, name] else another
         key = "" if outcome == SAME else f"{subject.name} {name}"
     return Ended(number, subject.name, name, changes, outcome, key, text)
 

@@ -168,9 +168,17 @@ def write_manifest(
         covered: files in the folder and below it.
         ahead: name to text of files that will be written after this list.
         name: of the list.
+
+    Raises:
+        DamagedInputError: one of them is no file.
     """
     entries = {}
     for path in covered:
+        if not path.is_file():
+            raise DamagedInputError(
+                f"{path} is no file, or a link to none.",
+                next_step="Remove it, and give the command that made its folder with --restart.",
+            )
         entries[path.relative_to(folder).as_posix()] = {
             "bytes": path.stat().st_size,
             "sha256": files.file_sha256(path),

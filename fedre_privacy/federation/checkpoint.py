@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedre_privacy.blocks.state import Client, Server
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
+from fedre_privacy.core.schema import check, parse_json
 
 FILE = "state.safetensors"
 
@@ -47,13 +48,13 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
     """Put a saved state into clients and server; return its round and metrics, or None.
 
     Raises:
-        DamagedInputError: the file does not fit these models.
+        DamagedInputError: the file does not fit these models, or tells no round and its metrics.
     """
     path = folder / FILE
     if not path.is_file():
         return None
     tensors = files.read_tensors(path)
-    meta = files.read_metadata(path)
+    done, metrics = _told(path)
     owned: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         owner, _, name = key.partition("|")
@@ -72,7 +73,23 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
             if (owner != "server:tensors")
             else loaded
         )
-    return int(meta["round"]), json.loads(meta["metrics"])
+    return done, metrics
+
+
+def _told(path: Path) -> tuple[int, list[Any]]:
+    """The round after which a checkpoint was written, and a row of metrics for each until then."""
+    meta = files.read_metadata(path)
+    try:
+        metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
+        rounds = [row.get("round") for row in metrics]
+        if rounds != list(range(1, int(meta["round"]) + 1)):
+            raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
+    except (KeyError, ValueError) as error:
+        raise DamagedInputError(
+            f"{path} is no checkpoint of this version: {error}.",
+            next_step="Train again with --restart.",
+        ) from None
+    return len(rounds), metrics
 
 
 def _device(clients: Sequence[Client]) -> torch.device:

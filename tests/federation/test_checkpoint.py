@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.core.errors import DamagedInputError
+from fedre_privacy.core.files import read_tensors, write_tensors
 from fedre_privacy.federation import checkpoint, loop
 from fedre_privacy.protocols.base import Protocol, protocols
 
@@ -118,11 +119,32 @@ def test_a_checkpoint_holds_buffers_and_metrics(federation):
 
 def test_damaged_or_foreign_checkpoints_are_refused(federation):
     fed = federation(protocols.get("fedre")())
-    checkpoint.save(fed.folder, fed.clients, fed.server, round=1, metrics=[])
+    checkpoint.save(fed.folder, fed.clients, fed.server, round=1, metrics=[{"round": 1}])
     more = federation(protocols.get("fedre")(), sizes=(8, 8, 8, 8))
     with pytest.raises(DamagedInputError, match="does not fit this run"):
         checkpoint.load(fed.folder, more.clients, more.server)
     path = fed.folder / checkpoint.FILE
     path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DamagedInputError, match=checkpoint.FILE):
+        checkpoint.load(fed.folder, fed.clients, fed.server)
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {},
+        {"round": "1"},
+        {"round": "1", "metrics": "[{"},
+        {"round": "1", "metrics": "[]"},
+        {"round": "1", "metrics": "[1]"},
+        {"round": "one", "metrics": '[{"round": 1}]'},
+        {"round": "7", "metrics": '[{"round": 1}]'},
+    ],
+)
+def test_a_checkpoint_that_tells_no_round_is_refused(federation, meta):
+    fed = federation(protocols.get("fedre")())
+    checkpoint.save(fed.folder, fed.clients, fed.server, round=1, metrics=[{"round": 1}])
+    path = fed.folder / checkpoint.FILE
+    write_tensors(path, read_tensors(path), metadata=meta)
     with pytest.raises(DamagedInputError, match=checkpoint.FILE):
         checkpoint.load(fed.folder, fed.clients, fed.server)
