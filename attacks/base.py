@@ -155,9 +155,13 @@ def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:
     if found:
         raise IncompatibleError(*(f"Attack '{attack.name}' {problem}" for problem in found))
     if outcome.lost:
+        carried = [a.rows() for upload in observation.targets for a in upload.artifacts]
+        count = sum(1 if rows is None else len(rows) for rows in carried)
         raise DivergedError(
-            f"Attack '{attack.name}' diverged on all {observation.image_count()} targets.",
-            next_step="Lower its step size, for example --set attack.lr=0.005.",
+            f"Attack '{attack.name}' diverged on all {count} targets.",
+            next_step="Lower its step size, for example --set attack.lr=0.005."
+            if hasattr(attack, "lr")
+            else "Look whether the training diverged, and train with a lower step size.",
         )
     return outcome
 
