@@ -209,8 +209,11 @@ class LabelEstimate(Outcome):
                 f"returned a support of shape {tuple(self.support.shape)} and proportions of shape "
                 f"{tuple(self.proportions.shape)}; both must be {wanted}."
             ]
-        if len(self.sizes) != len(self.clients):
-            return [f"returned {len(self.sizes)} sizes for {len(self.clients)} clients."]
+        if tuple(self.sizes.shape) != (len(self.clients),):
+            return [
+                f"returned sizes of shape {tuple(self.sizes.shape)} for {len(self.clients)} "
+                "clients."
+            ]
         observed = {upload.client for upload in (*observation.targets, *observation.uploads)}
         if len(self.clients.unique()) < len(self.clients) or not observed >= set(
             self.clients.tolist()

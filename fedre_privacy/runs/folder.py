@@ -18,6 +18,7 @@ from fedre_privacy import __version__
 from fedre_privacy.core import files, lock
 from fedre_privacy.core.errors import (
     ConfigError,
+    DamagedInputError,
     FedreError,
     StorageError,
 )
@@ -169,8 +170,14 @@ def logging_to(folder: Path) -> Iterator[None]:
     """Append what happens in a block, and the traceback of what ends it, to ``log.txt``.
 
     Nothing is written when the block ends before the folder was made.
+
+    Raises:
+        DamagedInputError: the log is a link, a pipe or a device.
     """
-    handler = _LogFile(folder / "log.txt", encoding="utf-8", delay=True)
+    path = folder / "log.txt"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise DamagedInputError(f"{path} is no plain file.", next_step="Remove it.")
+    handler = _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

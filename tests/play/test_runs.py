@@ -1,6 +1,7 @@
 """Reading a run back, and deciding what happens to a folder that exists."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.runs.folder import begin, status_of, taken
+from fedre_privacy.runs.folder import begin, log, logging_to, status_of, taken
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
 
@@ -149,3 +150,17 @@ def test_mixtures_say_which_samples_made_an_upload(runs, digits):
         for row, label in enumerate(upload.artifacts[0].labels.tolist()):
             support = mixtures[upload.client, 0].support(row)
             assert support.equal((labels == label).nonzero().squeeze(1))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_a_log_that_is_no_plain_file_is_refused_and_nothing_is_written_to_it(kind, tmp_path):
+    path, elsewhere = tmp_path / "log.txt", tmp_path / "elsewhere"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(elsewhere)
+    else:
+        path.mkdir()
+    with pytest.raises(DamagedInputError, match="no plain file"), logging_to(tmp_path):
+        log.info("written")
+    assert not elsewhere.exists()
