@@ -100,9 +100,8 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         return 0
     if recorded is not None:
         require_complete(recorded)
-    plan = plan_audit(
-        settings, options.unit, inside=inside
-    )  # a federation without a claim is not trained
+    # Before training: a federation without a claim is not trained.
+    plan = plan_audit(settings, options.unit, inside=inside)
     device = choose_device(options.device)
     if options.dry_run:
         output.line("Claim", plan.says())

@@ -15,7 +15,7 @@ from fedre_privacy.runs.run import find_run
 from fedre_privacy.runs.settings import check_sections, required, resolve_training
 from fedre_privacy.sealed.door import AUTO, ISOLATION
 
-from .explain import list_presets
+from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, gather, refuse_training_options
 from .output import Output, guarded
 
@@ -111,6 +111,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     if "list" in options.preset:
         return list_presets(output)
     plan = _plan(options)
+    if options.explain:
+        explain(plan.training, None, output)
+        return 0
     if options.dry_run:
         output.line("Plan", f"{plan.worlds} worlds in {options.runs_dir / plan.folder_name}")
         return 0

@@ -325,14 +325,15 @@ def read_tensors(
         if not prefix:
             return safetensors.torch.load_file(path)
         state = path.stat()
-        handle, names = _opened(path, state.st_mtime_ns, state.st_size)
+        marks = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        handle, names = _opened(path, marks)
         return {name: handle.get_tensor(name) for name in names.get(prefix, ())}
     except (SafetensorError, ValueError, RuntimeError, TypeError, OSError, OverflowError) as error:
         raise _unreadable(path, error) from None
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, changed: int, size: int) -> tuple[Any, dict[str, list[str]]]:
+def _opened(path: Path, marks: tuple[int, ...]) -> tuple[Any, dict[str, list[str]]]:
     """An open safetensors file, and its tensors' names by what ends with their first slash.
 
     The models of many clients lie in one file and are read one after another.

@@ -45,3 +45,9 @@ def test_bad_options_are_refused_before_a_world_is_trained(
     assert membership.main(options) == code
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("worlds-*"))
+
+
+def test_explain_prints_the_settings_and_trains_nothing(capsys, tmp_path):
+    options = ["--protocol", "fedavg", "--explain", "--runs-dir", str(tmp_path / "runs")]
+    assert membership.main(options) == 0
+    assert "train.rounds" in capsys.readouterr().out and not (tmp_path / "runs").exists()
