@@ -51,6 +51,12 @@ class UpdateInversion(SignedSearch, Attack):
     suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)
 
     unroll: int = knob(10, help="most local steps re-run; above, one gradient is matched", ge=1)
+    at: str = knob(
+        "path",
+        help="where one gradient is matched: at a point learnt between the models before and after "
+        "local training, or at the start",
+        choices=("path", "start"),
+    )
     save_memory: bool = knob(False, help="recompute local steps in place of keeping them")
 
     def adapts(self, observation: Observation) -> StepsAt:
@@ -67,6 +73,9 @@ class UpdateInversion(SignedSearch, Attack):
                 return training.epochs, steps_per_epoch(training, victim.client)
             return None
 
+        def several(victim: Victim) -> bool:
+            return victim.local and local_steps(training, victim.client) > 1
+
         def match(rows: Sequence[Victim]) -> UpdateMatch:
             rounds = plan(rows[0])
             simulate: Simulate = gradient
@@ -81,6 +90,7 @@ class UpdateInversion(SignedSearch, Attack):
                 DISTANCES[objective],
                 bn=self.bn,
                 sent=update_as_sent(observation.channel, directions=objective in SCALE_FREE),
+                on_path=rounds is None and several(rows[0]) and self.at == "path",
                 device=context.device,
             )
 

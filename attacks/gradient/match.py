@@ -21,6 +21,9 @@ Named = Mapping[str, Tensor]
 Simulate = Callable[[nn.Module, Named, Named, Tensor, Tensor], dict[str, Tensor]]
 """(module, parameters, buffers, images (B, C, H, W), labels (B, K)) to what a client would send."""
 
+MIDDLE = 0.5
+"""Share of the way from before to after local training at which a match on the path begins."""
+
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy with label distributions; logits, labels (B, K)."""
@@ -53,6 +56,8 @@ class UpdateMatch:
         keep: compare only so many parameters, those of largest norm in the upload; None: all.
         masked: compare only coordinates that are not zero in the upload.
         sent: what the declared channel makes of an update; None: nothing.
+        on_path: simulate not at the parameters before local training but between those before and
+            those after; where, is learnt beside the images (`place`).
         device, dtype: where and in which precision.
     """
 
@@ -67,6 +72,7 @@ class UpdateMatch:
         keep: int | None = None,
         masked: bool = False,
         sent: Sent | None = None,
+        on_path: bool = False,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -100,12 +106,19 @@ class UpdateMatch:
             for layer in self.norms
             for kind in ("mean", "var")
         }
+        self.place: Tensor | None = None
+        """Share of the way from before to after local training at which each row is simulated (n,)
+        in [0, 1]; a leaf that a search may move in its place. None: all at the start."""
+        if on_path:
+            self.place = torch.full((len(rows),), MIDDLE, dtype=dtype, device=device)
+            self.place.requires_grad_()
         self.dims = (
             None if shared_params else 0,
             None if shared_buffers or not self.buffers else 0,
             None if shared_wanted else 0,
             0,
             None if shared_buffers or not self.running else 0,
+            None if self.place is None else 0,
             0,
             0,
         )
@@ -118,6 +131,7 @@ class UpdateMatch:
             self.wanted,
             self.weights,
             self.running,
+            self.place,
             images,
             labels,
         )
@@ -138,10 +152,14 @@ class UpdateMatch:
         wanted: Named,
         weights: Tensor,
         running: Named,
+        place: Tensor | None,
         images: Tensor,
         labels: Tensor,
     ) -> Tensor:
-        made = self.simulate(self.module, params, buffers, images, labels)
+        at = params
+        if place is not None:
+            at = {name: value - place * wanted[name] for name, value in params.items()}
+        made = self.simulate(self.module, at, buffers, images, labels)
         found, target = [made[name] for name in wanted], list(wanted.values())
         if self.masked:
             found = [a * (b != 0) for a, b in zip(found, target, strict=True)]

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..running.driver import Tick
 from ..running.graphs import GraphCapture, Step, captured
 from ..running.objectives import total_variation
+from .match import MIDDLE
 
 LOGGED = 50
 """Points kept of each trace."""
@@ -28,6 +29,8 @@ HOPELESS = 1e3
 RELATIVE_TV = (6.0, 0.5)
 """Weight of total variation for each unit of mismatch, in the first step and in the last, where
 none is given."""
+PLACE_RATE = 0.1
+"""Step of a place on the path, in [0, 1], for each unit of the step of a pixel."""
 
 MatchFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,6 +63,7 @@ def signed_adam(
     consensus: float = 0.0,
     restarts: int = 1,
     tick: Tick = lambda step, value: None,
+    place: Tensor | None = None,
     capturer: GraphCapture | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Found:
@@ -81,11 +85,16 @@ def signed_adam(
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
+        place: numbers in [0, 1] (n,) that `match` reads and that are sought beside the images, in
+            their place (`UpdateMatch.place`); they move as pixels do, `PLACE_RATE` as far. None:
+            nothing is sought beside.
         capturer: how steps are captured and replayed; None runs them one by one.
         note: told why, when steps cannot be captured.
     """
     together = consensus > 0 and restarts > 1
-    search = Descent(match, start, spare, labels, tv=tv, pulled=together, capturer=capturer)
+    search = Descent(
+        match, start, spare, labels, tv=tv, pulled=together, place=place, capturer=capturer
+    )
     every = max(1, steps // LOGGED)
     trace, trace_steps = [], []
 
@@ -134,6 +143,7 @@ class Descent:
     Args:
         match, start, spare, labels, tv: see `signed_adam`.
         pulled: whether rows will be pulled to a centre.
+        place: see `signed_adam`.
         capturer: how steps are captured and replayed; None runs them one by one.
     """
 
@@ -146,12 +156,17 @@ class Descent:
         *,
         tv: float | None,
         pulled: bool = False,
+        place: Tensor | None = None,
         capturer: GraphCapture | None = None,
     ) -> None:
         self.match, self.spare, self.labels = match, spare, labels
         self.tv, self.pulled, self.capturer = tv, pulled, capturer
         self.images = start.clone().requires_grad_()
-        self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
+        self.place = place
+        self.moments = [
+            (torch.zeros_like(start), torch.zeros_like(start)),
+            *([] if place is None else [(torch.zeros_like(place), torch.zeros_like(place))]),
+        ]
         self.value = start.new_full((len(start),), math.nan)
         self.best = torch.full_like(self.value, math.inf)
         self.best_images = torch.full_like(start, math.nan)
@@ -193,16 +208,21 @@ class Descent:
 
     def step(self) -> None:
         """Weigh the images and move them."""
-        (slope,) = torch.autograd.grad(self.look(), self.images)
+        sought = [self.images] if self.place is None else [self.images, self.place]
+        slopes = torch.autograd.grad(self.look(), sought)
         with torch.no_grad():
-            lost = ~(self.value.isfinite() & slope.flatten(1).isfinite().all(1))
+            finite = [slope.reshape(len(slope), -1).isfinite().all(1) for slope in slopes]
+            lost = ~(self.value.isfinite() & torch.stack(finite).all(0))
             self.redrawn += lost
-            sign = slope.nan_to_num(0.0).sign()
-            self.first.lerp_(sign, 1 - BETAS[0])
-            self.second.lerp_(sign.square(), 1 - BETAS[1])
-            moved = self.images - self.size * self.first / (self.second.sqrt() + 1e-8)
-            moved = torch.where(_rows(lost, moved), self.spare, moved.clamp(0, 1))
-            self.images.copy_(moved)
+            moved = [
+                one - _signed(slope, *moments, rate * self.size)
+                for one, slope, moments, rate in zip(
+                    sought, slopes, self.moments, (1.0, PLACE_RATE), strict=False
+                )
+            ]
+            again = [self.spare, torch.full_like(self.value, MIDDLE)]
+            for one, new, spare in zip(sought, moved, again, strict=False):
+                one.copy_(torch.where(_rows(lost, new), spare, new.clamp(0, 1)))
 
     def ready(self, note: Callable[[str], None]) -> Step:
         """A way to make further steps, after the first: captured where that works."""
@@ -210,15 +230,24 @@ class Descent:
             return self.step
         state = [
             self.images,
-            self.first,
-            self.second,
+            *(moment for pair in self.moments for moment in pair),
             self.value,
             self.best,
             self.best_images,
             self.redrawn,
         ]
+        if self.place is not None:
+            state.append(self.place)
         replay = captured(self.step, self.capturer, state=state, match=self.value, note=note)
         return replay or self.step
+
+
+def _signed(slope: Tensor, first: Tensor, second: Tensor, size: Tensor) -> Tensor:
+    """A step of Adam on the sign of a slope; it moves the moments."""
+    sign = slope.nan_to_num(0.0).sign()
+    first.lerp_(sign, 1 - BETAS[0])
+    second.lerp_(sign.square(), 1 - BETAS[1])
+    return size * first / (second.sqrt() + 1e-8)
 
 
 def _smoothness(images: Tensor) -> Tensor:

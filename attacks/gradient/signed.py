@@ -84,8 +84,9 @@ def signed_search(
             draw(members, shape, context.seed, how.start, restarts=tries, purpose=purpose)
             for purpose in ("start", "spare")
         )
+        compared = match([victim for victim in members for _ in tries])
         found = signed_adam(
-            match([victim for victim in members for _ in tries]),
+            compared,
             start.to(device),
             spare.to(device),
             one_hot(known(given), observation.num_classes, how.restarts).to(device),
@@ -94,6 +95,7 @@ def signed_search(
             tv=how.tv,
             consensus=consensus,
             restarts=how.restarts,
+            place=compared.place,
             tick=tick,
             capturer=capture_for(device),
             note=say,
