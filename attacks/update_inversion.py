@@ -30,7 +30,8 @@ class UpdateInversion(SignedSearch, Attack):
     SGD on the candidates and D is parameters before minus after. The optimiser is that of
     ``inverting-gradients``, and so is the weight where `tv` is none. Where the local steps are
     more than `unroll`, or the client holds more images than are sought, D is matched as the
-    direction of one gradient; the result says so.
+    direction of one gradient, taken at theta_0 - a D with a in [0, 1] sought beside the images;
+    this needs neither the number of steps nor their size. The result says so.
 
     Shape:      parameters after local training, by name; output (N * B, C, H, W), values in
                 [0, 1], grouped by target, in the order of the labels found
@@ -39,15 +40,18 @@ class UpdateInversion(SignedSearch, Attack):
     Cost:       local steps times that of ``inverting-gradients``; memory grows with the local steps
                 unless `save_memory`
     Reference:  Geiping et al., Inverting Gradients, NeurIPS 2020, section 6 (unrolled local
-                steps); Dimitrov et al., Data leakage in federated averaging, TMLR 2022.
-    Deviations: each candidate stays in one batch through all epochs, where a client shuffles;
-                momentum and weight decay are not simulated, the cosine absorbs them in part.
+                steps); Dimitrov et al., Data leakage in federated averaging, TMLR 2022; Zhu et al.,
+                Surrogate model extension, ICML 2023 (one gradient on the path).
+    Deviations: a moves by Adam on signs from 1/2 and its step falls with that of the images; each
+                candidate stays in one batch through all epochs, where a client shuffles; momentum
+                and weight decay are not simulated, the cosine absorbs them in part.
     """
 
     consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
     adapts_to = UPDATES_COMPARED
+    earliest = True
     suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)
 
     unroll: int = knob(10, help="most local steps re-run; above, one gradient is matched", ge=1)
@@ -103,7 +107,8 @@ class UpdateInversion(SignedSearch, Attack):
                 f"{len(plans) - single} clients re-run ({', '.join(map(str, told))} steps)"
             )
         if single:
-            notes.append(f"{single} clients matched as one gradient")
+            where = " on the path" if self.at == "path" else ""
+            notes.append(f"{single} clients matched as one gradient{where}")
         return signed_search(
             observation,
             context,

@@ -24,6 +24,7 @@ from fedre_privacy.attacks.base import (
     readers_of_any,
 )
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import Holds
 from fedre_privacy.core.errors import (
     ConfigError,
     DamagedInputError,
@@ -125,11 +126,15 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     check_fit(training, settings)
     check_sums(training, settings)
     last, every = training.train.rounds, training.record.keep_every
-    wanted = settings.evaluation.round or last
+    wanted = settings.evaluation.round or (1 if settings.earliest else last)
     problems = []
     if wanted > last:
         problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
-    elif wanted != last and not (every and wanted % every == 0):
+    elif (
+        wanted != last
+        and not (every and wanted % every == 0)
+        and not only_recorded(training, settings)
+    ):
         problems.append(
             f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
             f"{every}. Add --set record.keep_every={wanted}."
@@ -146,6 +151,18 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         kept = [r for r in range(1, last + 1) if r == last or (every and r % every == 0)]
         threat = effective(settings.threat, training.protocol.uploads)
         stale(threat, training.protocol, wanted, age, kept)
+
+
+def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
+    """Whether any recorded round can be attacked, its extractors kept or not.
+
+    So it is of images behind parameters, which hold what an attack reads; all of a client's images
+    made them.
+    """
+    question = question_of(settings)
+    kinds = question.kinds(training.protocol, settings)
+    sent = all(kind.updates and kind.holds is not Holds.GRADIENT for kind in kinds)
+    return settings.attack.answers == "images" and bool(kinds) and sent
 
 
 def check_fit(training: TrainSettings, settings: AttackSettings) -> None:

@@ -107,7 +107,8 @@ def observe(
         settings: of the attack: its threat model, and how it is evaluated.
         aux: held-out images, passed on if the threat model grants auxiliary data.
         candidates: samples whose membership is asked.
-        images_per_target: images sought in each upload that carries no rows.
+        images_per_target: images sought in each upload that carries no rows; what is attacked
+            then holds the parameters itself, and extractors are given where they were kept.
 
     Raises:
         MissingInputError: the extractors of the round were not kept.
@@ -126,11 +127,14 @@ def observe(
     extractors = Modules({})
     if Knowledge.EXTRACTOR in threat.grants and clients:
         newest = round - staleness
-        if not staleness:
+        kept = run.kept_rounds()
+        if not staleness and not images_per_target:
             run.state(clients[0], round)  # refuses a round that was not kept, naming the nearest
         past = Knowledge.ALL_EXTRACTORS in threat.grants
-        held = {r: r for r in run.kept_rounds() if past and r <= newest}
-        extractors = kept_extractors(run, clients, {**held, round: newest})
+        held = {r: r for r in kept if past and r <= newest}
+        if newest in kept:
+            held[round] = newest
+        extractors = kept_extractors(run, clients, held)
     aux_granted = Knowledge.AUX_DATA in threat.grants
     return Observation(
         threat=threat,

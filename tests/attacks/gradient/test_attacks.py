@@ -285,6 +285,41 @@ def test_too_many_local_steps_are_matched_as_one_gradient(
     assert float(found.fit[0]) <= 2.1  # a cosine, whatever was asked for
 
 
+def test_a_gradient_on_the_path_explains_many_steps_better_than_one_at_the_start(
+    smooth, small, small_labels, trained, watch, psnr
+):
+    """It needs no number of steps, and noise in place of the update gives the floor."""
+    model, clients = smooth(), range(3)
+    rows = [slice(2 * k, 2 * k + 2) for k in clients]
+    sent = [trained(model, small[row], small_labels[row], 0.1, 5) for row in rows]
+    told = LocalTraining(0.1, 5, 2, dict.fromkeys(clients, 2))
+    wrong = replace(told, lr=0.3, epochs=40)
+
+    def score(artifacts, training, **how):
+        attack = attacks.get("update-inversion")(steps=150, bn="eval", unroll=1, **how)
+        found = attack(watch(artifacts, model, size=2, training=training))
+        pairs = [
+            best_order(part, small[row])
+            for part, row in zip(found.images.split(2), rows, strict=True)
+        ]
+        ours, wanted = (torch.cat(part) for part in zip(*pairs, strict=True))
+        return psnr(ours, wanted) - floor(small, wanted, psnr), float(found.fit.mean())
+
+    updates = [ModelState(one) for one in sent]
+    path, start = score(updates, told), score(updates, told, at="start")
+    assert path[1] < 0.5 * start[1]
+    assert path[0] > start[0] + 5 and path[0] > 4
+    assert score(updates, wrong, labels="rowmin") == score(updates, told, labels="rowmin")
+    rng = torch.Generator().manual_seed(0)
+    own = dict(model.named_parameters())
+    noise = [
+        {k: own[k].detach() + (v - own[k]).std() * torch.randn(v.shape, generator=rng)
+         for k, v in one.items()}
+        for one in sent
+    ]  # fmt: skip
+    assert score([ModelState(one) for one in noise], told)[0] < 1
+
+
 def test_magnitudes_of_updates_are_not_compared(smooth, small, small_labels, trained, watch):
     model = smooth()
     after = trained(model, small[:1], small_labels[:1], 0.1, 2)

@@ -118,6 +118,49 @@ def test_the_unroll_is_what_a_client_does(smooth, small, trained, epochs, save_m
     assert float(slope.abs().sum()) > 0
 
 
+def test_a_match_on_the_path_is_taken_at_the_place_that_is_set(smooth, small, trained):
+    """At 0 it is that at the start, at 1 that at the end, for rows side by side and alone."""
+    model, labels = smooth(), torch.tensor([0, 1, 2])
+    after = trained(model, small[:3], labels, 0.3, 4)
+    change = {name: p.detach() - after[name] for name, p in model.named_parameters()}
+    ended = smooth()
+    ended.load_state_dict(after)
+    people = [Victim(k, 1, model, change, True) for k in range(2)]
+    how = {"bn": "eval", "device": CPU}
+    images, hots = small[:3][None].repeat(2, 1, 1, 1, 1), hot(labels)[None].repeat(2, 1, 1)
+    ends = [
+        UpdateMatch([Victim(0, 1, one, change, True)], gradient, cosine, **how)
+        for one in (model, ended)
+    ]
+    at_ends = torch.cat([end(images[:1], hots[:1]) for end in ends])
+    match = UpdateMatch(people, gradient, cosine, on_path=True, **how)
+    with torch.no_grad():
+        match.place.copy_(torch.tensor([0.0, 1.0]))
+    found = match(images, hots)
+    torch.testing.assert_close(found, at_ends, rtol=1e-4, atol=1e-6)
+    (slope,) = torch.autograd.grad(found.sum(), match.place)
+    assert bool((slope != 0).all())
+    alone = UpdateMatch(people[:1], gradient, cosine, on_path=True, **how)
+    half = smooth()
+    half.load_state_dict({k: (v + after[k]) / 2 for k, v in model.named_parameters()})
+    middle = UpdateMatch([Victim(0, 1, half, change, True)], gradient, cosine, **how)
+    torch.testing.assert_close(
+        alone(images[:1], hots[:1]).detach(), middle(images[:1], hots[:1]), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_place_moves_beside_the_images_and_stays_in_its_box():
+    place = torch.full((2,), 0.5).requires_grad_()
+    aim = torch.tensor([0.2, 3.0])
+
+    def match(images, labels):
+        return (place - aim).square() + 0 * images.flatten(1).sum(1)
+
+    start = torch.full((2, 1, 1, 4, 4), 0.5)
+    signed_adam(match, start, start, torch.zeros(2, 1, 10), steps=200, lr=0.1, tv=0.0, place=place)
+    torch.testing.assert_close(place.detach(), torch.tensor([0.2, 1.0]), atol=0.02, rtol=0)
+
+
 def test_a_vision_transformer_has_second_derivatives():
     torch.manual_seed(0)
     attention = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
