@@ -120,6 +120,11 @@ class Attack:
         here = touched(observation)
         return {place: kinds for place, kinds in self.adapts_to.items() if place in here}
 
+    @property
+    def several_rounds(self) -> bool:
+        """Whether it is of no use without clients' models of several rounds."""
+        return False
+
     def run(self, observation: Observation, context: Context) -> Outcome:
         """Attack all targets of an observation at once."""
         raise TypeError(f"{type(self).__name__} does not define run")

@@ -489,8 +489,13 @@ def labels(data: Images, options: argparse.Namespace) -> None:
 
 
 def update(data: Images, options: argparse.Namespace) -> None:
-    """Updates by some local steps on four images, and the one-gradient match beside."""
+    """Updates by some local steps on four images: re-run, and matched as one gradient."""
     size, count = 4, options.images or 5
+    ways: tuple[dict[str, Any], ...] = (
+        {"unroll": 10},
+        {"unroll": 1, "at": "path"},
+        {"unroll": 1, "at": "start"},
+    )
     for name, model in victims("cnn4", data, options):
         pairs = batches(data, count, size, tuning=options.tuning)
         for epochs in map(int, options.local_steps.split(",")):
@@ -499,12 +504,15 @@ def update(data: Images, options: argparse.Namespace) -> None:
                 ModelState(local_update(model, x, y, how, seed))
                 for seed, (x, y) in enumerate(pairs)
             ]
-            for unroll in (10, 1)[: 1 if epochs == 1 else 2]:
+            observation = observe(model, sent, size, how)
+            for way in ways[: 1 if epochs == 1 else 3][1 if epochs > 10 else 0 :]:
                 attack = attacks.get("update-inversion")(
-                    bn=BN, steps=options.steps or 200, unroll=unroll, **weight_of(options)
+                    bn=BN, steps=options.steps or 200, **way, **weight_of(options)
                 )
-                found, seconds = timed(attack, observe(model, sent, size, how))
-                report(f"{name}, {size} images, {epochs} steps of lr 0.05", found, pairs, data)
+                found, seconds = timed(attack, observation)
+                told = ", ".join(f"{key} {value}" for key, value in way.items())
+                title = f"{name}, {size} images, {epochs} steps of lr 0.05, {told}"
+                report(title, found, pairs, data)
                 print(f"    {seconds:.0f} s")
 
 

@@ -101,6 +101,8 @@ class Artifact:
     """Kinds whose attacks read this kind as well, and run on it in a benchmark."""
     summed: ClassVar[Sum] = Sum.BY_SAMPLES
     """How secure aggregation sums it."""
+    over_rounds: ClassVar[bool] = False
+    """Whether attacks combine several rounds of it, for which a benchmark keeps every model."""
     tells: ClassVar[str] = ""
     """What it says beside its values, which no defence hides, in words."""
     kinds: ClassVar[dict[str, type[Artifact]]] = {}
@@ -209,7 +211,7 @@ class Artifact:
         )
 
     def rows(self) -> Tensor | None:
-        """Representation vectors carried, (n, d), or None if it carries none."""
+        """Vectors carried that stand for images, (n, d), or None if it carries none."""
         return None
 
     def take(self, rows: Tensor) -> Self:
@@ -312,6 +314,7 @@ class EntangledRep(Artifact):
     """One mixed representation with the same mix of one-hot labels (FedRE)."""
 
     kind = "entangled"
+    over_rounds = True
     roles = frozenset({Role.VECTORS, Role.COLLECTED})
     summed = Sum.BY_CLIENTS
     tells = "the label encoding, so which classes a client holds"
@@ -447,10 +450,17 @@ class ClassLogits(Artifact):
     """Mean output of each class present at a client, or over clients (FD)."""
 
     kind = "class-logits"
+    over_rounds = True
     roles = frozenset({Role.VECTORS})
     tells = Prototypes.tells
     outputs: Tensor = wire(Content.LOGITS, "(m, num_classes)")
     labels: Tensor = wire(Content.LABEL, "(m,)")
+
+    def rows(self) -> Tensor:
+        return self.outputs
+
+    def encodings(self, num_classes: int) -> Tensor:
+        return _one_hot(self.labels, num_classes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

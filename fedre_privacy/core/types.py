@@ -111,6 +111,7 @@ class Knowledge(StrEnum):
     HEAD = "head"
     AUX_DATA = "aux-data"
     TRAINING = "training"
+    HEADS = "heads"
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,8 @@ class Observation:
             updates); 0 where each row is one target.
         defenses: what clients declared to do to their uploads, in order; empty for an attacker
             who does not know or care.
+        heads: (client, round) to the frozen head, representations (n, d) to logits, with which a
+            client ended the round, whether it sends it or not. Empty unless granted.
     """
 
     threat: ThreatModel
@@ -220,6 +223,7 @@ class Observation:
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
     defenses: tuple[KnownDefense, ...] = ()
+    heads: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
 
     @property
     def channel(self) -> Channel:

@@ -139,6 +139,12 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
             f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
             f"{every}. Add --set record.keep_every={wanted}."
         )
+    if settings.attack.several_rounds and wanted > 1 and not (every and every < wanted):
+        problems.append(
+            f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "
+            f"those of one round would be kept: record.keep_every is {every}. Add --set "
+            "record.keep_every=1, or read one round alone: --set attack.rounds=1."
+        )
     if not training.record.truth:
         problems.append(
             "Without the truth (--no-truth) no attack can be scored. Leave it out, or train alone "

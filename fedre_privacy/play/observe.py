@@ -37,7 +37,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
 from fedre_privacy.runs.training import facts_of
-from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
+from fedre_privacy.sealed.modules import EXTRACTOR, HEAD, MODEL, Held, Modules, Recipe
 
 from .targets import TargetSource
 
@@ -52,8 +52,10 @@ def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> Threa
     return dataclasses.replace(threat, grants=threat.grants | given)
 
 
-def kept_extractors(run: Run, clients: Collection[int], rounds: Mapping[int, int]) -> Modules:
-    """Extractors of a run by (client, round), read from disk when they are asked for.
+def kept_extractors(
+    run: Run, clients: Collection[int], rounds: Mapping[int, int], part: str = EXTRACTOR
+) -> Modules:
+    """Extractors of a run by (client, round), or heads, read from disk when they are asked for.
 
     Args:
         rounds: round asked for, and the round whose extractor is given for it.
@@ -61,7 +63,7 @@ def kept_extractors(run: Run, clients: Collection[int], rounds: Mapping[int, int
     return Modules(
         {
             (client, asked): Held(
-                recipe_of(run, client, EXTRACTOR), partial(_extractor_state, run, client, given)
+                recipe_of(run, client, part), partial(_part_state, run, client, given, part)
             )
             for asked, given in rounds.items()
             for client in clients
@@ -69,8 +71,8 @@ def kept_extractors(run: Run, clients: Collection[int], rounds: Mapping[int, int
     )
 
 
-def _extractor_state(run: Run, client: int, round: int) -> dict[str, Tensor]:
-    prefix = "extractor."
+def _part_state(run: Run, client: int, round: int, part: str) -> dict[str, Tensor]:
+    prefix = f"{part}."
     state = run.state(client, round)
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
@@ -124,7 +126,7 @@ def observe(
     broadcasts = [b for b in broadcasts if b.round <= round]
     senders = sorted({upload.client for upload in targets})
     clients = [client for client in senders if client != AGGREGATE]
-    extractors = Modules({})
+    extractors = heads = Modules({})
     if Knowledge.EXTRACTOR in threat.grants and clients:
         newest = round - staleness
         kept = run.kept_rounds()
@@ -135,6 +137,8 @@ def observe(
         if newest in kept:
             held[round] = newest
         extractors = kept_extractors(run, clients, held)
+        if Knowledge.HEADS in threat.grants:
+            heads = kept_extractors(run, clients, held, HEAD)
     aux_granted = Knowledge.AUX_DATA in threat.grants
     return Observation(
         threat=threat,
@@ -153,6 +157,7 @@ def observe(
         else Modules({}),
         images_per_target=images_per_target,
         defenses=known_defenses(run) if settings.evaluation.attacker == ADAPTIVE else (),
+        heads=heads,
     )
 
 

@@ -129,7 +129,7 @@ def play(
         Exception: what the attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
-    held = (observation.extractors, observation.models)
+    held = (observation.extractors, observation.models, observation.heads)
     objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
         raise ConfigError(
@@ -141,9 +141,11 @@ def play(
     with _folder() as folder:
         if objects:
             none = Modules({})
-            pack(dataclasses.replace(observation, extractors=none, models=none), folder)
-            extractors, models = map(frozen_copies, held)
-            sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
+            pack(dataclasses.replace(observation, extractors=none, models=none, heads=none), folder)
+            extractors, models, heads = map(frozen_copies, held)
+            sealed = dataclasses.replace(
+                unpack(folder), extractors=extractors, models=models, heads=heads
+            )
             return SealedResult(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
@@ -183,7 +185,7 @@ def _order(
     carried = [upload.artifacts for upload in (*observation.targets, *observation.uploads)]
     carried += [broadcast.artifacts for broadcast in observation.broadcasts]
     named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
-    for modules in (observation.extractors, observation.models):
+    for modules in (observation.extractors, observation.models, observation.heads):
         held = getattr(modules, "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})

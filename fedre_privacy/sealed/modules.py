@@ -19,7 +19,7 @@ from fedre_privacy.models.zoo import architectures
 HELD_AT_ONCE = 32
 """Modules kept in memory; others are built again when they are asked for."""
 
-EXTRACTOR, MODEL = "extractor", "model"
+EXTRACTOR, MODEL, HEAD = "extractor", "model", "head"
 
 Key = tuple[int, int]
 """(client, round)."""
@@ -33,7 +33,7 @@ class Recipe:
         settings: those of `ModelSettings`; empty for a module of a factory.
         client: number of the client, which picks the architecture.
         image_shape: (C, H, W). num_classes: length of the head's output.
-        part: the whole model or its extractor.
+        part: the whole model, its extractor or its head.
         factory: ``package:function`` that returns the module, in place of all of these.
     """
 
@@ -60,7 +60,7 @@ class Recipe:
         model = build_model(
             ModelSettings(**self.settings), self.client, (channels, height, width), self.num_classes
         )
-        return model.extractor if self.part == EXTRACTOR else model
+        return {EXTRACTOR: model.extractor, HEAD: model.head, MODEL: model}[self.part]
 
 
 @dataclass(frozen=True, eq=False)

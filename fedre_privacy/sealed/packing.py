@@ -99,6 +99,7 @@ def pack(observation: Observation, folder: Path) -> None:
             }
             for one in observation.defenses
         ],
+        "heads": _modules(observation.heads, "head", folder),
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -153,6 +154,7 @@ def unpack(folder: Path) -> Observation:
             )
             for one in head["defenses"]
         ),
+        heads=_read_modules(head["heads"], folder),
     )
 
 

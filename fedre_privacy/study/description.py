@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.protocols.base import protocols as protocol_registry
@@ -145,7 +144,7 @@ def _attacks(given: Sequence[Any], targets: int | None) -> list[Values]:
 
 
 def planned(wanted: Benchmark) -> list[Job]:
-    """All jobs of a benchmark, checked; entangled uploads keep every round's extractors.
+    """All jobs of a benchmark, checked; uploads that are read over rounds keep every model.
 
     Raises:
         FedreError: settings that cannot work, before anything is trained.
@@ -155,7 +154,7 @@ def planned(wanted: Benchmark) -> list[Job]:
         section = merge(dict(wanted.base), variant.values).get("protocol") or {}
         name = section.get("name", "fedre") if isinstance(section, Mapping) else section
         known = name in protocol_registry.names()
-        if known and EntangledRep in protocol_registry.get(name).uploads:
+        if known and any(kind.over_rounds for kind in protocol_registry.get(name).uploads):
             kept = {"record": {"keep_every": 1}}
             return Variant(variant.label, merge(kept, variant.values))
         return variant

@@ -17,10 +17,11 @@ threats.register(
                 Knowledge.HEAD,
                 Knowledge.AUX_DATA,
                 Knowledge.TRAINING,
+                Knowledge.HEADS,
             }
         ),
         rounds="all",
-        summary="server holding every client's extractor of every kept round, and auxiliary images "
+        summary="server holding every client's model of every kept round, and auxiliary images "
         "disjoint from every client's training data",
     ),
     __name__,

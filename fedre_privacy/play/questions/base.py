@@ -35,6 +35,7 @@ NAMES = {
     "entangled": "entangled representations",
     "recovered-prototypes": "prototypes recovered from the uploads",
     "update": "gradients or updates",
+    "class-logits": "mean outputs of classes",
 }
 """Kinds whose name does not say what they are."""
 

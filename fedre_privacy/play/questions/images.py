@@ -38,6 +38,7 @@ NOUNS = {
     "entangled": "entangled upload",
     "recovered-prototypes": "recovered prototype",
     "update": "image",
+    "class-logits": "class output",
 }
 """What a target of each kind is called in a verdict."""
 

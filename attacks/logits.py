@@ -1,0 +1,271 @@
+"""Inversion of mean outputs by class, over the rounds in which they were uploaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.core.artifacts import ClassLogits
+from fedre_privacy.core.channels import Bound, Masking, Noise, RandomRounding
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Knowledge, Observation
+
+from .base import Attack, Context, SuiteEntry, attacks
+from .inversion.aux_pairs import FOLDS, simulated
+from .inversion.linear_map import Linear, Sums, choose_penalty, fit, total
+from .inversion.map_jobs import LEAST_AUX, MapJob
+from .inversion.simulate import folds_of, views
+from .running.channels import rows_sent_anew
+from .running.driver import Piece, Tick, in_groups, reconstruction
+from .running.modules import frozen, outputs
+from .running.objectives import l2rel
+from .running.tiles import single_threaded
+
+LEAST = math.exp(-30)
+"""Probabilities below it count as it."""
+NEAR_ONE = 0.25
+"""Rows whose sums are so near to 1, in the median, are shares of classes and not raw outputs."""
+AVERAGED_VIEWS = 2
+"""Views that enter simulated means: plain and mirrored."""
+
+
+@attacks.register("logits")
+@dataclass(frozen=True, kw_only=True)
+class LogitsDecoder(Linear, Attack):
+    """Recover images from a client's mean outputs by class, by ridge regression over rounds.
+
+    The mean softmax of a class of one image is the softmax of that image. Its logarithm is C - 1
+    numbers about the image, and every round, whose model is another one, tells C - 1 more. So the
+    features of an image x are log softmax f_t(x), side by side over the rounds t in which the class
+    was uploaded; f_t is the client's whole model of the round. A ridge regression from features to
+    pixels is fitted to auxiliary images, and to simulated means of several of a class, whose
+    answer is the mean image. Outputs that are no shares of classes enter as they are.
+    Probabilities of 0 are taken as half the least positive one of the client.
+
+    Shape:      outputs (m, C) of T rounds; output (N, C, H, W), values in [0, 1]
+    Needs:      UPLOADS, EXTRACTOR, ALL_EXTRACTORS, HEADS, AUX_DATA          Recovers: inputs
+    Cost:       for each client `views` times T forward passes over the auxiliary images, and
+                (T C)^2 times pixels multiplications; nothing per target
+    Reference:  Hoerl and Kennard, Ridge regression, Technometrics 1970; the uploads: Jeong et al.,
+                Communication-efficient on-device machine learning, 2018. The attack is this
+                package's own.
+    """
+
+    consumes = (ClassLogits,)
+    needs = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.EXTRACTOR,
+            Knowledge.ALL_EXTRACTORS,
+            Knowledge.HEADS,
+            Knowledge.AUX_DATA,
+        }
+    )
+    recovers = "inputs"
+    adapts_to = {"rows": (Bound, Masking, Noise, RandomRounding)}  # noqa: RUF012
+    suite = (SuiteEntry(ClassLogits, "strong", place=30, fewest_first=True),)
+
+    rounds: int | None = knob(
+        None, help="latest rounds read, the attacked one among them; none: all", ge=1
+    )
+
+    @property
+    def several_rounds(self) -> bool:
+        return self.rounds != 1
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        if observation.aux is None or len(observation.aux) < LEAST_AUX:
+            raise IncompatibleError(
+                f"Maps from outputs to images need at least {LEAST_AUX} auxiliary images; "
+                f"{0 if observation.aux is None else len(observation.aux)} were given.",
+                next_step="Use a data set with more held-out images.",
+            )
+        aux = observation.aux.float().to(context.device)
+        jobs = {job.name: job for job in _jobs(observation, self.rounds)}
+
+        def answer(name: str, tick: Tick) -> Piece:
+            return _answer(observation, context, jobs[name], aux, self, tick)
+
+        with single_threaded(context.device) as cores:
+            groups = {name: job.index for name, job in jobs.items()}
+            found = in_groups(answer, groups, context, steps=1, cores=cores)
+        read = ", ".join(map(str, sorted({len(job.rounds) for job in jobs.values()})))
+        return reconstruction(found, f"closed form; rounds read: {read}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """Classes of one client that were uploaded in the same rounds.
+
+    Args:
+        owner: client and attacked round.
+        rounds: those read, ascending.
+        index: rows of the targets in the observation (n,).
+        sent: outputs of these classes in each round, (n, T, C).
+        uploads: all that the client uploaded in each round.
+    """
+
+    owner: tuple[int, int]
+    rounds: tuple[int, ...]
+    index: Tensor
+    sent: Tensor
+    uploads: tuple[Tensor, ...]
+
+    @property
+    def name(self) -> str:
+        """What its piece is kept under."""
+        return f"outputs-{self.owner[0]:06d}-{self.owner[1]:06d}-{int(self.index[0]):06d}"
+
+
+def _jobs(observation: Observation, limit: int | None) -> list[_Job]:
+    """Sort targets by client and by the rounds in which their class was uploaded.
+
+    Raises:
+        IncompatibleError: several rounds are asked for and one has the client's model.
+    """
+    found: list[_Job] = []
+    first = 0
+    for target in observation.targets:
+        owner = target.client, target.round
+        tables = {
+            upload.round: table
+            for upload in observation.uploads
+            if upload.client == target.client and upload.round <= target.round
+            for table in upload.artifacts
+            if isinstance(table, ClassLogits)
+        }
+        known = [r for r in sorted(tables) if _known(observation, target.client, r)]
+        if owner[1] not in known or (len(known) == 1 < len(tables) and limit != 1):
+            raise IncompatibleError(
+                f"Attack 'logits' reads outputs of several rounds through the client's model of "
+                f"each; client {target.client} uploaded in {len(tables)} rounds, and models of "
+                f"{len(known)} were kept.",
+                next_step="Train with --set record.keep_every=1, or read one round alone: --set "
+                "attack.rounds=1.",
+            )
+        classes: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for artifact in target.artifacts:
+            if not isinstance(artifact, ClassLogits):
+                continue
+            for label in artifact.labels.tolist():
+                held = [r for r in known if bool((tables[r].labels == label).any())]
+                classes.setdefault(tuple(held[-(limit or len(held)) :]), []).append((first, label))
+                first += 1
+        for rounds, rows in classes.items():
+            labels = torch.tensor([label for _, label in rows])
+            parts = [_rows_of(tables[r], labels) for r in rounds]
+            found.append(
+                _Job(
+                    owner,
+                    rounds,
+                    torch.tensor([row for row, _ in rows]),
+                    torch.stack(parts, 1),
+                    tuple(tables[r].outputs.float() for r in rounds),
+                )
+            )
+    return found
+
+
+def _known(observation: Observation, client: int, round: int) -> bool:
+    return (client, round) in observation.extractors and (client, round) in observation.heads
+
+
+def _rows_of(table: ClassLogits, labels: Tensor) -> Tensor:
+    """Outputs of these classes, (n, C)."""
+    return table.outputs[(labels[:, None] == table.labels).int().argmax(1)].float()
+
+
+def _answer(
+    observation: Observation,
+    context: Context,
+    job: _Job,
+    aux: Tensor,
+    linear: Linear,
+    tick: Tick,
+) -> Piece:
+    """Fit the map of one client and answer its targets."""
+    client, round = job.owner
+    device = context.device
+    models = [
+        nn.Sequential(
+            frozen(observation.extractors[client, r], device),
+            frozen(observation.heads[client, r], device),
+        )
+        for r in job.rounds
+    ]
+    sent = torch.cat(job.uploads)
+    shares = bool((sent.sum(1) - 1).abs().median() < NEAR_ONE)
+    least = _least(sent)
+
+    def made(images: Tensor) -> Tensor:
+        """Outputs of each round's model side by side, (n, T * C)."""
+        found = [outputs(model, images) for model in models]
+        return torch.cat([one.softmax(1) if shares else one for one in found], 1)
+
+    def features(values: Tensor) -> Tensor:
+        return values.clamp(min=least).log() if shares else values
+
+    draws = stream(context.seed, "simulate outputs", client=client, round=round)
+    fresh = stream(context.seed, "defended outputs", client=client, round=round)
+
+    def anew(values: Tensor) -> Tensor:
+        """Outputs (n, T * C) as they would be sent, and their features."""
+        parts = [
+            rows_sent_anew(observation.channel, part, upload.to(part), fresh)
+            for part, upload in zip(
+                values.split(observation.num_classes, 1), job.uploads, strict=True
+            )
+        ]
+        return features(torch.cat(parts, 1))
+
+    clean = [made(moved) for moved in views(aux, linear.views)]
+    fold = folds_of(len(aux), FOLDS).to(device)
+    sums = [
+        _sums(fold, anew(one), moved)
+        for one, moved in zip(clean, views(aux, linear.views), strict=True)
+    ]
+    folds = [total([one[k] for one in sums]) for k in range(FOLDS)]
+    held = folds[0]
+    if linear.match_targets:
+        empty = MapJob("prototypes", job.owner, job.index, sent, None, None, first=0)
+        pairs = simulated(observation, empty, aux, clean[:AVERAGED_VIEWS], draws)
+        means = _sums(pairs.fold, anew(pairs.reps), pairs.images)
+        held = means[0]
+        folds = [one + mean for one, mean in zip(folds, means, strict=True)]
+    penalty = linear.penalty
+    if penalty is None:
+        penalty = choose_penalty(total(folds[1:]), held)
+    whole = fit(total(folds), penalty)
+    wanted = features(job.sent.flatten(1).to(device))
+    answer = whole(wanted).reshape(-1, *aux.shape[1:]).clamp(0, 1)
+    prior = aux.mean(0, keepdim=True).expand_as(answer)
+    fits = [l2rel(features(made(one)), wanted) for one in (prior, answer)]
+    tick(0, fits[-1])
+    return {
+        "images": answer.cpu(),
+        "prior": prior.cpu().contiguous(),
+        "fit": fits[-1].cpu(),
+        "trace": torch.stack(fits).cpu(),
+    }
+
+
+def _sums(fold: Tensor, reps: Tensor, images: Tensor) -> list[Sums]:
+    return [Sums.of(reps[fold == k], images[fold == k].flatten(1)) for k in range(FOLDS)]
+
+
+def _least(sent: Tensor) -> float:
+    """What probabilities below it count as, by what a client's uploads (m, C) resolve.
+
+    Zeros come from rounding, numbers below them from noise.
+    """
+    above = sent[sent > 0]
+    least = LEAST
+    if bool((sent <= 0).any()) and len(above):
+        least = max(least, float(above.min()) / 2, -float(sent.min()))
+    return least
