@@ -49,7 +49,7 @@ class LogitsDecoder(Linear, Attack):
     Probabilities of 0 are taken as half the least positive one of the client.
 
     Shape:      outputs (m, C) of T rounds; output (N, C, H, W), values in [0, 1]
-    Needs:      UPLOADS, EXTRACTOR, ALL_EXTRACTORS, HEADS, AUX_DATA          Recovers: inputs
+    Needs:      UPLOADS, ALL_EXTRACTORS, HEADS, AUX_DATA          Recovers: inputs
     Cost:       for each client `views` times T forward passes over the auxiliary images, and
                 (T C)^2 times pixels multiplications; nothing per target
     Reference:  Hoerl and Kennard, Ridge regression, Technometrics 1970; the uploads: Jeong et al.,
@@ -61,7 +61,6 @@ class LogitsDecoder(Linear, Attack):
     needs = frozenset(
         {
             Knowledge.UPLOADS,
-            Knowledge.EXTRACTOR,
             Knowledge.ALL_EXTRACTORS,
             Knowledge.HEADS,
             Knowledge.AUX_DATA,

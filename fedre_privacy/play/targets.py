@@ -12,7 +12,7 @@ from torch import Tensor
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples, client_secret
-from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, EntangledRep, Holds, Prototypes, Representations
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import derive, secret, stream
@@ -169,14 +169,16 @@ class TargetSource:
                 next_step="Attack what it uploads (--target uploaded), or train fedsgd or fedavg.",
             )
         recorded: dict[int, Mixture] = {}
-        for client, number in sorted(self.mixtures):
+        batches = any(a.holds is Holds.GRADIENT for u in uploads.values() for a in u.artifacts)
+        kept = batches or self.round in self.run.kept_rounds()
+        for client, number in sorted(self.mixtures if kept else {}):
             recorded.setdefault(client, self.mixtures[client, number])
         made = {}
         for k in uploads:
             first, members = 0, []
             for member in self._members(k):
-                kept = recorded.get(member)
-                own = kept.sample if kept else torch.arange(len(self.train[member]))
+                batch = recorded.get(member)
+                own = batch.sample if batch else torch.arange(len(self.train[member]))
                 members.append(torch.unique(own) + first)
                 first += len(self.train[member])
             made[k] = torch.cat(members)

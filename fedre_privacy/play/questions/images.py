@@ -16,7 +16,8 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.artifacts import Artifact, ClassLogits
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
 from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
@@ -32,13 +33,14 @@ from ..targets import TargetGroup, TargetSource, resolve_kind
 from .base import Question, Trial, kinds_of, questions
 from .recover import recover
 
+OUTPUTS = ClassLogits.kind
 NOUNS = {
     "representations": "representation",
     "prototypes": "prototype",
     "entangled": "entangled upload",
     "recovered-prototypes": "recovered prototype",
     "update": "image",
-    "class-logits": "class output",
+    OUTPUTS: "class output",
 }
 """What a target of each kind is called in a verdict."""
 
@@ -303,6 +305,11 @@ def _score(
     rule: str,
 ) -> Scores:
     evaluation = trial.settings.evaluation
+    if rule == "nearest-rep" and group.kind == OUTPUTS:
+        raise IncompatibleError(
+            "Outputs of classes are no representations, so 'eval.rule=nearest-rep' has no meaning.",
+            next_step="Use --set eval.rule=best or mean-image.",
+        )
     nearest = _nearest_by_representation(trial, group) if rule == "nearest-rep" else None
     return evaluate(
         rec,
@@ -327,10 +334,8 @@ def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
     if group.kind in ("representations", "update"):
         return {}
     psnr = {"psnr": metric_registry.get("psnr")()}
-    return {
-        rule: _score(trial, group, rec, psnr, rule).get("psnr")
-        for rule in ("best", "mean-image", "nearest-rep")
-    }
+    rules = ("best", "mean-image", *(() if group.kind == OUTPUTS else ("nearest-rep",)))
+    return {rule: _score(trial, group, rec, psnr, rule).get("psnr") for rule in rules}
 
 
 def _nearest_by_representation(trial: ImageTrial, group: TargetGroup) -> Tensor:
