@@ -151,8 +151,9 @@ def _by_owner(observation: Observation) -> dict[Owner, _Rows]:
 
 
 def _classes_of(artifact: Artifact, count: int) -> list[int]:
-    labelled = isinstance(artifact, Prototypes | Representations)
-    return artifact.labels.tolist() if labelled else [-1] * count
+    if isinstance(artifact, Prototypes | Representations):
+        return [int(label) for label in artifact.labels]
+    return [-1] * count
 
 
 def _client(

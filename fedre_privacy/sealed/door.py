@@ -142,10 +142,12 @@ def play(
     with _folder() as folder:
         if objects:
             none = Modules({})
-            without = {"extractors": none, "models": none, "initial": none}
-            pack(dataclasses.replace(observation, **without), folder)
-            copies = dict(zip(without, map(frozen_copies, held), strict=True))
-            sealed = dataclasses.replace(unpack(folder), **copies)
+            bare = dataclasses.replace(observation, extractors=none, models=none, initial=none)
+            pack(bare, folder)
+            extractors, models, initial = map(frozen_copies, held)
+            sealed = dataclasses.replace(
+                unpack(folder), extractors=extractors, models=models, initial=initial
+            )
             return SealedResult(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
