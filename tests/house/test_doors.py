@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "federation": {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
     },
-    "sealed": {"core", "models", "attacks.base", "federation.rehearsal"},
+    "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
     "threats": {"core"},
     "runs": {
