@@ -56,7 +56,17 @@ def farthest(found, run, client=CLIENT, round=LAST) -> float:
     )
 
 
-@pytest.mark.parametrize("name", protocols.names())
+OFTEN = ("fedgh", "fedproto", "fedre", "fedmrl")
+"""Protocols for the fast tests: a head, prototypes, mixtures and a model beside the own one."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+        for name in protocols.names()
+    ],
+)
 def test_with_the_truth_it_ends_at_the_kept_model(trained, name):
     run = trained(name)
     images, labels, start = truth_of(run)
@@ -98,7 +108,7 @@ def test_rounds_in_which_a_client_sat_out_are_left_out(tmp_path):
 
 
 def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
-    settings = settings_of("fedgh", defense=[{"name": "dp-sgd", "noise": 0.5}])
+    settings = settings_of("fedgh", defense=[{"name": "dp-sgd", "noise": 0.5, "clip": 1.0}])
     run = train(settings, runs=tmp_path)
     images, labels, start = truth_of(run)
     defended = rehearsal_of(run)
