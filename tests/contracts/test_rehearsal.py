@@ -16,7 +16,7 @@ from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.training import shared_start, train
+from fedre_privacy.runs.training import prepare, shared_start, train
 
 from .conftest import settings_of
 
@@ -31,7 +31,9 @@ def rehearsal_of(run) -> Rehearsed:
         protocol=plain_plugin(run.settings.protocol),
         model=plain(run.settings.model),
         training=training,
-        defense=tuple(plain_plugin(one) for one in run.settings.defense),
+        defense=tuple(
+            plain_plugin(one) for one in prepare(run.settings, torch.device("cpu")).defense
+        ),
         image_shape=run.image_shape,
         num_classes=len(run.record["classes"]),
         broadcasts=tuple(sent),
