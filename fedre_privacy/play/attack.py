@@ -130,14 +130,12 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     problems = []
     if wanted > last:
         problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
-    elif (
-        wanted != last
-        and not (every and wanted % every == 0)
-        and not only_recorded(training, settings)
-    ):
+    elif not training.record.keeps(wanted, last) and not only_recorded(training, settings):
+        add = "record.keep_first=true" if wanted == 1 else f"record.keep_every={wanted}"
+        asked = "'eval.round' is" if settings.evaluation.round else "The attack is on round"
         problems.append(
-            f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
-            f"{every}. Add --set record.keep_every={wanted}."
+            f"{asked} {wanted}, whose extractors would not be kept: record.keep_every is {every}. "
+            f"Add --set {add}."
         )
     if settings.attack.several_rounds and wanted > 1 and not (every and every < wanted):
         problems.append(
@@ -154,8 +152,8 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         raise ConfigError(*problems)
     age = settings.evaluation.staleness
     if age:
-        kept = [r for r in range(1, last + 1) if r == last or (every and r % every == 0)]
-        threat = effective(settings.threat, training.protocol.uploads)
+        kept = [r for r in range(1, last + 1) if training.record.keeps(r, last)]
+        threat = effective(settings.threat, training.protocol.uploads, training.model)
         stale(threat, training.protocol, wanted, age, kept)
 
 
@@ -201,7 +199,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
             "labels.",
         )
-    threat = effective(settings.threat, protocol.uploads)
+    threat = effective(settings.threat, protocol.uploads, training.model)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
         problems += lacking(settings.via, threat, set(settings.via.consumes))
@@ -220,7 +218,13 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
         if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
     ]
     needed = needed_for(settings.attack, kinds)
-    if needed - threat.grants:
+    if needed & settings.threat.grants - threat.grants:
+        step = (
+            "Each client draws its own initial weights (model.init=private), so nobody knows them. "
+            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
+            "attack.start=random. Or train with model.init=shared."
+        )
+    elif needed - threat.grants:
         options = [
             f"--threat {name}" for name in threats.names() if needed <= threats.get(name).grants
         ][:1]

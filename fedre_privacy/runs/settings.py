@@ -64,6 +64,14 @@ class RecordSettings:
         ge=0,
     )
     truth: bool = knob(True, help="keep what the evaluator needs to score attacks")
+    keep_first: bool = knob(
+        False, help="keep the extractors of the first round too, for attacks on it", later=True
+    )
+
+    def keeps(self, round: int, last: int) -> bool:
+        """Whether the extractors and the truth of a round are kept."""
+        wanted = self.keep_every and round % self.keep_every == 0
+        return bool(round == last or wanted or (round == 1 and self.keep_first))
 
 
 @dataclass(frozen=True, kw_only=True)
