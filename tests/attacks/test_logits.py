@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import attacks, mismatch
 from fedre_privacy.core.artifacts import ClassLogits
+from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import Observation, Upload
+from fedre_privacy.core.types import KnownDefense, Observation, Upload
 from fedre_privacy.play.attack import attack as play
 from fedre_privacy.play.attack import check_ahead
 from fedre_privacy.runs.run import Run
@@ -114,6 +115,18 @@ def test_means_of_several_images_and_raw_outputs_are_read_too(world):
     for more in ({"per_class": 4}, {"raw": True}):
         seen, wanted, floor = world(**more)
         assert psnr(attacks.get("logits")()(seen).images, wanted) > floor + 2
+
+
+def test_a_declared_bound_is_learnt_from(world):
+    seen, wanted, floor = world(
+        change=lambda r: r * (0.3 / r.norm(dim=1, keepdim=True)).clamp(max=1)
+    )
+    clip = KnownDefense("clip", {"norm": 0.3}, Channel(rows=(Bound(0.3),)))
+    told = replace(seen, defenses=(clip,))
+    attack = attacks.get("logits")()
+    assert attack.adapts(told) == {"rows": attack.adapts_to["rows"]}
+    naive, adaptive = (psnr(attack(one).images, wanted) for one in (seen, told))
+    assert adaptive > naive and adaptive > floor + 1
 
 
 def test_rows_come_back_in_their_order_whatever_rounds_a_class_was_in(world):

@@ -77,6 +77,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     },
     "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
     "linear": {"threat": "strong"},
+    "logits": {"protocol": "fd", "attack": {"rounds": 1}, "threat": "strong"},
     "loss-membership": {"protocol": "fedavg", "target": "membership"},
     "alignment": {"protocol": "fedavg", "target": "membership", "threat": "strong"},
     "own-list-alignment": {"protocol": "fedavg", "target": "membership"},
