@@ -29,8 +29,9 @@ from .running.tiles import single_threaded
 
 LEAST = math.exp(-30)
 """Probabilities below it count as it."""
-NEAR_ONE = 0.25
-"""Rows whose sums are so near to 1, in the median, are shares of classes and not raw outputs."""
+SLACK = 0.25
+"""How far shares of classes may be below 0, of a row's size, or over 1, in the median, when they
+are sent with noise; what is beyond are raw outputs."""
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
 
@@ -199,7 +200,7 @@ def _answer(
         for r in job.rounds
     ]
     sent = torch.cat(job.uploads)
-    shares = bool((sent.sum(1) - 1).abs().median() < NEAR_ONE)
+    shares = _are_shares(sent)
     least = _least(sent)
 
     def made(images: Tensor) -> Tensor:
@@ -256,6 +257,12 @@ def _answer(
 
 def _sums(fold: Tensor, reps: Tensor, images: Tensor) -> list[Sums]:
     return [Sums.of(reps[fold == k], images[fold == k].flatten(1)) for k in range(FOLDS)]
+
+
+def _are_shares(sent: Tensor) -> bool:
+    """Whether uploads (m, C) are shares of classes, maybe defended, and not raw outputs."""
+    below = sent.clamp(max=0).abs().sum(1) / sent.abs().sum(1).clamp(min=LEAST)
+    return bool(below.median() < SLACK and sent.amax(1).median() < 1 + SLACK)
 
 
 def _least(sent: Tensor) -> float:
