@@ -58,7 +58,8 @@ def run_of(protocol: str, init: str, seed: int, asked: Any) -> api.Run:
     }
     if asked.per_class:
         values["data"] = {"name": asked.dataset, "per_class": asked.per_class}
-    return train(required(resolve_training(values, {}, problems), problems), runs=asked.out)
+    settings = required(resolve_training(values, {}, problems), problems)
+    return train(settings, runs=asked.out, wait=True)
 
 
 def scores_of(run: api.Run, round: int, how: tuple[str, dict[str, Any]], targets: int) -> Any:
@@ -68,7 +69,7 @@ def scores_of(run: api.Run, round: int, how: tuple[str, dict[str, Any]], targets
     evaluation = {"round": round, "targets": targets, "max_images": limit, "ceiling": 0}
     problems: list[str] = []
     values = {"attack": chosen, "threat": threat, "eval": evaluation}
-    found = attack(run, required(resolve_attack(values, {}, problems), problems))
+    found = attack(run, required(resolve_attack(values, {}, problems), problems), wait=True)
     rows = found.frame()
     return rows[rows["group"] == "target"]
 

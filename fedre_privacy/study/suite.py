@@ -9,7 +9,6 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.types import Knowledge
-from fedre_privacy.models.families import PRIVATE
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 
