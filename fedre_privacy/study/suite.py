@@ -35,9 +35,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         for entry in attacks.get(name).suite
         if entry.reads in (kind, *kind.like)
         and not (training.unseen and entry.target in ("update", "membership"))
-        and not (
-            training.model.init == PRIVATE and Knowledge.INITIAL_MODEL in attacks.get(name).needs
-        )
+        and not (training.private_start and Knowledge.INITIAL_MODEL in attacks.get(name).needs)
     ]
     chosen: list[Values] = []
     for _, values in sorted(found, key=lambda one: one[0]):
