@@ -43,5 +43,5 @@ def test_a_round_whose_truth_or_extractors_are_not_kept_is_refused_ahead(tiny):
         ("fedgh", "dip", "uploaded"),
         ("fedavg", "loss-membership", "membership"),
     ):
-        with pytest.raises(ConfigError, match="Add --set record.keep_every=1"):
+        with pytest.raises(ConfigError, match="Add --set record.keep_first=true"):
             check_ahead(tiny(protocol=protocol), asked(name, target, round=1))
