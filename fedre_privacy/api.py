@@ -63,6 +63,7 @@ from fedre_privacy.runs.settings import (
 )
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
+from fedre_privacy.steering.base import Steering
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
 
@@ -142,6 +143,7 @@ def train(
     scheme: str | Settings | Entanglement | None = None,
     defense: str | Settings | Defense | Sequence[str | Settings | Defense] | None = None,
     seed: int | None = None,
+    steering: str | Settings | Steering | Sequence[str | Settings | Steering] | None = None,
     preset: str | Sequence[str] = (),
     set: Settings | None = None,
     runs: str | Path = "runs",
@@ -157,6 +159,7 @@ def train(
             ``fedre-train --help``, parts also as objects; None is the command's default (fedre,
             digits, 10 clients, 20 rounds, ``pra:0.1``, cnn4, rap, no defence, 0). Your own
             protocol, scheme or defence may be ``module:Class``.
+        steering: what a malicious server does, as ``--steering``; None: the server is honest.
         preset: named settings, the later ones win; options win over all.
         set: any other setting by its dotted name, for example ``{"train.lr": 0.05}``.
         runs: folder of the run folders.
@@ -170,7 +173,7 @@ def train(
     """
     given = training_values(
         protocol=protocol, dataset=dataset, clients=clients, rounds=rounds, partition=partition,
-        models=models, scheme=scheme, defense=defense, seed=seed,
+        models=models, scheme=scheme, defense=defense, seed=seed, steering=steering,
     )  # fmt: skip
     values, where = layered(given, _assigned(set), presets=_several(preset))
     problems = _misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")

@@ -55,6 +55,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="what clients do to their training or uploads, e.g. gaussian:clip=1,epsilon=8; "
         "repeatable, applied in order",
     )
+    group.add_argument(
+        "--steering",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="what a malicious server does, e.g. null-head:rounds=1; repeatable, applied in order "
+        "(default: the server is honest)",
+    )
     group.add_argument("--clients", type=int, metavar="N", help="number of clients (default: 10)")
     group.add_argument("--rounds", type=int, metavar="T", help="rounds (default: 20)")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the training (default: 0)")
@@ -157,6 +165,7 @@ def gather(
         data_dir=options.data_dir, partition=options.partition, models=options.models,
         defense=options.defense, clients=options.clients, rounds=options.rounds,
         seed=options.seed, truth=False if options.no_truth else None,
+        steering=options.steering,
     )  # fmt: skip
     return layered(
         {**(others or {}), **given},

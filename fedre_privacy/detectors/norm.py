@@ -1,0 +1,36 @@
+"""Messages of an unusual size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .base import Detector, Message, Receipt, detectors
+
+
+@detectors.register("norm")
+@dataclass(frozen=True, kw_only=True)
+class Norm(Detector):
+    """How far the norm of the message's numbers is from what it was: |log (norm / the one before)|.
+
+    In the first round, where there is none before, the norm itself. Six digits count: below them
+    float32 decides.
+
+    Sees:      heads and prototypes that are made larger or smaller
+    Misses:    any change of the same norm, such as equal rows
+    Reference: none known.
+    """
+
+    def score(self, receipt: Receipt) -> float:
+        norms = [_norm(message) for message in (*receipt.earlier, receipt.message)]
+        if not receipt.message or not all(math.isfinite(norm) for norm in norms):
+            return float("nan")
+        if len(norms) == 1 or not norms[-2]:
+            return norms[-1]
+        return abs(math.log(max(norms[-1], 1e-12) / norms[-2]))
+
+
+def _norm(message: Message) -> float:
+    """Norm of all floating numbers of a message, to six digits."""
+    numbers = [t for a in message for t in a.tensors().values() if t.is_floating_point()]
+    return float(f"{sum(float(t.double().square().sum()) for t in numbers) ** 0.5:.6g}")
