@@ -201,6 +201,7 @@ def refuse_training_options(options: argparse.Namespace, run: Run) -> None:
         if getattr(options, name) is not None
     ]
     given += ["--no-truth"] if options.no_truth else []
+    given += [f"--steering {one}" for one in options.steering]
     given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
     if options.config:
         loaded = load_yaml(options.config)

@@ -419,6 +419,7 @@ def _attack(
         **trial.settings.plain(),
         "kind": trial.kind,
         "counterfactual": trial.counterfactual,
+        **({"active_server": trial.run.active} if trial.run.active else {}),
         "trial": trial.lines(),
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }

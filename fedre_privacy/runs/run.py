@@ -211,6 +211,11 @@ class Run:
         """What clients declare to do to their training and uploads, in order."""
         return self.settings.defense
 
+    @property
+    def active(self) -> str:
+        """The mark of a run whose server is not honest; else empty."""
+        return self.settings.active
+
     def messages(self) -> Messages:
         """What clients and server sent."""
         return Messages(self.folder / "uploads", self._check_messages)

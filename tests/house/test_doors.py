@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
         "steering.base", "detectors.base",
     },
-    "pages": {"core", "data", "eval", "runs", "play", "study"},
+    "pages": {"core", "data", "eval", "runs", "play", "study", "steering.base"},
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
