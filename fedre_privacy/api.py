@@ -381,6 +381,7 @@ def benchmark(
     schemes: Sequence[str | Settings | Entanglement] = (),
     *,
     defenses: Sequence[str | Settings | Defense] = (),
+    steerings: Sequence[str | Settings | Steering] = (),
     vary: Mapping[str, Settings] | None = None,
     sweep: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),
@@ -407,10 +408,10 @@ def benchmark(
     does not stop the others: see `BenchmarkResult.failures`.
 
     Args:
-        protocols, schemes, defenses: what is compared; names, ``module:Class`` (a module that a
-            new process in this folder can import), names with settings
+        protocols, schemes, defenses, steerings: what is compared; names, ``module:Class`` (a module
+            that a new process in this folder can import), names with settings
             (``{"name": "m-of-n", "m": 2}``), or objects. Schemes are those of fedre; defences
-            multiply the rest.
+            and steerings multiply the rest, ``none`` among them stands for an honest server.
         vary: further variants, label to settings: ``{"one epoch": {"train": {"epochs": 1}}}``.
         sweep: a sweep file in place of what to compare, seeds, attacks and targets.
         seeds: of the trainings.
@@ -439,8 +440,8 @@ def benchmark(
     wanted = comparison(
         values, problems, sweep=None if sweep is None else Path(sweep),
         protocols=_several(protocols), schemes=_several(schemes), defenses=_several(defenses),
-        vary=vary, seeds=seeds, attacks=None if attacks is None else _several(attacks),
-        targets=targets,
+        steerings=_several(steerings), vary=vary, seeds=seeds,
+        attacks=None if attacks is None else _several(attacks), targets=targets,
     )  # fmt: skip
     return run_benchmark(
         wanted, runs=Path(runs), out=None if out is None else Path(out), jobs=jobs,
@@ -463,7 +464,7 @@ def comparison(
         ConfigError: all problems; names beside a sweep file; nothing to compare.
     """
     check_sections(base, {}, problems)
-    named = ("protocols", "schemes", "defenses", "vary", "attacks")
+    named = ("protocols", "schemes", "defenses", "steerings", "vary", "attacks")
     extra = [name for name in named if sweep is not None and described.get(name)]
     if extra:
         problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")

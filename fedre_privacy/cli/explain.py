@@ -240,13 +240,14 @@ def _reads(kinds: Sequence[type[Artifact]]) -> str:
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     """Print which attack can read which target of a run, or why not."""
     protocol = run.settings.protocol
+    known = effective(threat, protocol.uploads, run.settings.model)
     rows = [
         {
             "target": target,
             f"uploaded by {protocol.name}": real,
             "attack": name,
             "answers": attacks.get(name).answers,
-            "possible": _obstacle(name, kinds, effective(threat, protocol.uploads)) or "yes",
+            "possible": _obstacle(name, kinds, known) or "yes",
         }
         for target, kinds, real in _targets(protocol)
         for name in attacks.names()

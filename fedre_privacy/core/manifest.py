@@ -155,6 +155,20 @@ def trusting(folder: Path) -> str:
     )
 
 
+def check_files(paths: Iterable[Path]) -> None:
+    """Refuse what cannot be listed.
+
+    Raises:
+        DamagedInputError: one of the paths is no file.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise DamagedInputError(
+                f"{path} is no file, or a link to none.",
+                next_step="Remove it, and give the command that made its folder with --restart.",
+            )
+
+
 def write_manifest(
     folder: Path,
     covered: Iterable[Path],
@@ -174,11 +188,7 @@ def write_manifest(
     """
     entries = {}
     for path in covered:
-        if not path.is_file():
-            raise DamagedInputError(
-                f"{path} is no file, or a link to none.",
-                next_step="Remove it, and give the command that made its folder with --restart.",
-            )
+        check_files([path])
         entries[path.relative_to(folder).as_posix()] = {
             "bytes": path.stat().st_size,
             "sha256": files.file_sha256(path),

@@ -65,6 +65,14 @@ class RecordSettings:
         ge=0,
     )
     truth: bool = knob(True, help="keep what the evaluator needs to score attacks")
+    keep_first: bool = knob(
+        False, help="keep the extractors of the first round too, for attacks on it", later=True
+    )
+
+    def keeps(self, round: int, last: int) -> bool:
+        """Whether the extractors and the truth of a round are kept."""
+        wanted = self.keep_every and round % self.keep_every == 0
+        return bool(round == last or wanted or (round == 1 and self.keep_first))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +83,11 @@ class Evaluation:
     ceiling: int = knob(
         8, help="single representations attacked beside other targets, as a ceiling; 0: none", ge=0
     )
-    round: int | None = knob(None, help="round to attack; none: the last one", ge=1)
+    round: int | None = knob(
+        None,
+        help="round to attack; none: the last one, or the first where the attack says so",
+        ge=1,
+    )
     staleness: int = knob(
         0, help="age of the newest extractor that the attacker holds", unit="rounds", ge=0
     )
@@ -185,6 +197,11 @@ class AttackSettings:
     metrics: Mapping[str, Metric]
     via: Attack | None = None
     """The attack that recovers the prototypes which are then attacked."""
+
+    @property
+    def earliest(self) -> bool:
+        """Whether the first recorded round is attacked where none is asked for."""
+        return self.attack.earliest and self.via is None
 
     def plain(self) -> dict[str, Any]:
         """The settings as written to ``config.yaml``."""

@@ -17,7 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting
+from fedre_privacy.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Samples,
+    Server,
+    Setting,
+    client_secret,
+)
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
@@ -32,6 +39,7 @@ from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.families import (
+    PRIVATE,
     architecture_of,
     build_model,
     has_batch_norm,
@@ -239,14 +247,18 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
 
     clients: list[Client] = []
     first: dict[str, SplitModel] = {}
+    shape, classes = prepared.data.image_shape, prepared.data.num_classes
     for k, architecture in enumerate(prepared.setting.architectures):
-        if architecture not in first:  # clients of one architecture begin with equal parameters
-            with seeded(settings.train.seed, f"model {architecture}"):
-                first[architecture] = build_model(
-                    settings.model, k, prepared.data.image_shape, prepared.data.num_classes
-                )
-        model = copy.deepcopy(first[architecture])
-        client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
+        own = samples(prepared.split.train[k])
+        if settings.model.init == PRIVATE:
+            secret = client_secret(own.fingerprint(), settings.train.seed, k)
+            with seeded(secret, "model"):
+                model = build_model(settings.model, k, shape, classes)
+        else:  # clients of one architecture begin with equal parameters
+            if architecture not in first:
+                first[architecture] = shared_start(settings, k, shape, classes)
+            model = copy.deepcopy(first[architecture])
+        client = Client(k, model, own, samples(prepared.split.test[k]))
         with seeded(settings.train.seed, "protocol state", client=k):
             settings.protocol.start_client(client, prepared.setting)
         clients.append(client)
@@ -254,6 +266,15 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
         for client in clients:
             client.model.to(device)
     return clients
+
+
+def shared_start(
+    settings: TrainSettings, client: int, image_shape: tuple[int, int, int], num_classes: int
+) -> SplitModel:
+    """The model that all clients of a client's architecture begin with."""
+    architecture = architecture_of(settings.model.name, client)
+    with seeded(settings.train.seed, f"model {architecture}"):
+        return build_model(settings.model, client, image_shape, num_classes)
 
 
 def _fit_together(clients: Sequence[Client], device: torch.device) -> bool:
@@ -364,12 +385,12 @@ def _run_loop(
     resume: bool,
     report: Report,
 ) -> list[loop.Row]:
-    last, every = settings.train.rounds, settings.record.keep_every
+    last, record = settings.train.rounds, settings.record
 
     def keep(
         round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]
     ) -> None:
-        if round != last and not (every and round % every == 0):
+        if not record.keeps(round, last):
             return
         tensors = {
             f"client{client.id}/{name}": value

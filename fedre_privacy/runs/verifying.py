@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedre_privacy.core.manifest import (
     MANIFEST,
     UNCHANGED,
     Manifest,
+    check_files,
     covering,
     read_manifest,
     write_manifest,
@@ -253,17 +255,21 @@ def _present(folder: Path, *, everything: bool) -> set[str]:
 
 
 def _accept(folder: Path) -> None:
-    """Cover a run and its finished attacks and audits as they are."""
-    for one in (folder, *_made_from(folder)):
-        if not _complete(one):
-            continue
-        with held(one):
+    """Cover a run and its finished attacks and audits as they are; all of them, or none."""
+    finished = [one for one in (folder, *_made_from(folder)) if _complete(one)]
+    with ExitStack() as locks:
+        wanted = []
+        for one in finished:
+            locks.enter_context(held(one))
             names = {
                 name
                 for name in _present(one, everything=one != folder)
                 if not TEMPORARY.fullmatch(name.rsplit("/", 1)[-1])
             }
             drawings = {name for name in names if name in DRAWINGS}
-            write_manifest(one, (one / name for name in names - drawings))
-            if drawings:
-                write_manifest(one, (one / name for name in drawings), name=DRAWN)
+            wanted += [(one, names - drawings, MANIFEST), (one, drawings, DRAWN)]
+        for one, names, _ in wanted:
+            check_files(one / name for name in names)
+        for one, names, listed in wanted:
+            if names or listed == MANIFEST:
+                write_manifest(one, (one / name for name in names), name=listed)

@@ -38,6 +38,7 @@ from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.text import visible
 from fedre_privacy.core.types import Observation
+from fedre_privacy.federation.rehearsal import Rehearsed
 
 from . import walls
 from .attacker import WROTE
@@ -129,7 +130,7 @@ def play(
         Exception: what the attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
-    held = (observation.extractors, observation.models)
+    held = (observation.extractors, observation.models, observation.initial)
     objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
         raise ConfigError(
@@ -141,9 +142,12 @@ def play(
     with _folder() as folder:
         if objects:
             none = Modules({})
-            pack(dataclasses.replace(observation, extractors=none, models=none), folder)
-            extractors, models = map(frozen_copies, held)
-            sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
+            bare = dataclasses.replace(observation, extractors=none, models=none, initial=none)
+            pack(bare, folder)
+            extractors, models, initial = map(frozen_copies, held)
+            sealed = dataclasses.replace(
+                unpack(folder), extractors=extractors, models=models, initial=initial
+            )
             return SealedResult(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
@@ -183,7 +187,9 @@ def _order(
     carried = [upload.artifacts for upload in (*observation.targets, *observation.uploads)]
     carried += [broadcast.artifacts for broadcast in observation.broadcasts]
     named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
-    for modules in (observation.extractors, observation.models):
+    if isinstance(observation.rehearse, Rehearsed):
+        named |= observation.rehearse.modules()
+    for modules in (observation.extractors, observation.models, observation.initial):
         held = getattr(modules, "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})

@@ -28,6 +28,7 @@ from fedre_privacy.core.types import (
     ThreatModel,
     Upload,
 )
+from fedre_privacy.federation.rehearsal import Rehearsed
 
 from .modules import Held, Key, Modules, Recipe
 
@@ -99,6 +100,8 @@ def pack(observation: Observation, folder: Path) -> None:
             }
             for one in observation.defenses
         ],
+        "initial": _modules(observation.initial, "initial model", folder),
+        "rehearse": _rehearsal(observation),
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -122,16 +125,18 @@ def unpack(folder: Path) -> Observation:
         )
 
     threat, training, asked = head["threat"], head["training"], head["candidates"]
+    broadcasts = tuple(
+        Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
+        for one in head["broadcasts"]
+    )
+    rehearse = head["rehearse"]
     return Observation(
         threat=ThreatModel(
             **{**threat, "grants": frozenset(Knowledge(one) for one in threat["grants"])}
         ),
         targets=uploads(head["targets"]),
         uploads=uploads(head["uploads"]),
-        broadcasts=tuple(
-            Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
-            for one in head["broadcasts"]
-        ),
+        broadcasts=broadcasts,
         extractors=_read_modules(head["extractors"], folder),
         models=_read_modules(head["models"], folder),
         image_shape=tuple(head["image_shape"]),
@@ -153,7 +158,23 @@ def unpack(folder: Path) -> Observation:
             )
             for one in head["defenses"]
         ),
+        initial=_read_modules(head["initial"], folder),
+        rehearse=None if rehearse is None else Rehearsed.from_plain(rehearse, broadcasts),
     )
+
+
+def _rehearsal(observation: Observation) -> Plain | None:
+    """How clients train; what was broadcast is in the observation already."""
+    held = observation.rehearse
+    if held is None:
+        return None
+    if not isinstance(held, Rehearsed):
+        raise IncompatibleError(
+            "The rehearsal of this observation is not made of settings, so it cannot be handed to "
+            "another process.",
+            next_step="Call the attack itself on it: attack(observation).",
+        )
+    return held.plain()
 
 
 def _upload(upload: Upload, tensors: _Tensors) -> Plain:
@@ -197,7 +218,7 @@ def _modules(modules: Mapping[Key, nn.Module], what: str, folder: Path) -> list[
         )
     out = []
     for number, ((client, round), held) in enumerate(modules.held.items()):
-        name = f"{what}-{number}.safetensors"
+        name = f"{what.replace(' ', '-')}-{number}.safetensors"
         files.write_tensors(folder / name, held.state())
         recipe = dataclasses.asdict(held.recipe)
         out.append({"client": client, "round": round, "recipe": recipe, "state": name})

@@ -113,6 +113,10 @@ class Steering:
         """Clients that the server controls, whose uploads it knows; of so many clients."""
         return frozenset()
 
+    def aims_at(self, client: int, clients: int) -> bool:
+        """Whether a client is one whom it is about; the others' messages count for no detector."""
+        return True
+
     def choose(
         self, view: View, round: int, honest: tuple[int, ...], rng: torch.Generator
     ) -> tuple[int, ...]:

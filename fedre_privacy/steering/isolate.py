@@ -49,6 +49,9 @@ class Isolate(Steering):
         others = [k for k in range(clients) if k != self.victim]
         return frozenset(others[len(others) - self.helpers :])
 
+    def aims_at(self, client: int, clients: int) -> bool:
+        return client == self.victim
+
     def choose(
         self, view: View, round: int, honest: tuple[int, ...], rng: torch.Generator
     ) -> tuple[int, ...]:

@@ -285,6 +285,16 @@ def test_an_attack_on_what_the_run_held_before_is_not_read_back(
     assert fp.verify(folder).ok
 
 
+def test_what_cannot_be_covered_whole_is_not_covered_in_part(cli: Any, folder: Path) -> None:
+    tensors(MODELS, scaled)(folder)
+    before = (folder / "manifest.json").read_bytes()
+    (folder / "accuracy.pdf").unlink()
+    (folder / "accuracy.pdf").symlink_to("accuracy.pdf")
+    done = cli.attack("verify", folder, "--accept")
+    assert done.code == 4 and "accuracy.pdf is no file" in done.err
+    assert (folder / "manifest.json").read_bytes() == before
+
+
 def test_a_run_of_an_earlier_version_is_refused_until_it_is_accepted(
     cli: Any, folder: Path, fast: list[str]
 ) -> None:

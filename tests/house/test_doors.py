@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
         "steering.base", "steering.apply",
     },
-    "sealed": {"core", "models", "attacks.base"},
+    "sealed": {"core", "models", "attacks.base", "federation.rehearsal"},
     "presets": {"core"},
     "threats": {"core"},
     "steering": {"core"},
@@ -352,7 +352,7 @@ def test_an_observation_has_no_other_fields():
     assert [field.name for field in dataclasses.fields(Observation)] == [
         "threat", "targets", "uploads", "broadcasts", "extractors", "image_shape", "num_classes",
         "aux", "aux_labels", "training", "candidates", "models", "images_per_target",
-        "defenses",
+        "defenses", "initial", "rehearse",
     ]  # fmt: skip
     assert {field.name for field in dataclasses.fields(types.Upload)} == {
         "client", "round", "artifacts", "counterfactual", "participants",
