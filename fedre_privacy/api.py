@@ -66,6 +66,7 @@ from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.steering.base import Steering
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
+from fedre_privacy.study.twins import Twins
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -183,6 +184,34 @@ def train(
         required(settings, problems, see="fedre-train --explain"), runs=Path(runs),
         device=choose_device(device), resume=resume, restart=restart, report=report,
     )  # fmt: skip
+
+
+def twins(
+    steering: str | Settings | Steering | Sequence[str | Settings | Steering],
+    protocol: str | Settings | Protocol | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> Twins:
+    """Train with an active server and without, for the same seeds, to compare the two.
+
+    Every round's models are kept. `Twins.learning`, `Twins.leakage` and `Twins.detection` say what
+    the steering costs, what it gains an attack, and which detectors notice it.
+
+    Args:
+        steering, protocol: as for `train`.
+        seeds: of the pairs of runs.
+        options: any other argument of `train`.
+
+    Raises:
+        FedreError: what `train` would refuse.
+    """
+    options["set"] = {"record.keep_every": 1, **(options.get("set") or {})}
+    steered, honest = (
+        tuple(train(protocol, seed=seed, steering=given, **options) for seed in seeds)
+        for given in (steering, None)
+    )
+    return Twins(steered, honest)
 
 
 def run_training(
