@@ -15,6 +15,7 @@ and the share of steered receipts above all but 1 % of the honest ones.
 
 from __future__ import annotations
 
+import argparse
 import math
 from functools import partial
 from pathlib import Path
@@ -74,21 +75,26 @@ def show(title: str, frame: pd.DataFrame) -> None:
     print(f"\n{title}\n{text.to_string(index=False)}", flush=True)
 
 
-def main() -> None:
-    """Train the pairs, and print what was lost, gained and noticed."""
-    parser = options(__doc__)
-    parser.add_argument("--protocol", default="fedgh")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Make the option parser."""
+    made = options(__doc__)
+    made.add_argument("--protocol", default="fedgh")
+    made.add_argument(
         "--steerings", default="null-head:rounds=1", help="by semicolons; + joins several"
     )
-    parser.add_argument("--attacks", default="shadow@public-init;linear@strong")
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--trained", type=int, default=3, help="rounds of training")
-    parser.add_argument("--round", type=int, default=1, help="attacked")
-    parser.add_argument("--targets", type=int, default=40, help="attacked for each seed")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path, default=Path("runs/active"))
-    asked = parser.parse_args()
+    made.add_argument("--attacks", default="shadow@public-init;linear@strong")
+    made.add_argument("--seeds", default="1,2,3")
+    made.add_argument("--trained", type=int, default=3, help="rounds of training")
+    made.add_argument("--round", type=int, default=1, help="attacked")
+    made.add_argument("--targets", type=int, default=40, help="attacked for each seed")
+    made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    made.add_argument("--out", type=Path, default=Path("runs/active"))
+    return made
+
+
+def main() -> None:
+    """Train the pairs, and print what was lost, gained and noticed."""
+    asked = parser().parse_args()
     torch.set_num_threads(1)
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     honest = tuple(trained(None, seed, asked) for seed in seeds)

@@ -154,7 +154,8 @@ def breach(
         kind, tensors, before = type(old).__name__, new.tensors(), old.tensors()
         if tensors.keys() != before.keys():
             return (f"a {kind} of {', '.join(tensors)}", ", ".join(before))
-        label, rows = _label(old), None
+        label = _label(old)
+        rows: int | None = None
         if label is not None:
             kept, known = (
                 Counter(tensors[label].reshape(-1).tolist()),

@@ -72,7 +72,7 @@ class Steering:
         Raises:
             ConfigError: `rounds` is no round, span or "all".
         """
-        found = re.fullmatch(r"([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?", self.rounds)
+        found = re.fullmatch(r"([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?", str(self.rounds))
         if self.rounds == "all":
             return 1, None
         if found is None or (found[2] and int(found[2]) < int(found[1])):
@@ -106,7 +106,8 @@ class Steering:
         sent = ", ".join(kind.__name__ for kind in broadcast) or "nothing"
         return [
             f"Steering '{self.name}' replaces {' or '.join(k.__name__ for k in self.alters)}; the "
-            f"server of this protocol sends {sent}. Leave it out, or choose another protocol."
+            f"server of this protocol is declared to send {sent}. Leave it out, or choose another "
+            "protocol."
         ]
 
     def sybils(self, clients: int) -> frozenset[int]:

@@ -137,7 +137,9 @@ class Twins:
         positives above all but 1 % of the negatives; with fewer than 100, above all of them),
         steered, honest (numbers of receipts with a score).
         """
-        scores = {name: ([], []) for name in detectors.names()}  # type: ignore[var-annotated]
+        scores: dict[str, tuple[list[float], list[float]]] = {
+            name: ([], []) for name in detectors.names()
+        }
         given = self.steered[0].settings.steering
         clients = self.steered[0].settings.train.clients
         for side, runs in enumerate((self.steered, self.honest)):

@@ -97,7 +97,8 @@ targets: 4
 """
 CONTRACTS = (
     "few-shot or mean-head or nearest-public or max-error or stripes or sorted or few-means "
-    "or leaked-model or top-heavy or smoothed or largest-class or name-largest or one-class or large-row"
+    "or leaked-model or top-heavy or smoothed or largest-class or name-largest or one-class "
+    "or large-row"
 )
 
 
