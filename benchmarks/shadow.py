@@ -1,4 +1,4 @@
-"""What do uploads give away to a server that holds no extractor, and what does a private start cost?
+"""What do uploads tell a server that holds no extractor, and what does a private start cost?
 
 Trains each protocol with shared and with private initial weights and attacks what it uploads in the
 rounds asked for: `shadow` under `public-init` where the start is shared, from random weights under

@@ -19,7 +19,7 @@ from fedre_privacy.core.types import Observation, Upload
 
 from ..running.channels import bounded_each, rows_sent_anew, unsmoothed, upload_behind
 from ..running.driver import Piece, Tick, in_groups, reconstruction
-from ..running.modules import outputs
+from ..running.modules import frozen, outputs
 from ..running.objectives import l2rel
 from ..running.tiles import single_threaded
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
@@ -257,13 +257,13 @@ def _rehearsed(
         )
         after = observation.rehearse(
             client,
-            start.to(context.device),
+            frozen(start, context.device),
             observation.aux[index],
             observation.aux_labels[index],
             rounds,
             seed,
         )
-        made.append(after[round])
+        made.append(frozen(after[round], context.device))
         tick(number, torch.full((1,), torch.nan))
     return made
 

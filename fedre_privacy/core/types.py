@@ -165,6 +165,19 @@ class Rehearsal(Protocol):
     it, under the declared defences that act on training, for as many steps as so many images make.
     """
 
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready settings that it is made of; broadcasts are left out."""
+        ...
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any], broadcasts: tuple[Broadcast, ...]) -> Rehearsal:
+        """Undo `plain`."""
+        ...
+
+    def modules(self) -> set[str]:
+        """Names of the Python modules that it needs."""
+        ...
+
     def blank(self, client: int, seed: int) -> nn.Module:
         """Fresh random weights of a client's architecture, a `SplitModel`."""
         ...

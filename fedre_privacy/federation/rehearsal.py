@@ -68,7 +68,7 @@ class Rehearsed:
 
     def modules(self) -> set[str]:
         """Names of the Python modules that it needs."""
-        kinds = {architectures.get(n).__module__ for n in members_of(self._model.name)}
+        kinds = {__name__} | {architectures.get(n).__module__ for n in members_of(self._model.name)}
         return kinds.union(*map(modules_of, (self._protocol, *self._defenses)))
 
     def blank(self, client: int, seed: int) -> SplitModel:

@@ -38,7 +38,6 @@ from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.text import visible
 from fedre_privacy.core.types import Observation
-from fedre_privacy.federation.rehearsal import Rehearsed
 
 from . import walls
 from .attacker import WROTE
@@ -187,7 +186,7 @@ def _order(
     carried = [upload.artifacts for upload in (*observation.targets, *observation.uploads)]
     carried += [broadcast.artifacts for broadcast in observation.broadcasts]
     named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
-    if isinstance(observation.rehearse, Rehearsed):
+    if observation.rehearse is not None:
         named |= observation.rehearse.modules()
     for modules in (observation.extractors, observation.models, observation.initial):
         held = getattr(modules, "held", {})

@@ -7,6 +7,7 @@ an attack that gets it can search it as it likes.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,10 @@ from fedre_privacy.core.types import (
     KnownDefense,
     LocalTraining,
     Observation,
+    Rehearsal,
     ThreatModel,
     Upload,
 )
-from fedre_privacy.federation.rehearsal import Rehearsed
 
 from .modules import Held, Key, Modules, Recipe
 
@@ -129,7 +130,6 @@ def unpack(folder: Path) -> Observation:
         Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
         for one in head["broadcasts"]
     )
-    rehearse = head["rehearse"]
     return Observation(
         threat=ThreatModel(
             **{**threat, "grants": frozenset(Knowledge(one) for one in threat["grants"])}
@@ -159,22 +159,26 @@ def unpack(folder: Path) -> Observation:
             for one in head["defenses"]
         ),
         initial=_read_modules(head["initial"], folder),
-        rehearse=None if rehearse is None else Rehearsed.from_plain(rehearse, broadcasts),
+        rehearse=_read_rehearsal(head["rehearse"], broadcasts),
     )
 
 
 def _rehearsal(observation: Observation) -> Plain | None:
-    """How clients train; what was broadcast is in the observation already."""
+    """How clients train, and what is made of it; broadcasts are in the observation already."""
     held = observation.rehearse
     if held is None:
         return None
-    if not isinstance(held, Rehearsed):
-        raise IncompatibleError(
-            "The rehearsal of this observation is not made of settings, so it cannot be handed to "
-            "another process.",
-            next_step="Call the attack itself on it: attack(observation).",
-        )
-    return held.plain()
+    kind = type(held)
+    return {"factory": f"{kind.__module__}:{kind.__qualname__}", "settings": held.plain()}
+
+
+def _read_rehearsal(values: Plain | None, broadcasts: tuple[Broadcast, ...]) -> Rehearsal | None:
+    """Undo `_rehearsal`; its module is loaded for observations that hold one, and no others."""
+    if values is None:
+        return None
+    module, _, name = values["factory"].partition(":")
+    kind: type[Rehearsal] = getattr(importlib.import_module(module), name)
+    return kind.from_plain(values["settings"], broadcasts)
 
 
 def _upload(upload: Upload, tensors: _Tensors) -> Plain:

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
         "steering.base", "steering.apply",
     },
-    "sealed": {"core", "models", "attacks.base", "federation.rehearsal"},
+    "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
     "threats": {"core"},
     "steering": {"core"},
