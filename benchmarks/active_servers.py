@@ -26,6 +26,7 @@ import torch
 from tools import options
 
 from fedre_privacy.core.config import merge, parse_assignments
+from fedre_privacy.federation.loop import select
 from fedre_privacy.play.attack import AttackResult, attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
@@ -46,10 +47,13 @@ def trained(steering: str | None, seed: int, asked: Any) -> Run:
         "record": {"keep_every": 1},
     }
     values = merge(values, parse_assignments(asked.set))
-    if steering is not None:
-        values = {**values, "steering": steering.split("+")}
     problems: list[str] = []
-    return train(required(resolve_training(values, {}, problems), problems), runs=asked.out)
+    settings = required(resolve_training(values, {}, problems), problems)
+    if steering is not None:
+        victim = select(settings.train, asked.round)[0]
+        values = {**values, "steering": steering.replace("VICTIM", str(victim)).split("+")}
+        settings = required(resolve_training(values, {}, problems), problems)
+    return train(settings, runs=asked.out)
 
 
 def attacked(run: Run, *, how: str, asked: Any) -> AttackResult:
@@ -80,7 +84,9 @@ def parser() -> argparse.ArgumentParser:
     made = options(__doc__)
     made.add_argument("--protocol", default="fedgh")
     made.add_argument(
-        "--steerings", default="null-head:rounds=1", help="by semicolons; + joins several"
+        "--steerings",
+        default="null-head:rounds=1",
+        help="by semicolons; + joins several; VICTIM: the first client of the attacked round",
     )
     made.add_argument("--attacks", default="shadow@public-init;linear@strong")
     made.add_argument("--seeds", default="1,2,3")

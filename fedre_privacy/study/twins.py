@@ -25,8 +25,13 @@ from fedre_privacy.runs.settings import TrainSettings
 MOMENTS = ("acc_post_local", "acc_post_broadcast")
 FALSE_ALARMS = 0.01
 """Share of honest receipts at which a detector may raise an alarm."""
-GAINS: Mapping[str, str] = {"psnr": "dB", "hit1": "found"}
-"""Columns of single targets that are compared, with their units."""
+GAINS: Mapping[str, str] = {
+    "psnr": "psnr (dB)",
+    "hit1": "found",
+    "identified": "identified",
+    "centred_cosine": "centred cosine",
+}
+"""Columns of single targets that are compared where an attack has them, and what they are."""
 
 
 def honest_twin(settings: TrainSettings) -> TrainSettings:
@@ -90,8 +95,10 @@ class Twins:
     def leakage(self, play: Callable[[Run], AttackResult]) -> pd.DataFrame:
         """What the same attack finds more of the same targets of the steered runs.
 
+        Targets of clients that no steering is about are left out.
+
         Args:
-            play: the attack on one run; it answers images.
+            play: the attack on one run; it answers images or prototypes.
 
         Columns: measure, honest, steered, floor, difference (steered less honest), low, high (95 %
         interval over clients), n (targets), seeds.
@@ -99,19 +106,23 @@ class Twins:
         joined = []
         for seed, pair in enumerate(zip(self.honest, self.steered, strict=True)):
             frames = [play(run).frame() for run in pair]
-            own = [frame[frame["group"] == "target"] for frame in frames]
-            both = own[0].merge(own[1], on=["target", "client", "label"], suffixes=("", "_steered"))
-            joined.append(both.assign(unit=both["client"] + 10_000 * seed))
+            own = [f[f["group"] == "target"] if "group" in f else f for f in frames]
+            same = [key for key in ("target", "client", "label") if key in own[0]]
+            both = own[0].merge(own[1], on=same, suffixes=("", "_steered"))
+            aimed = [self._aimed(client, seed) for client in both["client"]]
+            joined.append(both.assign(unit=both["client"] + 10_000 * seed)[aimed])
         rows = pd.concat(joined)
         out = []
-        for name, unit in GAINS.items():
+        for name in GAINS:
+            if name not in rows:
+                continue
             before, after = (
                 torch.tensor(rows[column].to_numpy(), dtype=torch.float64)
                 for column in (name, f"{name}_steered")
             )
             out.append(
                 {
-                    "measure": f"{name} ({unit})",
+                    "measure": GAINS[name],
                     "honest": float(before.nanmean()),
                     "steered": float(after.nanmean()),
                     "floor": float(rows[f"{name}_floor"].mean())
@@ -122,6 +133,11 @@ class Twins:
                 }
             )
         return pd.DataFrame(out)
+
+    def _aimed(self, client: int, seed: int) -> bool:
+        """Whether a client is one whom the steering of a pair is about."""
+        settings = self.steered[seed].settings
+        return any(one.aims_at(client, settings.train.clients) for one in settings.steering)
 
     def detection(self, *, losses: bool = True) -> pd.DataFrame:
         """How well each registered detector tells steered messages from honest ones.
@@ -140,14 +156,15 @@ class Twins:
         scores: dict[str, tuple[list[float], list[float]]] = {
             name: ([], []) for name in detectors.names()
         }
-        given = self.steered[0].settings.steering
-        clients = self.steered[0].settings.train.clients
         for side, runs in enumerate((self.steered, self.honest)):
-            for receipt in (r for run in runs for r in receipts(run, losses=losses)):
+            told = (
+                (seed, r) for seed, run in enumerate(runs) for r in receipts(run, losses=losses)
+            )
+            for seed, receipt in told:
+                given = self.steered[seed].settings.steering
                 if not any(one.acts(receipt.round) for one in given):
                     continue
-                aimed = any(one.aims_at(receipt.client, clients) for one in given)
-                if side == 0 and not aimed:
+                if side == 0 and not self._aimed(receipt.client, seed):
                     continue
                 for name in scores:
                     found = detectors.get(name)().score(receipt)
@@ -155,14 +172,17 @@ class Twins:
                         scores[name][side].append(found)
         return pd.DataFrame(
             [
-                {"detector": name, **told(*(torch.tensor(s, dtype=torch.float64) for s in both))}
+                {
+                    "detector": name,
+                    **separated(*(torch.tensor(s, dtype=torch.float64) for s in both)),
+                }
                 for name, both in scores.items()
                 if all(both)
             ]
         )
 
 
-def told(inside: Tensor, outside: Tensor) -> dict[str, float]:
+def separated(inside: Tensor, outside: Tensor) -> dict[str, float]:
     """AUC of steered (n,) against honest (m,) scores, with interval, and the rate at few alarms.
 
     Reference: Hanley and McNeil, The meaning and use of the area under a ROC curve, Radiology 1982.

@@ -12,7 +12,7 @@ from fedre_privacy import api
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.runs.receipts import receipts
 from fedre_privacy.study.description import read_sweep
-from fedre_privacy.study.twins import Twins, honest_twin, told
+from fedre_privacy.study.twins import Twins, honest_twin, separated
 
 MARK = "ACTIVE SERVER (null-head, round 1)"
 SMALL = {
@@ -108,8 +108,8 @@ def test_a_steered_variant_is_in_no_mean_with_honest_ones():
     assert [v.label for v in shared.variants] == [f"fedgh, {MARK}"]
 
 
-def test_told_counts_by_hand():
+def test_separation_counts_by_hand():
     inside, outside = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 2.0, 0.0])
-    found = told(inside, outside)  # of 6 pairs 1 > 0, 3 > 2, 2, 0
+    found = separated(inside, outside)  # of 6 pairs 1 > 0, 3 > 2, 2, 0
     assert found["AUC"] == pytest.approx(4 / 6) and found["TPR at 1 %"] == 0.5
     assert (found["steered"], found["honest"]) == (2, 3)
