@@ -22,12 +22,11 @@ class Norm(Detector):
     """
 
     def score(self, receipt: Receipt) -> float:
-        norms = [_norm(message) for message in (*receipt.earlier, receipt.message)]
-        if not receipt.message or not all(math.isfinite(norm) for norm in norms):
+        before = [norm for message in receipt.earlier if (norm := _norm(message)) > 0]
+        now = _norm(receipt.message)
+        if not 0 < now < math.inf:
             return float("nan")
-        if len(norms) == 1 or not norms[-2]:
-            return norms[-1]
-        return abs(math.log(max(norms[-1], 1e-12) / norms[-2]))
+        return abs(math.log(now / before[-1])) if before else now
 
 
 def _norm(message: Message) -> float:

@@ -21,7 +21,7 @@ class ReceiptLoss(Detector):
     """
 
     def score(self, receipt: Receipt) -> float:
-        if not receipt.losses:
+        if not receipt.losses or not receipt.message:
             return float("nan")
         *before, now = receipt.losses
         if len(before) < 3:

@@ -113,3 +113,16 @@ def test_separation_counts_by_hand():
     found = separated(inside, outside)  # of 6 pairs 1 > 0, 3 > 2, 2, 0
     assert found["AUC"] == pytest.approx(4 / 6) and found["TPR at 1 %"] == 0.5
     assert (found["steered"], found["honest"]) == (2, 3)
+
+
+def test_an_isolated_victim_is_attacked_in_spite_of_secure_aggregation(tmp_path):
+    options = {**SMALL, "rounds": 1, "defense": "secagg", "runs": tmp_path}
+    with pytest.raises(IncompatibleError, match="the server sees one sum over clients a round"):
+        attacked(api.train("fedproto", **options))
+    isolated = api.train("fedproto", steering="isolate:victim=1,helpers=2", **options)
+    result = attacked(isolated)
+    assert set(result.frame()["client"]) == {1} and len(result.frame()) > 1
+    assert "ACTIVE SERVER (isolate, all rounds)" in result.trial.lines()["Attacker"]
+    few = api.train("fedproto", steering="isolate:victim=1,helpers=1", **options)
+    with pytest.raises(IncompatibleError, match="the server sees one sum"):
+        attacked(few)
