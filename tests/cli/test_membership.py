@@ -9,6 +9,7 @@ from fedre_privacy.cli import membership
 TWO = ["--worlds", "2", "--attack-rounds", "1", "--isolation", "same-process"]
 
 
+@pytest.mark.slow
 def test_two_worlds_of_prototypes_have_a_table_a_record_and_figures(tiny, tmp_path, capsys):
     options = [*tiny, "--protocol", "fedgh", *TWO, "--runs-dir", str(tmp_path)]
     assert membership.main(options) == 0
