@@ -10,7 +10,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .inversion.rehearsed import Shadows, rehearsed_answers
 from .running.channels import ROWS_REPEATED
 
@@ -57,6 +57,10 @@ class Shadow(Shadows, Attack):
     )
     recovers = "inputs"
     earliest = True
+    suite = (
+        SuiteEntry(Representations, "public-init", place=35),
+        SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
+    )
     adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,)})
 
     start: str = knob(

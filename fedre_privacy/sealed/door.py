@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks import base as attack_base
 from fedre_privacy.attacks.base import Attack, Context, accepted
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
@@ -243,8 +243,11 @@ def _is_own(module: ModuleType) -> bool:
 
 def _package_roots() -> list[Path]:
     """Folders of this package, wherever each of them lies."""
-    package, attacks_room = Path(errors.__file__).parents[1], Path(attack_base.__file__).parent
-    return [package.resolve(), attacks_room.resolve()]
+    package = Path(errors.__file__).parents[1]
+    name, _, _ = __package__.partition(".")
+    found = (find_spec(f"{name}.{room}") for room in ("attacks", "defenses"))
+    beside = [Path(str(spec.origin)).parent for spec in found if spec is not None]
+    return [place.resolve() for place in (package, *beside)]
 
 
 def _installed() -> list[Path]:

@@ -16,7 +16,7 @@ from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.training import shared_start, train
+from fedre_privacy.runs.training import prepare, shared_start, train
 
 from .conftest import settings_of
 
@@ -31,7 +31,9 @@ def rehearsal_of(run) -> Rehearsed:
         protocol=plain_plugin(run.settings.protocol),
         model=plain(run.settings.model),
         training=training,
-        defense=tuple(plain_plugin(one) for one in run.settings.defense),
+        defense=tuple(
+            plain_plugin(one) for one in prepare(run.settings, torch.device("cpu")).defense
+        ),
         image_shape=run.image_shape,
         num_classes=len(run.record["classes"]),
         broadcasts=tuple(sent),
@@ -56,7 +58,17 @@ def farthest(found, run, client=CLIENT, round=LAST) -> float:
     )
 
 
-@pytest.mark.parametrize("name", protocols.names())
+OFTEN = ("fedgh", "fedproto", "fedre", "fedmrl")
+"""Protocols for the fast tests: a head, prototypes, mixtures and a model beside the own one."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+        for name in protocols.names()
+    ],
+)
 def test_with_the_truth_it_ends_at_the_kept_model(trained, name):
     run = trained(name)
     images, labels, start = truth_of(run)
@@ -98,7 +110,7 @@ def test_rounds_in_which_a_client_sat_out_are_left_out(tmp_path):
 
 
 def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
-    settings = settings_of("fedgh", defense=[{"name": "dp-sgd", "noise": 0.5}])
+    settings = settings_of("fedgh", defense=[{"name": "dp-sgd", "noise": 0.5, "clip": 1.0}])
     run = train(settings, runs=tmp_path)
     images, labels, start = truth_of(run)
     defended = rehearsal_of(run)
