@@ -16,7 +16,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Broadcast, Knowledge, Upload
+from fedre_privacy.core.types import Broadcast, Upload
 
 steerings: Registry[Steering] = Registry(
     "steering", "fedre_privacy.steering", see="fedre-attack list"
@@ -56,8 +56,6 @@ class Steering:
     name: ClassVar[str] = ""
     alters: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of broadcast artifacts that `steer` may replace; all others stay as they are."""
-    needs: ClassVar[frozenset[Knowledge]] = frozenset()
-    """What the server must hold beside uploads and broadcasts; it is printed with the results."""
 
     rounds: str = knob(
         "all", help="rounds in which it acts: all, one (1), or some without a gap (2-5)"
@@ -151,5 +149,4 @@ def declaration(given: tuple[Steering, ...]) -> str:
     if not given:
         return ""
     said = "; ".join(f"{one.name}, {one.when()}" for one in given)
-    held = sorted(set[str]().union(*(one.needs for one in given)))
-    return f"{ACTIVE} ({said}{'; holds ' + ', '.join(held) if held else ''})"
+    return f"{ACTIVE} ({said})"
