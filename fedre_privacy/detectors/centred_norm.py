@@ -17,7 +17,7 @@ class CentredNorm(Detector):
     A random head of C classes has sqrt(1 - 1 / C).
 
     Sees:      null heads of any norm, from the first round on
-    Misses:    a null head that keeps a share of the honest one, and everything else
+    Misses:    a null head that keeps most of the honest one, and everything else
     Reference: none known.
     """
 

@@ -14,7 +14,7 @@ from .base import Detector, Receipt, detectors
 class RowSimilarity(Detector):
     """Largest share of nearly parallel pairs of rows (cosine above 0.99) in any matrix sent.
 
-    Sees:      imprint layers, whose rows are one direction, and null heads without a kept share
+    Sees:      imprint layers, whose rows are one direction, and null heads that keep little
     Misses:    rows that are disguised
     Reference: the layers of Fowl et al., Robbing the Fed, ICLR 2022.
     """
