@@ -50,7 +50,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
         "steering.base", "detectors.base",
     },
-    "pages": {"core", "data", "eval", "runs", "play", "study", "steering.base"},
+    "pages": {
+        "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
+    },
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
@@ -67,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic", "steering.base", "detectors.base",
     },
+    "__main__": {"cli", "__version__"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
 
