@@ -102,6 +102,9 @@ class Twins:
 
         Columns: measure, honest, steered, floor, difference (steered less honest), low, high (95 %
         interval over clients), n (targets), seeds.
+
+        Raises:
+            IncompatibleError: no target is left.
         """
         joined = []
         for seed, pair in enumerate(zip(self.honest, self.steered, strict=True)):
@@ -112,6 +115,11 @@ class Twins:
             aimed = [self._aimed(client, seed) for client in both["client"]]
             joined.append(both.assign(unit=both["client"] + 10_000 * seed)[aimed])
         rows = pd.concat(joined)
+        if not len(rows):
+            raise IncompatibleError(
+                f"The attack has no target of the clients that {self.active} is about.",
+                next_step="Attack another round, more targets, or other clients.",
+            )
         out = []
         for name in GAINS:
             if name not in rows:

@@ -148,9 +148,9 @@ FORMS = (
     Form(
         "active_servers",
         "",
-        "--seeds 1 --trained 2 --targets 4 --attacks linear@strong --set data.size=16 "
-        "--set data.per_class=12 --set model.dim=16 --set train.clients=4 --out runs",
-        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*psnr \(dB\)(.|\n)*^ *consistency ",
+        "--seeds 1 --trained 2 --round 2 --set data.size=16 --set data.per_class=12 "
+        "--set model.dim=16 --set train.clients=4 --out runs --attacks=",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
     ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
