@@ -22,7 +22,7 @@ from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
-from fedre_privacy.models.families import ModelSettings, members_of
+from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
@@ -172,6 +172,11 @@ class TrainSettings:
     def active(self) -> str:
         """The mark of a run whose server is not honest: ACTIVE SERVER (...); else empty."""
         return declaration(self.steering)
+
+    @property
+    def private_start(self) -> bool:
+        """Whether each client draws its own initial weights, so that nobody else knows them."""
+        return self.model.init == PRIVATE
 
     @property
     def unseen(self) -> str:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.config import knob, plain_plugin
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Broadcast, Upload
@@ -148,5 +148,5 @@ def declaration(given: tuple[Steering, ...]) -> str:
     """The mark that every result of a steered run carries; empty for an honest server."""
     if not given:
         return ""
-    said = "; ".join(f"{plain_plugin(one)['name']}, {one.when()}" for one in given)
+    said = "; ".join(f"{one.name}, {one.when()}" for one in given)
     return f"{ACTIVE} ({said})"
