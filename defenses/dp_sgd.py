@@ -167,12 +167,14 @@ class DPSGD(Defense):
         steps: int | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        change: Callable[[Tensor], Tensor] = lambda images: images,
     ) -> float:
         """Train modules together in place and return the mean loss, as `blocks.local.fit` does.
 
         Args:
             noise_rng: CPU stream of the noise. who: client and protocol, for messages.
             momentum, weight_decay: applied to the noisy gradient, which costs no privacy.
+            change: of a batch's images before the loss, each apart from the others.
 
         Raises:
             IncompatibleError: a module, or the loss, that has no per-sample gradients.
@@ -211,7 +213,8 @@ class DPSGD(Defense):
             for index in drawn:
                 optimiser.zero_grad(set_to_none=True)
                 if len(index):
-                    value = loss(*samples.batch(index))
+                    images, labels = samples.batch(index)
+                    value = loss(change(images), labels)
                     value.backward()
                     total += value.detach()
                     seen += 1

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedre_privacy.core.outcomes import Reconstruction
@@ -247,7 +246,7 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
         return out
     lost = unusable.nonzero().squeeze(1).numpy()
     rows, samples = (part.numpy() for part in support_pairs(truth))
-    entered = csr_matrix(
+    entered = scipy.sparse.csr_matrix(
         (np.ones(len(rows), dtype=np.int32), (rows, samples)),
         shape=(len(unusable), len(truth.images)),
     )
@@ -268,8 +267,8 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
 
 
 def _cost(
-    mine: csr_matrix,
-    theirs: csr_matrix,
+    mine: scipy.sparse.csr_matrix,
+    theirs: scipy.sparse.csr_matrix,
     my_clients: NDArray[np.int64],
     their_clients: NDArray[np.int64],
     rng: torch.Generator,
@@ -282,7 +281,7 @@ def _cost(
 
 
 def _derange(
-    entered: csr_matrix, clients: NDArray[np.int64], rng: torch.Generator
+    entered: scipy.sparse.csr_matrix, clients: NDArray[np.int64], rng: torch.Generator
 ) -> NDArray[np.int64]:
     """One derangement of n targets, as positions; -1 where no donor without overlap exists."""
     count = len(clients)
@@ -293,7 +292,7 @@ def _derange(
     cost += (clients[:, None] == clients[None, :]) * 10.0 * count
     cost += overlap * 100.0 * count**2
     np.fill_diagonal(cost, 1000.0 * count**3)
-    donors = np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
+    donors = np.asarray(scipy.optimize.linear_sum_assignment(cost)[1], dtype=np.int64)
     cost[overlap] = np.inf
     donors = np.where(overlap[np.arange(count), donors], cost.argmin(axis=1), donors)
     return np.where(np.isinf(cost).all(axis=1), -1, donors)

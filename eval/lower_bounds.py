@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]
 from scipy.special import betaincinv, expit, ndtri  # type: ignore[import-untyped]
-from scipy.stats import binom  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.tradeoff import Curve, GaussianCurve
@@ -105,7 +105,7 @@ def accuracy_p(right: int, trials: int, cap: float) -> float:
     Args:
         cap: chance with which the claim allows a guess to be right, `Curve.cap`.
     """
-    return float(binom.sf(right - 1, trials, cap))
+    return float(scipy.stats.binom.sf(right - 1, trials, cap))
 
 
 def mu_of_accuracy(right: int, trials: int, alpha: float = ALPHA) -> float:
@@ -122,11 +122,11 @@ def one_run_p(slots: int, guessed: int, right: int, epsilon: float, delta: float
         right: of those that were guessed right.
     """
     chance = expit(epsilon)
-    tail = binom.sf(right - 1, guessed, chance)
+    tail = scipy.stats.binom.sf(right - 1, guessed, chance)
     if delta == 0 or right == 0:
         return float(min(1.0, tail))
     i = np.arange(1, right + 1)
-    mass = binom.sf(right - i - 1, guessed, chance) - tail
+    mass = scipy.stats.binom.sf(right - i - 1, guessed, chance) - tail
     return float(min(1.0, tail + 2 * slots * delta * np.max(mass / i)))
 
 

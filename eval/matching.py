@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import scipy  # type: ignore[import-untyped]
 import torch
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, unknown
@@ -120,7 +120,7 @@ def assigned(answers: Tensor, truth: Truth) -> Tensor:
                 next_step="Use the rule 'best', or ask for fewer images per upload.",
             )
         gap = torch.cdist(_centred(answers[mine]), _centred(truth.images[pool]))
-        order = linear_sum_assignment(gap.square().nan_to_num(1e9).numpy())
+        order = scipy.optimize.linear_sum_assignment(gap.square().nan_to_num(1e9).numpy())
         found[mine[torch.from_numpy(order[0])]] = pool[torch.from_numpy(order[1])]
     return found
 

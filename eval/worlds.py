@@ -15,9 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import scipy  # type: ignore[import-untyped]
 import torch
 from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
-from scipy.stats import binom  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
@@ -212,7 +212,9 @@ def chance(coins: Tensor, rates: Sequence[float]) -> WorldsScore:
         if others * rate < 1:
             shown.append(RateShown(rate, note=f"{others:,} non-members"))
             continue
-        low, high = (float(binom.ppf(p, members, rate)) / members for p in (tail, 1 - tail))
+        low, high = (
+            float(scipy.stats.binom.ppf(p, members, rate)) / members for p in (tail, 1 - tail)
+        )
         shown.append(RateShown(rate, rate, (low, high)))
     return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), coins.numel(), len(coins))
 
@@ -238,7 +240,7 @@ def record_risk(scores: Tensor, coins: Tensor, clients: Tensor) -> list[RecordRi
         mine = clients == client
         guesses[:, mine] = scores[:, mine] > scores[:, mine].median(1, keepdim=True).values
     right, worlds = (guesses == coins).sum(0), len(coins)
-    p = torch.tensor([float(binom.sf(int(k) - 1, worlds, 0.5)) for k in right])
+    p = torch.tensor([float(scipy.stats.binom.sf(int(k) - 1, worlds, 0.5)) for k in right])
     order = p.sort().values
     line = DISCOVERIES * torch.arange(1, len(p) + 1) / len(p)
     passing = (order <= line).nonzero()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import scipy  # type: ignore[import-untyped]
 import torch
-from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 PRESENT = 1e-7
@@ -92,7 +92,7 @@ def _recognise_pure(encodings: Tensor) -> tuple[str, str]:
         if 0.5**rounds < 0.01:
             return "single", "one class in every round"
         return "one-hot", "one class so far"
-    if float(stats.chisquare(counts.numpy()).pvalue) < 0.01:
+    if float(scipy.stats.chisquare(counts.numpy()).pvalue) < 0.01:
         return "rsr", "one-hot, classes drawn unequally"
     return "one-hot", "one-hot, classes drawn about equally"
 
@@ -104,7 +104,7 @@ def _recognise_spread(encodings: Tensor, spread: float) -> tuple[str, str]:
     classes = held.shape[1]
     means, deviations = held.mean(0), held.std(0)
     t = (means - 1 / classes).abs() / (deviations / math.sqrt(rounds)).clamp(min=1e-12)
-    unequal = float(stats.t.sf(t.max().item(), rounds - 1)) * 2 * classes < 1e-3
+    unequal = float(scipy.stats.t.sf(t.max().item(), rounds - 1)) * 2 * classes < 1e-3
     behind = effective_number(held, spread)
     doubt = math.exp(3 * math.sqrt(2 / ((rounds - 1) * max(1, classes - 1))))
     if unequal:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
 
@@ -36,7 +36,10 @@ def unmix(rows: Tensor, weight: Tensor, *, ridge: float = 0.1) -> Tensor:
     penalty = (ridge * gram.diagonal().mean()).sqrt() * torch.eye(len(weight)).to(gram)
     system = torch.cat([weight.T, penalty]).numpy()
     nothing = np.zeros(len(weight))
-    found = [nnls(system, np.concatenate([(r - offset).numpy(), nothing]))[0] for r in rows]
+    found = [
+        scipy.optimize.nnls(system, np.concatenate([(r - offset).numpy(), nothing]))[0]
+        for r in rows
+    ]
     shares = torch.from_numpy(np.stack(found))
     total = shares.sum(1, keepdim=True)
     return torch.where(total > 0, shares / total, torch.nan)

@@ -9,7 +9,6 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
@@ -34,6 +33,8 @@ def embed(rows: Tensor, *, seed: int = 0) -> Tensor:
     """
     if len(rows) < FEWEST:
         raise IncompatibleError(f"A map needs at least {FEWEST} vectors; there are {len(rows)}.")
+    from sklearn.manifold import TSNE  # a second to import
+
     method = TSNE(
         perplexity=min(30.0, (len(rows) - 1) / 3), init="pca", random_state=seed, n_jobs=1
     )

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
 from scipy.special import logsumexp  # type: ignore[import-untyped]
-from scipy.stats import binom, norm  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fedre_privacy.core.channels import NoisySteps
@@ -146,8 +146,10 @@ def audit_steps(
 def _ratios(moved: np.ndarray, noise: float, rate: float, steps: int) -> np.ndarray:
     """Log-likelihood ratios (n,) of being there, after steps of known noise and rate."""
     std = noise * math.sqrt(steps)
-    fewest, most = binom.interval(1 - 1e-9, steps, rate)
+    fewest, most = scipy.stats.binom.interval(1 - 1e-9, steps, rate)
     counts = np.arange(fewest, most + 1)  # batches that a record was in
-    there = norm.logpdf(moved[:, None], counts, std) + binom.logpmf(counts, steps, rate)
-    ratios: np.ndarray = logsumexp(there, axis=1) - norm.logpdf(moved, 0, std)
+    there = scipy.stats.norm.logpdf(moved[:, None], counts, std) + scipy.stats.binom.logpmf(
+        counts, steps, rate
+    )
+    ratios: np.ndarray = logsumexp(there, axis=1) - scipy.stats.norm.logpdf(moved, 0, std)
     return ratios

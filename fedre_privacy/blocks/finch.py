@@ -7,9 +7,8 @@ relations, CVPR 2019.
 from __future__ import annotations
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,5 +52,9 @@ def _first_neighbours(points: Tensor) -> Tensor:
     similarity = unit @ unit.T
     similarity.fill_diagonal_(-torch.inf)
     nearest = similarity.argmax(1)
-    links = csr_matrix((np.ones(count), (np.arange(count), nearest.numpy())), (count, count))
-    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+    links = scipy.sparse.csr_matrix(
+        (np.ones(count), (np.arange(count), nearest.numpy())), (count, count)
+    )
+    return torch.from_numpy(
+        scipy.sparse.csgraph.connected_components(links, directed=False)[1]
+    ).long()

@@ -57,6 +57,7 @@ def fit(
     steps: int | None = None,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    change: Callable[[Tensor], Tensor] = lambda images: images,
 ) -> float:
     """Train modules together by SGD on one scalar loss and return its mean.
 
@@ -70,6 +71,7 @@ def fit(
         rng: CPU stream for the order of samples.
         shuffle: see `batches`. steps: stop after so many batches; none: after `epochs`.
         momentum, weight_decay: of SGD, as in `torch.optim.SGD`.
+        change: what a batch's images (b, C, H, W) go through before the loss.
     """
     modules = list(modules)
     rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
@@ -87,7 +89,7 @@ def fit(
     chosen = batches(len(samples), batch_size, epochs, rng, shuffle=shuffle, device=device)
     for index in islice(chosen, steps):
         images, labels = samples.batch(index)
-        value = loss(images, labels)
+        value = loss(change(images), labels)
         optimiser.zero_grad(set_to_none=True)
         value.backward()
         if clip_norm is not None:

@@ -15,6 +15,8 @@ from fedre_privacy.core.rng import derive, secret, stream
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
 
+from .augment import STEPS
+
 A = TypeVar("A", bound=Artifact)
 
 
@@ -40,6 +42,13 @@ class Training:
     )
     weight_decay: float = knob(
         0.0, help="of local SGD: added to gradients, times the parameters", ge=0, later=True
+    )
+    augment: str = knob(
+        "none",
+        help="random changes of the images of every batch of local training: mirrored, shifted by "
+        "up to 4 pixels, a rectangle erased; never behind prototypes or accuracy",
+        choices=tuple(STEPS),
+        later=True,
     )
     train_ratio: float = knob(0.75, help="share of each client's samples to train on", gt=0, lt=1)
     broadcast_to: str = knob(
@@ -68,8 +77,8 @@ class Training:
 
     @property
     def plain_sgd(self) -> bool:
-        """Whether a local step is the step size times the gradient of the loss."""
-        return self.momentum == 0 and self.weight_decay == 0
+        """Whether a local step is the step size times the gradient of the loss of stored images."""
+        return self.momentum == 0 and self.weight_decay == 0 and self.augment == "none"
 
 
 @dataclass(frozen=True, eq=False)

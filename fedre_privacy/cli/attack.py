@@ -42,7 +42,7 @@ from .options import (
     gather,
     refuse_training_options,
 )
-from .output import Output, guarded
+from .output import Output, command
 from .result import print_result
 from .train import print_run
 
@@ -88,6 +88,9 @@ def parser() -> argparse.ArgumentParser:
         help="how far the attack is kept from the run: strict (a process of its own that can open "
         "nothing of the run), process, same-process (default: the strictest that works here)",
     )
+    group.add_argument(
+        "--open", action="store_true", help="open the report in a browser when the attack is done"
+    )
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
     add_foreign_options(made)
     add_training_options(made)
@@ -102,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] == ["verify"]:
         return verify.main(given[1:])
-    options = parser().parse_args(given)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, given)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
@@ -166,6 +167,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         + plugin_words([*run.settings.plugins(), *settings.plugins()]),
         then=f"fedre-attack {_quoted(run.folder)} --target {other}"
         + plugin_words(run.settings.plugins()),
+        open_page=options.open,
     )
     return 0
 

@@ -27,7 +27,7 @@ from fedre_privacy.runs.settings import (
 
 from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, gather, refuse_training_options
-from .output import Output, guarded
+from .output import Output, command
 from .train import print_run, rehearsed
 
 LEVELS = ("mechanism", "run")
@@ -82,9 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, argv)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
@@ -123,7 +121,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     output.line("RESULT", f"{done.found.trials} trials")
     output.table(done.table())
     output.line("Verdict", done.verdict())
-    output.line("Files", f"{done.folder}/{{epsilon.png,record.json}}", wrap=False)
+    output.line("Files", f"{done.folder}/{{report.html,epsilon.png,record.json}}", wrap=False)
     output.final(done.folder, done.record())
     if done.found.verdict == REFUTED:
         raise RefutedError(

@@ -21,8 +21,14 @@ from fedre_privacy.study.sweep import ENGINES, Job
 
 from . import communication, toy
 from .explain import list_presets
-from .options import add_settings_options, add_training_options, assigned, gather
-from .output import Output, guarded
+from .options import (
+    add_output_options,
+    add_settings_options,
+    add_training_options,
+    assigned,
+    gather,
+)
+from .output import Output, command
 
 USAGE = (
     "fedre-benchmark [SWEEP.yaml] [options]\n"
@@ -87,9 +93,7 @@ def parser() -> argparse.ArgumentParser:
         "--prune", action="store_true", help="remove models and uploads of finished runs"
     )
     group.add_argument("--dry-run", action="store_true", help="print the plan and an estimate")
-    output = made.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object per event")
-    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    add_output_options(made)
     return made
 
 
@@ -98,9 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table: Main | None = _tables().parse_known_args(argv)[0].table
     if table is not None:
         return table(argv)
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, argv)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

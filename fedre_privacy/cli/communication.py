@@ -33,8 +33,8 @@ from fedre_privacy.reproduction.recorded import Measured, Spread, measured
 from fedre_privacy.reproduction.shares import Shares, cifar10_labels, read_labels, share_out
 from fedre_privacy.runs.run import find_run
 
-from .options import add_plugin_option
-from .output import Output, guarded
+from .options import add_output_options, add_plugin_option
+from .output import Output, command
 
 SHORT = {"homogeneous": "homo", "heterogeneous": "hete"}
 
@@ -85,17 +85,13 @@ def parser() -> argparse.ArgumentParser:
         help="folder of run folders (default: runs)",
     )
     add_plugin_option(group)
-    output = made.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object per event")
-    output.add_argument("--quiet", action="store_true", help="print the path of --csv only")
+    add_output_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, argv)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

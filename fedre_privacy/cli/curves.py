@@ -10,8 +10,8 @@ from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.pages.run_curves import ACROSS, HEADLINE, MOMENTS, compare
 from fedre_privacy.runs.run import find_run
 
-from .options import add_plugin_option
-from .output import Output, guarded
+from .options import add_output_options, add_plugin_option
+from .output import Output, command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,16 +43,13 @@ def parser() -> argparse.ArgumentParser:
         "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept"
     )
     add_plugin_option(made)
-    made.add_argument("--json", action="store_true", help="one JSON object per event")
-    made.add_argument("--quiet", action="store_true", help="print the figure's path only")
+    add_output_options(made)
     return made
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, argv)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import shtab
+
+from fedre_privacy import __version__
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.presets import preset
@@ -30,7 +33,9 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="digits, photos (both built in), npz:FILE, imagefolder:DIR, tinyimagenet, cifar10, "
         "cifar100, fashion-mnist (default: digits)",
     )
-    group.add_argument("--data-dir", metavar="DIR", help="where the data set's files are")
+    group.add_argument(
+        "--data-dir", metavar="DIR", help="where the data set's files are"
+    ).complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     group.add_argument(
         "--partition",
         metavar="NAME[:VALUE]",
@@ -86,7 +91,9 @@ def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         help="named settings, such as those of a published table; repeatable, later ones win, "
         "--config and options win over all",
     )
-    group.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; options win")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings in YAML; options win"
+    ).complete = shtab.FILE  # type: ignore[attr-defined]
     add_plugin_option(group)
     group.add_argument(
         "--set",
@@ -106,7 +113,20 @@ def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument(
         "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
+    shtab.add_argument_to(
+        parser, "--print-completion", help="print a completion script of a shell, and stop"
+    )
     return group
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """What is printed, and what only tells of the command itself."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object per event")
+    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s, fedre-privacy {__version__}"
+    )
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None:
@@ -128,9 +148,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, restart: str) -> None
         action="store_true",
         help="describe the chosen parts and their settings, and stop",
     )
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object per event")
-    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    add_output_options(parser)
 
 
 def gather(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
@@ -234,6 +235,26 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def command(
+    parser: argparse.ArgumentParser,
+    body: Callable[[argparse.Namespace, Output], int],
+    argv: Sequence[str] | None,
+    *,
+    folder: str = "runs_dir",
+) -> int:
+    """Read a command's options, run it, and return its exit code.
+
+    Args:
+        parser: with ``--json`` and ``--quiet`` (`options.add_output_options`).
+        folder: the option that says where the traceback of an unexpected error is written.
+    """
+    options = parser.parse_args(argv)
+    output = Output(as_json=options.json, quiet=options.quiet)
+    return guarded(
+        lambda out: body(options, out), output, lambda: getattr(options, folder) / "log.txt"
+    )
 
 
 def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from collections.abc import Mapping
 
 from fedre_privacy.core.manifest import covering
@@ -12,7 +13,13 @@ from .output import Output
 
 
 def print_result(
-    result: AttackResult, output: Output, *, of: Mapping[str, object], again: str, then: str = ""
+    result: AttackResult,
+    output: Output,
+    *,
+    of: Mapping[str, object],
+    again: str,
+    then: str = "",
+    open_page: bool = False,
 ) -> None:
     """Print the result table, the verdict, the files and what to do next.
 
@@ -20,6 +27,7 @@ def print_result(
         of: what was attacked, for ``--json``.
         again: the command that repeats the attack.
         then: a command worth giving next, or empty.
+        open_page: open the report in a browser.
     """
     trial, card = result.trial, result.card
     if "attack.reused" in output.reused:
@@ -54,3 +62,7 @@ def print_result(
             "manifest": manifest,
         },
     )
+    if open_page:
+        page = (result.folder / "report.html").resolve()
+        if not webbrowser.open(page.as_uri()):
+            output.line("Note", f"no browser was found to open {page}", wrap=False)

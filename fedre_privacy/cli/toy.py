@@ -10,7 +10,8 @@ from fedre_privacy.core.config import build, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.reproduction.toy import ToySettings, run_toy, write_toy
 
-from .output import Output, guarded
+from .options import add_output_options
+from .output import Output, command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,17 +39,13 @@ def parser() -> argparse.ArgumentParser:
         dest="assign",
         help="a setting of the toy, for example seeds=40 or rounds=60",
     )
-    output = made.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object per event")
-    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    add_output_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.out / "log.txt")
+    return command(parser(), _run, argv, folder="out")
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

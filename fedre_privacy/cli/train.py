@@ -28,7 +28,7 @@ from fedre_privacy.runs.settings import (
 from . import curves
 from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, assigned, gather
-from .output import Output, guarded
+from .output import Output, command
 
 MOMENTS = {
     "post_local": "after the last local training",
@@ -54,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] == ["curves"]:
         return curves.main(given[1:])
-    options = parser().parse_args(given)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, given)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

@@ -12,7 +12,8 @@ from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.core.units import plural
 from fedre_privacy.runs.run import find_run
 
-from .output import Output, guarded
+from .options import add_output_options
+from .output import Output, command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,17 +33,13 @@ def parser() -> argparse.ArgumentParser:
         "--accept", action="store_true", help="cover the folder as it is now, if you trust it"
     )
     made.add_argument("--all", action="store_true", help="list unchanged files too")
-    output = made.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object per event")
-    output.add_argument("--quiet", action="store_true", help="print the final path only")
+    add_output_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = parser().parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(lambda out: _run(options, out), output, lambda: options.runs_dir / "log.txt")
+    return command(parser(), _run, argv)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

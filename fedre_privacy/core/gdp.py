@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq  # type: ignore[import-untyped]
+import scipy  # type: ignore[import-untyped]
 from scipy.special import log_ndtr  # type: ignore[import-untyped]
 
 
@@ -61,7 +61,9 @@ def _edge(spent: Callable[[float], float], delta: float, *, inside: float, outsi
     Brent's method ends a few floats beside the root, on either side; a guarantee must not be on
     the wrong one.
     """
-    found: float = brentq(lambda x: spent(x) - delta, inside, outside, xtol=1e-300, rtol=1e-15)
+    found: float = scipy.optimize.brentq(
+        lambda x: spent(x) - delta, inside, outside, xtol=1e-300, rtol=1e-15
+    )
     while spent(found) > delta:
         found = math.nextafter(found, inside)
     return found

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedre_privacy.blocks.augment import augmented
 from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact, Content
@@ -61,6 +63,7 @@ def client_step(
             ],
             "momentum": training.momentum,
             "weight_decay": training.weight_decay,
+            "change": partial(augmented, training.augment, rng=task.rng("augment")),
             "rng": task.rng("batches"),
             "clip_norm": protocol.clip_norm,
             "steps": protocol.local_steps,

@@ -145,6 +145,14 @@ class ModelSettings:
         later=True,
     )
 
+    weights: str = knob(
+        "default",
+        help="initial weights of convolutions and linear layers: as torch and torchvision draw "
+        "them, or from Kaiming's normal law",
+        choices=("default", "kaiming"),
+        later=True,
+    )
+
     def __post_init__(self) -> None:
         names = members_of(self.name)
         declared = {setting for name in names for setting in _settings_of(name)}
@@ -249,7 +257,7 @@ def build_model(
         ConfigError: unknown mapping.
         IncompatibleError: the architecture does not take such images.
     """
-    return assemble(
+    model = assemble(
         settings.architecture(client),
         image_shape,
         num_classes,
@@ -257,6 +265,15 @@ def build_model(
         dim=representation_dim(settings, image_shape),
         norm=settings.norm,
     )
+    if settings.weights == "kaiming":
+        model.apply(_kaiming)
+    return model
+
+
+def _kaiming(module: nn.Module) -> None:
+    """Draw the weights of a layer anew; He et al., Delving deep into rectifiers, ICCV 2015."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
 
 def has_batch_norm(

@@ -58,6 +58,20 @@ class Partition(ABC):
             IncompatibleError: these labels cannot be shared out in this way.
         """
 
+    def cut(
+        self, own: IntArray, labels: IntArray, train_ratio: float, random: np.random.RandomState
+    ) -> tuple[IntArray, IntArray]:
+        """Split a client's samples into training and test, in that order.
+
+        By default a random part of ``floor(train_ratio * n)`` samples is trained on.
+
+        Args:
+            own: the client's samples. labels: class of each sample (N,).
+        """
+        order = random.permutation(len(own))
+        num_test = len(own) - _num_train(len(own), train_ratio)
+        return own[order[num_test:]], own[order[:num_test]]
+
     def thin(self, train: list[IntArray], labels: IntArray) -> list[IntArray]:
         """Leave out training samples once the test samples are set aside; by default none.
 
@@ -136,10 +150,9 @@ def split(
     _check_shares(scheme, shares, labels, num_clients, train_ratio)
     train, test = [], []
     for own in shares:
-        order = random.permutation(len(own))
-        num_test = len(own) - _num_train(len(own), train_ratio)
-        test.append(own[order[:num_test]])
-        train.append(own[order[num_test:]])
+        kept, tested = scheme.cut(own, labels, train_ratio, random)
+        train.append(kept)
+        test.append(tested)
     return Split(tuple(scheme.thin(train, labels)), tuple(test))
 
 

@@ -28,14 +28,24 @@ class Classes(Partition):
     Reference: "Non-IID (Class)" of FedMRL (NeurIPS 2024) and "Pathological" of FedRAL, from the
         loaders of pFedHN (A. Shamsian et al., ICML 2021).
     Deviations: original training and test set are merged and each client's share is split once,
-        by train.train_ratio (0.8 in the papers); the released code shares training, validation
-        and test set out alike and leaves the validation part unused. Nothing is lost by rounding.
+        by train.train_ratio (0.8 in the papers). The released code shares training, validation
+        and test set (40,000, 10,000 and 10,000 images of CIFAR) out alike and leaves the
+        validation part unused: ``validation=0.2`` with train.train_ratio=5/6, which split every
+        class of a client apart. Nothing is lost by rounding.
         Random numbers come from another generator, so the clients' classes differ.
     """
 
     shorthand = "classes"
 
     classes: int = knob(2, help="class slots of each client", unit="classes", ge=1)
+    validation: float = knob(
+        0.0,
+        help="share of the training samples that is left out, as a validation part that nobody "
+        "uses; above 0 each class of a client is split apart, as in FedMRL's code",
+        ge=0,
+        lt=1,
+        later=True,
+    )
 
     def assign(
         self, labels: IntArray, num_clients: int, random: np.random.RandomState
@@ -63,6 +73,20 @@ class Classes(Partition):
                 free[drawn] -= 1
                 share.append(pieces[drawn][free[drawn]])
         return [np.concatenate(own) for own in shares]
+
+    def cut(
+        self, own: IntArray, labels: IntArray, train_ratio: float, random: np.random.RandomState
+    ) -> tuple[IntArray, IntArray]:
+        if not self.validation:
+            return super().cut(own, labels, train_ratio, random)
+        train, test = [], []
+        for label in np.unique(labels[own]):
+            some = random.permutation(own[labels[own] == label])
+            fitted = int(train_ratio * len(some))
+            unused = int(self.validation * fitted)
+            train.append(some[unused:fitted])
+            test.append(some[fitted:])
+        return np.concatenate(train), np.concatenate(test)
 
     def _slots(self, num_classes: int, num_clients: int) -> int:
         """Return the slots of each class, or say which settings would work."""

@@ -26,7 +26,8 @@ class FedMRL(Protocol):
 
     R = [small(x); own(x)], Z = project(R) of the own model's length; Z[:d1] goes to the small
     model's head and Z to the own head; the loss is the sum of both cross-entropies. Only the small
-    model is uploaded and averaged. Predictions come from the own head.
+    model is uploaded and averaged. Predictions come from the own head over the joined
+    representations (``mix-large``); `predict` names the three other ways of the paper's Figure 7.
 
     Uploads:    SmallModelState: all parameters of the small model; the number of samples once
     Reference:  Yi et al., Federated model heterogeneous Matryoshka representation learning,
@@ -41,6 +42,13 @@ class FedMRL(Protocol):
 
     small_weight: float = knob(1.0, help="weight of the small head's loss", ge=0)
     own_weight: float = knob(1.0, help="weight of the own head's loss", ge=0)
+    predict: str = knob(
+        "mix-large",
+        help="who predicts: the own or the small head over joined representations, or the own or "
+        "the small model alone",
+        choices=("mix-large", "mix-small", "single-large", "single-small"),
+        later=True,
+    )
     small: ModelSettings = section(ModelSettings(dim=128), help="the small model")
 
     shared_model = small_model.shared_model
@@ -79,7 +87,11 @@ class FedMRL(Protocol):
         ) + self.own_weight * F.cross_entropy(fine, labels)
 
     def logits(self, client: Client, images: Tensor) -> Tensor:
-        return self._outputs(client, images)[1]
+        if self.predict.startswith("single"):
+            alone = client.model if self.predict == "single-large" else small_model.small(client)
+            found: Tensor = alone(images)
+            return found
+        return self._outputs(client, images)[self.predict == "mix-large"]
 
     def _outputs(self, client: Client, images: Tensor) -> tuple[Tensor, Tensor]:
         small = small_model.small(client)

@@ -56,8 +56,8 @@ class FedSGD(Protocol):
         training, epochs = setting.training, setting.training.epochs
         if not training.plain_sgd:
             problems.append(
-                "Protocol 'fedsgd' has no local training, so train.momentum and train.weight_decay "
-                "have no meaning. Leave them at 0."
+                "Protocol 'fedsgd' has no local training, so train.momentum, "
+                "train.weight_decay and train.augment have no meaning. Leave them out."
             )
         if epochs != 1:
             problems.append(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import scipy  # type: ignore[import-untyped]
 import torch
-from scipy.stats import norm, t  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.shared_head import HeadTraining
@@ -98,7 +98,7 @@ class ToySettings:
     @property
     def best_accuracy(self) -> float:
         """What a classifier that knows the law of the data reaches on average."""
-        return float(norm.cdf(self.gap))
+        return float(scipy.stats.norm.cdf(self.gap))
 
 
 def methods(server: HeadTraining) -> dict[str, Protocol]:
@@ -302,7 +302,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     """
     series = torch.as_tensor(values, dtype=torch.float64)
     mean, n = float(series.mean()), len(series)
-    half = float(t.ppf((1 + level) / 2, n - 1) * series.std() / n**0.5)
+    half = float(scipy.stats.t.ppf((1 + level) / 2, n - 1) * series.std() / n**0.5)
     return mean, mean - half, mean + half
 
 

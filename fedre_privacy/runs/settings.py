@@ -172,7 +172,10 @@ class TrainSettings:
     @property
     def unseen(self) -> str:
         """Why nobody can simulate the local training; empty: it can be (see `Protocol.unseen`)."""
-        plain = "trained with momentum or weight decay, and attacks know plain SGD alone"
+        plain = (
+            "trained with momentum, weight decay or augmentation, and attacks know plain SGD on "
+            "the images themselves alone"
+        )
         return self.protocol.unseen or ("" if self.train.plain_sgd else plain)
 
     @property

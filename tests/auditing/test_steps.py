@@ -44,6 +44,7 @@ def test_correct_training_is_consistent_with_its_claim(rounds, more):
     assert found.trials >= 400
 
 
+@pytest.mark.slow
 def test_without_sampling_the_claim_is_a_gaussian_curve_and_with_it_the_accountants():
     assert audited(rounds=4, **FULL).claim.mu == pytest.approx(1.0)
     sampled = audited(noise=1.0, rounds=20, trials=50)

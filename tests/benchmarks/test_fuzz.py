@@ -16,6 +16,7 @@ def fuzz(load):
     return load("fuzz")
 
 
+@pytest.mark.slow
 def test_a_short_run_finds_nothing(repo):
     command = ["benchmarks/fuzz.py", "--seconds=15", "--subjects=fedproto,uploads", "--seed=7"]
     done = subprocess.run(

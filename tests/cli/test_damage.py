@@ -110,6 +110,7 @@ def test_models_of_other_settings(cli: Any, copy: Path, fast: list[str]) -> None
     assert done.code == 4 and "do not fit its config.yaml" in done.err
 
 
+@pytest.mark.slow
 def test_damaged_attack_is_not_read_back(cli: Any, copy: Path, fast: list[str]) -> None:
     assert cli.attack(copy, *fast).code == 0
     (folder,) = (copy / "attacks").iterdir()
@@ -122,6 +123,7 @@ def test_damaged_attack_is_not_read_back(cli: Any, copy: Path, fast: list[str]) 
     assert cli.attack(copy, *fast, "--restart").code == 0
 
 
+@pytest.mark.slow
 def test_data_set_that_changed_since_training(cli: Any, tmp_path: Path, fast: list[str]) -> None:
     path = tmp_path / "own.npz"
     images = np.random.default_rng(0).integers(0, 256, (60, 16, 16), np.uint8)

@@ -133,6 +133,7 @@ def test_a_run_and_what_was_given_are_recordings():
     assert missing(Run) == set() and missing(Given) == set() and "secrets" in missing(Recorded)
 
 
+@pytest.mark.slow
 def test_other_uploads_or_images_are_another_attack(system, capsys):
     _, reps = system
     more = ["--set", "attack.steps=2", "--truth", "npz:truth.npz", "--aux", "npz:public.npz"]

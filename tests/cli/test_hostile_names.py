@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+import pytest
 
 NAMES = [
     "$x^{2$", "$\\frac{", "=HYPERLINK(1)", "+1+1", "<script>alert(1)</script>", "a\x1b[2Jb",
@@ -10,6 +11,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_they_pass_through_everything(cli, tmp_path, real_figures):
     rng = np.random.default_rng(0)
     labels = np.arange(120) % 10

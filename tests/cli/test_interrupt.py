@@ -16,6 +16,8 @@ from fedre_privacy.attacks.running import driver
 from fedre_privacy.federation import loop
 from fedre_privacy.play import attack as pipeline
 
+pytestmark = pytest.mark.slow
+
 SLOW = ["--attack", "pixel", "--target", "representations", "--targets", "24"]
 SLOW += ["--set", "attack.steps=250", "--set", "eval.metrics=psnr"]
 HERE = ["--isolation", "same-process"]
@@ -183,7 +185,6 @@ def wait_for(pattern: str, folder: Path, process: subprocess.Popen[str]) -> None
         time.sleep(0.002)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "ctrl-c", "terminate"]
 )

@@ -103,6 +103,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *arguments: str) ->
     return code, stream.getvalue()
 
 
+@pytest.mark.slow
 def test_terminal_gets_a_bar_and_wrapped_lines(
     monkeypatch: pytest.MonkeyPatch, run: Path, fast: list[str]
 ):

@@ -17,6 +17,8 @@ from fedre_privacy.job import main as job
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
 
+pytestmark = pytest.mark.slow
+
 MODULE = '''
 from dataclasses import dataclass
 from pathlib import Path

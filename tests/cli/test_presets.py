@@ -160,6 +160,7 @@ def chosen(cli: Any, folder: Path, *options: object) -> dict[str, Any]:
     return flat(yaml.safe_load((Path(done.out.strip()) / "config.yaml").read_text()))
 
 
+@pytest.mark.slow
 def test_later_presets_win_then_the_file_then_options(cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("train: {lr: 0.5, seed: 4}\npartition: {name: pra, min_samples: 3}\n")
@@ -174,6 +175,7 @@ def test_later_presets_win_then_the_file_then_options(cli: Any, tmp_path: Path) 
     assert other["model.name"] == "cnn4" and other["train.lr"] == 0.007
 
 
+@pytest.mark.slow
 def test_another_partition_does_not_inherit(cli: Any, tmp_path: Path) -> None:
     found = chosen(
         cli, tmp_path, "--preset", "paper:fedre-table3-10of100-longtail50", "--models", "cnn4",
@@ -221,6 +223,7 @@ def test_an_unknown_name_gets_the_nearest(cli: Any, nowhere: Path) -> None:
     assert list(nowhere.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_recorded_run_takes_a_presets_attack_only(cli: Any, run: Path, runs: Path) -> None:
     done = cli.attack(run, "--preset", "het10", "--runs-dir", runs)
     assert done.code == 2 and "--preset het10 would train a new run, but the recorded" in done.err
@@ -239,6 +242,7 @@ def test_a_recorded_run_takes_a_presets_attack_only(cli: Any, run: Path, runs: P
 DIGITS = ("--dataset", "digits", "--set", "data.size=16")
 
 
+@pytest.mark.slow
 def test_quick_attacks(cli: Any, tmp_path: Path) -> None:
     done = cli.attack(
         "--preset", "quick", "--set", "attack.steps=2", "--rounds", 1, "--runs-dir", tmp_path,
@@ -249,6 +253,7 @@ def test_quick_attacks(cli: Any, tmp_path: Path) -> None:
     assert Path(done.out.strip()).parent.parent == folder
 
 
+@pytest.mark.slow
 def test_fedmrl_as_published_but_tiny(cli: Any, tmp_path: Path) -> None:
     done = cli.train(
         "--preset", "paper:fedmrl-table1-cifar10-n50", "--preset", "paper:fedmrl-small-cnn5",
@@ -266,6 +271,7 @@ def test_fedmrl_as_published_but_tiny(cli: Any, tmp_path: Path) -> None:
     assert run.settings.protocol.name == "fedmrl"
 
 
+@pytest.mark.slow
 def test_fedral_as_published_but_tiny(cli: Any, tmp_path: Path) -> None:
     done = cli.train(
         "--preset", "paper:fedral-table4-cifar100-practical", *DIGITS, "--rounds", 1,

@@ -202,6 +202,7 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
         ),
     ],
 )
+@pytest.mark.slow
 def test_what_is_beside_the_counts_is_what_is_attacked(
     cli: Any, nowhere: Path, protocol: str, said: str, step: str
 ) -> None:

@@ -95,6 +95,7 @@ def test_identical_training_is_not_repeated(
 
 @pytest.mark.parametrize("protocol", UPLOADED)
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.slow
 def test_every_target_of_every_protocol(
     cli: Any,
     runs: Path,
@@ -203,6 +204,7 @@ def test_the_command_printed_as_again_repeats_the_attack(
     assert again.table == first.table and listing(folder) == before
 
 
+@pytest.mark.slow
 def test_restart_repeats_the_attack_and_keeps_the_training(
     cli: Any, run: Path, runs: Path, tiny: list[str], fast: list[str]
 ) -> None:
@@ -245,6 +247,7 @@ def test_attacked_round_is_the_one_asked_for(
     assert "of round 3" in last.line("Target") and last.table != done.table
 
 
+@pytest.mark.slow
 def test_dry_run_writes_nothing(cli: Any, run: Path, fast: list[str], nowhere: Path) -> None:
     assert cli.attack(run, *fast).code == 0
     before = listing(run)
@@ -257,6 +260,7 @@ def test_dry_run_writes_nothing(cli: Any, run: Path, fast: list[str], nowhere: P
     assert "COUNTERFACTUAL" not in done.line("Target")
 
 
+@pytest.mark.slow
 def test_dry_run_of_everything_writes_nothing(cli: Any, tiny: list[str], nowhere: Path) -> None:
     options = [*tiny, "--target", "prototypes", "--attack", "dip", "--round", "2"]
     done = cli.attack(*options, "--dry-run")

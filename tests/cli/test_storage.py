@@ -15,6 +15,8 @@ import pytest
 
 from fedre_privacy.core import files
 
+pytestmark = pytest.mark.slow
+
 APART = {"record.json", "metrics.csv", "log.txt", "manifest.json"}
 """Files that hold times."""
 

@@ -273,6 +273,7 @@ def test_a_published_hash_names_the_whole_run(cli: Any, folder: Path) -> None:
     assert cli.attack("verify", folder, "--expect", "nothing").code == 2
 
 
+@pytest.mark.slow
 def test_an_attack_on_what_the_run_held_before_is_not_read_back(
     cli: Any, folder: Path, fast: list[str]
 ) -> None:

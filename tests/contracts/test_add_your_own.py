@@ -75,6 +75,7 @@ def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_every_example_is_listed(site, tmp_path):
     said = run(site, "-m", "fedre_privacy.cli.attack", "list", "--json", at=tmp_path)
     listed = json.loads(said.splitlines()[-1])

@@ -98,6 +98,7 @@ def test_one_waits_until_the_other_has_ended(tmp_path):
     assert order == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_many_processes_never_hold_together(tmp_path):
     count = """
 import sys

@@ -61,6 +61,7 @@ def test_every_defence_has_a_case():
 
 
 @pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.slow
 def test_it_runs_is_recorded_and_resumes_to_the_same_bytes(case, tiny, tmp_path, monkeypatch):
     settings = settings_of(tiny, case)
     whole = train(settings, runs=tmp_path / "whole")

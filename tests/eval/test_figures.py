@@ -204,6 +204,7 @@ def drawn(scored, metrics_frame):
     return DRAWN
 
 
+@pytest.mark.slow
 def test_nothing_drawn_lies_outside_the_page_or_on_the_caption(drawn):
     for kind, figure in drawn.items():
         canvas = figure.canvas.get_renderer()

@@ -13,6 +13,8 @@ import pytest
 from fedre_privacy.cli.train import main
 from fedre_privacy.federation import loop
 
+pytestmark = pytest.mark.slow
+
 KILLED = """
 import os, sys, time
 from fedre_privacy.federation import loop

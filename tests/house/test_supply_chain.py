@@ -77,6 +77,7 @@ assert (result.folder / "report.html").is_file()
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_downloaded_by_training_attacking_and_drawing(tmp_path):
     home = {**os.environ, "HOME": str(tmp_path), "TORCH_HOME": str(tmp_path / "torch")}
     done = subprocess.run(

@@ -30,6 +30,17 @@ def test_every_member_is_registered():
     }  # fmt: skip
 
 
+def test_kaiming_weights_have_their_spread_and_the_default_does_not():
+    for weights, close in (("kaiming", True), ("default", False)):
+        with seeded(0, "model"):
+            model = build_model(ModelSettings(name="cnn-1", weights=weights), 0, CIFAR, 10)
+        for module in model.modules():
+            layer = isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
+            if layer and module.weight.numel() > 999:
+                spread = float(module.weight.detach().std()) * (module.weight[0].numel() / 2) ** 0.5
+                assert (abs(spread - 1) < 0.1) == close
+
+
 def test_clients_cycle_through_a_family():
     assert [architecture_of("het10", k) for k in range(11)] == [
         "cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101",

@@ -25,6 +25,7 @@ def test_kept_without_outputs(repo, name):
             assert "".join(cell["source"]).strip()
 
 
+@pytest.mark.slow
 def test_first_attack(cells, execute):
     found = execute(cells("first_attack"))
     assert found["prototypes"].trial.counterfactual and not found["entangled"].trial.counterfactual

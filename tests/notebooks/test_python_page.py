@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_every_block_runs(blocks, execute, in_process, tmp_path, capsys):
     pieces = blocks("python")

@@ -40,6 +40,18 @@ def test_published_settings(classes: int, labels: npt.NDArray[np.int64], clients
         assert parts.max() <= 1.5 * parts.min() + 2
 
 
+def test_a_validation_part_is_split_off_class_by_class() -> None:
+    """FedMRL's code shares 40,000, 10,000 and 10,000 images out alike and leaves 10,000 unused."""
+    found = split(Classes(validation=0.2), CIFAR10, 10, 0, 5 / 6)
+    train, test = np.concatenate(found.train), np.concatenate(found.test)
+    assert abs(len(train) - 40_000) <= 40 and abs(len(test) - 10_000) <= 40
+    assert not np.intersect1d(train, test).size and len(np.unique(train)) == len(train)
+    for fitted, tested in zip(found.train, found.test, strict=True):
+        shares = np.bincount(CIFAR10[fitted]), np.bincount(CIFAR10[tested], minlength=10)
+        held = np.flatnonzero(shares[0])
+        np.testing.assert_allclose(shares[1][held] / shares[0][held], 0.25, atol=0.01)
+
+
 def test_parts_are_not_equal_and_their_samples_random() -> None:
     shares = Classes().assign(CIFAR10, 10, np.random.RandomState(0))
     sizes = {len(own) for own in shares}

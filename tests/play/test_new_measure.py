@@ -16,6 +16,8 @@ from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import Place, run_job
 
+pytestmark = pytest.mark.slow
+
 METRIC = '''
 from dataclasses import dataclass
 from typing import ClassVar

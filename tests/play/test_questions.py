@@ -80,6 +80,7 @@ def test_prototypes_that_are_given_up_stay_in_the_mean(kept):
         assert sign * after.value < sign * before.value
 
 
+@pytest.mark.slow
 def test_a_finished_answer_of_every_kind_is_read_back(kept):
     for target, name in (("labels", None), ("membership", None), ("uploaded", "disentangle")):
         first = attack(kept, ask(target, name))
@@ -138,6 +139,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("protocol", SENT)
+@pytest.mark.slow
 def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
     run = train(tiny(protocol=protocol), runs=tmp_path)
     uploads = run.settings.protocol.uploads
@@ -196,6 +198,7 @@ def test_recovered_prototypes_are_compared_with_the_true_ones(kept):
     assert result.card.get("s_min").value >= 0
 
 
+@pytest.mark.slow
 def test_recovered_prototypes_are_targets_of_an_image_attack(kept):
     pixel = {"name": "pixel", "steps": 3}
     settings = ask("recovered-prototypes", pixel, eval={"targets": 6, "ceiling": 2})

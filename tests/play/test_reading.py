@@ -67,6 +67,7 @@ def test_broadcasts_that_are_replayed_are_hashed_once_too(small, hashed):
     assert {FIRST, LAST} <= set(hashed) and set(hashed.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_whole_attack_hashes_each_file_once(runs, hashed):
     result = attack(runs["fedgh"], ask("uploaded", PIXEL, "fedre-paper"))
     assert set(hashed.values()) == {1} and result.record["status"] == "complete"

@@ -104,6 +104,7 @@ def test_nothing_finite_and_nothing_said_is_lost():
     assert not answer(torch.cat([nothing, torch.ones(1, 3)])).lost
 
 
+@pytest.mark.slow
 def test_joint_disentangling_is_scored_like_the_two_stages(trained):
     brief = {"name": "joint-disentangle", "steps": 3, "channels": [4], "views": 2}
     result = attack(trained({}), ask("recovered-prototypes", brief))

@@ -51,6 +51,7 @@ def test_without_truth_there_is_no_map(tiny, tmp_path):
     assert [path.stem for path in draw(run)] == ["accuracy", "clients", "partition"]
 
 
+@pytest.mark.slow
 def test_what_sends_no_upload_of_its_own_has_no_map(runs, tiny, tmp_path):
     summed = train(tiny(protocol="fedavg", defense="secagg"), runs=tmp_path)
     for run in (train(tiny(protocol="local"), runs=tmp_path), summed):

@@ -62,6 +62,7 @@ def test_younger_extractors_are_not_held(kept):
     assert {u.round for u in seen.uploads} == {1, 2, 3, 4, 5}  # uploads are still read
 
 
+@pytest.mark.slow
 def test_it_is_said_and_recorded(kept):
     result = attack(kept, ask(staleness=1))
     assert result.trial.lines()["Attacker"].endswith("the newest extractor held is 1 round old")

@@ -156,6 +156,7 @@ def test_a_broken_scheme_is_named_and_left_out(finished):
     assert not list(folder.glob("*.log"))
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_repeated(finished, monkeypatch):
     folder, asked, made = finished
 
@@ -257,6 +258,7 @@ def _until(met, seconds=900):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_trained_again_where_its_result_is_lost(finished):
     folder, asked, made = finished
     job = next(job for job in planned(asked) if job.label == "vap")
@@ -322,6 +324,7 @@ def _results(made):
     return json.loads(result.read_text())["attacks"]
 
 
+@pytest.mark.slow
 def test_attacks_on_one_round_are_not_drawn_against_rounds(finished):
     folder, _, made = finished
     assert made.over_rounds("attacked").empty and made.over_rounds("read").empty
@@ -330,6 +333,7 @@ def test_attacks_on_one_round_are_not_drawn_against_rounds(finished):
         made.rounds_figure("read")
 
 
+@pytest.mark.slow
 def test_the_matrix_says_what_cannot_be_read(finished):
     _, _, made = finished
     cells = made.cells()

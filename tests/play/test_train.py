@@ -89,8 +89,20 @@ def test_step_sizes_decay_by_the_round(tiny, tmp_path, monkeypatch):
     assert seen == [([lr], 0.9, 1e-3) for lr in (0.2, 0.1, 0.05) for _ in range(3)]
     # runs of earlier settings keep their names
     plain_settings = tiny(protocol="fedre").plain()["train"]
-    assert not {"lr_decay", "momentum", "weight_decay"} & set(plain_settings)
+    assert not {"lr_decay", "momentum", "weight_decay", "augment"} & set(plain_settings)
     assert {"lr_decay", "momentum", "weight_decay"} <= set(settings.plain()["train"])
+
+
+def test_augmented_training_changes_what_is_learnt_and_nothing_else(tiny, tmp_path):
+    runs = {
+        name: train(tiny(protocol="fedavg", train={"rounds": 1, "augment": name}), runs=tmp_path)
+        for name in ("none", "crop-flip-erase")
+    }
+    one, other = runs.values()
+    assert one.record["partition_sha256"] == other.record["partition_sha256"]
+    states = [run.state(0, 1) for run in (one, other)]
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert other.settings.train.augment == "crop-flip-erase"
 
 
 def test_attacks_that_simulate_local_training_need_plain_sgd(tiny):
@@ -99,8 +111,9 @@ def test_attacks_that_simulate_local_training_need_plain_sgd(tiny):
         {"attack": "update-inversion", "target": "update", "threat": "strong"}, {}, problems
     )
     check_ahead(tiny(protocol="fedavg", train={"lr_decay": 0.9}), asked)
-    with pytest.raises(IncompatibleError, match="momentum or weight decay"):
-        check_ahead(tiny(protocol="fedavg", train={"momentum": 0.9}), asked)
+    for odd in ({"momentum": 0.9}, {"weight_decay": 0.1}, {"augment": "flip"}):
+        with pytest.raises(IncompatibleError, match="momentum, weight decay or augmentation"):
+            check_ahead(tiny(protocol="fedavg", train=odd), asked)
     assert not problems
 
 

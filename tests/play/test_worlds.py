@@ -30,6 +30,7 @@ def played(tiny, tmp_path_factory):
     return play_worlds(plan, runs=tmp_path_factory.mktemp("worlds"), isolation=SAME)
 
 
+@pytest.mark.slow
 def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
     done = WorldsResult(played)
     floor = done.floors[BLIND]

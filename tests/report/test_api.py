@@ -38,6 +38,7 @@ def test_the_command_finds_what_the_function_trained(run, runs, capsys):
     assert capsys.readouterr().out.strip() == str(run.folder)
 
 
+@pytest.mark.slow
 def test_the_function_finds_what_it_attacked(attacked, run):
     before = (attacked.folder / "record.json").stat().st_mtime_ns
     again = fp.attack(

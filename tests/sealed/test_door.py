@@ -263,6 +263,7 @@ def test_a_deep_message_is_refused():
     assert json.loads("{}") == {}
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
     """Its attack would sleep for ten minutes."""
     (tmp_path / "sleeping.py").write_text(

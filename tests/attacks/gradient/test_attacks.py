@@ -81,6 +81,7 @@ def half_trained(digits):
 
 
 @pytest.mark.parametrize("state", ["untrained", "trained"])
+@pytest.mark.slow
 def test_one_default_of_smoothness_suits_untrained_and_trained_networks(
     state, half_trained, gradient_of, watch, psnr
 ):
@@ -261,6 +262,7 @@ def test_a_batch_norm_client_in_training_mode(smooth, small, small_labels, watch
 
 
 @pytest.mark.parametrize(("epochs", "size", "batch_size"), [(1, 1, 1), (4, 1, 1), (3, 2, 8)])
+@pytest.mark.slow
 def test_updates_are_inverted_by_running_the_client_again(
     smooth, small, small_labels, trained, watch, psnr, epochs, size, batch_size
 ):

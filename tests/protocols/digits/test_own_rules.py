@@ -1,6 +1,7 @@
 """Rules of single protocols, mostly where a public implementation went wrong."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,29 @@ def test_fedkd_keeps_more_energy_every_round(world):
     fed = world("fedkd", train={"rounds": 10})
     kept = [fed.protocol._energy(Task(fed.setting, r)) for r in range(1, 11)]
     assert kept == pytest.approx([0.95 + 0.03 * t / 10 for t in range(10)])
+
+
+# --- FedMRL ----------------------------------------------------------------------------------
+
+
+def test_fedmrl_predicts_in_four_ways_of_one_training(world):
+    fed = world("fedmrl", train={"rounds": 2})
+    fed.run()
+    client = fed.clients[0]
+    images, _ = client.test.batch(slice(0, 8))
+    small, own = client.memory["small"], client.model
+    with torch.no_grad():
+        joined = torch.cat([small.extractor(images), own.extractor(images)], 1)
+        nested = client.memory["projector"](joined)
+        wanted = {
+            "mix-large": own.head(nested),
+            "mix-small": small.head(nested[:, : small.dim]),
+            "single-large": own.head(own.extractor(images)),
+            "single-small": small.head(small.extractor(images)),
+        }
+        for name, logits in wanted.items():
+            protocol = replace(fed.protocol, predict=name)
+            torch.testing.assert_close(protocol.logits(client, images), logits)
 
 
 # --- FedTGP ----------------------------------------------------------------------------------
