@@ -102,6 +102,8 @@ class Attack:
     """Steps of declared channels that it takes into account, by the place where they act."""
     assumes: ClassVar[str] = ""
     """What it takes for granted beyond any threat model, in words; empty: nothing."""
+    earliest: ClassVar[bool] = False
+    """Whether it attacks the first round that was recorded, unless it is told which."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 

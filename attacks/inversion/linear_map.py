@@ -84,6 +84,18 @@ class Sums:
             self.rep_image + other.rep_image,
         )
 
+    def moved(self, by: Tensor) -> Sums:
+        """The sums of representations to each of which a vector (d,) is added."""
+        shift = by.double()
+        both = torch.outer(self.reps, shift)
+        return Sums(
+            self.count,
+            self.reps + self.count * shift,
+            self.images,
+            self.rep_rep + both + both.T + self.count * torch.outer(shift, shift),
+            self.rep_image + torch.outer(shift, self.images),
+        )
+
     def about(self, rep: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """Scatter of representations (d, d) and of both (d, P) about a point."""
         shift = self.reps - self.count * rep
@@ -118,11 +130,18 @@ def fit(sums: Sums, penalty: float) -> LinearMap:
 
 def choose_penalty(kept: Sums, held: Sums) -> float:
     """Return the one of `PENALTIES` whose map, fitted to `kept`, errs least on `held`."""
+    errors = errors_by_penalty(kept, held)
+    return PENALTIES[-1] if errors is None else PENALTIES[int(errors.argmin())]
+
+
+def errors_by_penalty(kept: Sums, held: Sums) -> Tensor | None:
+    """Squared error on `held`, up to a constant, of the map fitted to `kept` with each of
+    `PENALTIES`; None where a representation is not finite."""
     rep, image = kept.reps / kept.count, kept.images / kept.count
     scatter, both = kept.about(rep, image)
     seen, wanted = held.about(rep, image)
     if not bool(scatter.isfinite().all() & seen.isfinite().all()):
-        return PENALTIES[-1]
+        return None
     values, vectors = torch.linalg.eigh(scatter)
     turned = vectors.T @ both
     agree = (turned * (vectors.T @ wanted)).sum(1)
@@ -132,4 +151,4 @@ def choose_penalty(kept: Sums, held: Sums) -> float:
     for penalty in PENALTIES:
         shrink = 1 / (values.clamp(min=0) + penalty * scale + TINY)
         errors.append(shrink @ energy @ shrink - 2 * shrink @ agree)
-    return PENALTIES[int(torch.stack(errors).argmin())]
+    return torch.stack(errors)

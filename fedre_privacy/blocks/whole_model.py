@@ -12,7 +12,7 @@ import torch
 
 from fedre_privacy.core.artifacts import Counts, ModelState
 from fedre_privacy.core.types import Emission, Upload
-from fedre_privacy.models.families import build_model
+from fedre_privacy.models.families import PRIVATE, build_model
 
 from .averaging import load_state, state_of, weighted_mean
 from .state import Client, Message, Server, Setting, Task, only
@@ -24,7 +24,12 @@ def sends_buffers(self: Any) -> bool:
 
 
 def check(self: Any, setting: Setting) -> list[str]:
-    """Averaging whole models needs the same architecture everywhere."""
+    """Averaging whole models needs the same architecture and the same start everywhere."""
+    if setting.model.init == PRIVATE:
+        return [
+            f"Protocol '{self.name}' sends every client the first model, so model.init=private has "
+            "no meaning. Leave it out, or choose a protocol whose clients keep their models."
+        ]
     if len(set(setting.architectures)) == 1:
         return []
     listed = ", ".join(f"client {k}: {name}" for k, name in enumerate(setting.architectures))

@@ -6,10 +6,10 @@ Kinds of artifacts, which messages carry, are in `artifacts`; what an attack ret
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,8 @@ class Knowledge(StrEnum):
     HEAD = "head"
     AUX_DATA = "aux-data"
     TRAINING = "training"
+    ARCHITECTURE = "architecture"
+    INITIAL_MODEL = "initial-model"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class ThreatModel:
         rounds: ``"last"`` or ``"all"``: the rounds whose uploads are observed.
         summary: one sentence, printed as the trial of every attack.
         reference: where the model comes from.
+        behaviour: ``"semi-honest"``, or ``"malicious"``: the server of the attacked run did not
+            follow the protocol.
     """
 
     name: str
@@ -130,6 +134,7 @@ class ThreatModel:
     rounds: str
     summary: str
     reference: str = ""
+    behaviour: str = "semi-honest"
 
 
 # --- what an attack receives, and what the evaluator keeps ---------------------------------------
@@ -150,6 +155,52 @@ class LocalTraining:
     epochs: int
     batch_size: int
     sizes: Mapping[int, int]
+
+
+class Rehearsal(Protocol):
+    """A server's repetition of local training on images of its own.
+
+    It is made of settings and of recorded broadcasts alone. It trains as a client that took part
+    in these rounds would have trained on these images: by its protocol, with what the server sent
+    it, under the declared defences that act on training, for as many steps as so many images make.
+    """
+
+    def plain(self) -> dict[str, Any]:
+        """JSON-ready settings that it is made of; broadcasts are left out."""
+        ...
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any], broadcasts: tuple[Broadcast, ...]) -> Rehearsal:
+        """Undo `plain`."""
+        ...
+
+    def modules(self) -> set[str]:
+        """Names of the Python modules that it needs."""
+        ...
+
+    def blank(self, client: int, seed: int) -> nn.Module:
+        """Fresh random weights of a client's architecture, a `SplitModel`."""
+        ...
+
+    def __call__(
+        self,
+        client: int,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        rounds: Sequence[int],
+        seed: int,
+    ) -> dict[int, nn.Module]:
+        """Train a copy of a model as a client trains, and return it as it was after each round.
+
+        Args:
+            client: whose broadcasts and architecture.
+            model: the `SplitModel` before the first round.
+            images, labels: to train on, (n, C, H, W) in [0, 1] and (n,).
+            rounds: those in which the client trained.
+            seed: of the order of batches and of whatever else the training draws.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -204,6 +255,9 @@ class Observation:
             updates); 0 where each row is one target.
         defenses: what clients declared to do to their uploads, in order; empty for an attacker
             who does not know or care.
+        initial: (client, 0) to the whole model before the first round. Empty unless granted.
+        rehearse: repeats clients' training on other images, or None unless broadcasts, training
+            and architecture are granted.
     """
 
     threat: ThreatModel
@@ -220,6 +274,8 @@ class Observation:
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
     defenses: tuple[KnownDefense, ...] = ()
+    initial: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
+    rehearse: Rehearsal | None = None
 
     @property
     def channel(self) -> Channel:

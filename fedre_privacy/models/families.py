@@ -52,6 +52,9 @@ and which ViT; cnn4 and vit-b-16 are our choice)."""
 MOST_UNITS = 1 << 16
 """Largest width of a layer that can be asked for."""
 
+SHARED, PRIVATE = "shared", "private"
+"""Whether clients of one architecture begin with the same weights."""
+
 FAMILY_DIM = 512
 """Common representation length of clients whose backbones differ in width (FedRE)."""
 
@@ -133,6 +136,13 @@ class ModelSettings:
         help="normalisation: bn (BatchNorm, as published) or gn (GroupNorm in its place, which "
         "keeps the samples of a batch apart; dp-sgd needs it)",
         choices=NORMS,
+    )
+    init: str = knob(
+        SHARED,
+        help="initial weights: shared by all clients of one architecture, or drawn by each client "
+        "from a secret of its own (private)",
+        choices=(SHARED, PRIVATE),
+        later=True,
     )
 
     weights: str = knob(

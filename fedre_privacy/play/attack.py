@@ -40,6 +40,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
+from fedre_privacy.federation.loop import select
 from fedre_privacy.runs.folder import (
     COMPLETE,
     PARTIAL,
@@ -55,6 +56,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
 from fedre_privacy.runs.training import loaded
 from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
@@ -125,14 +127,16 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     check_fit(training, settings)
     check_sums(training, settings)
     last, every = training.train.rounds, training.record.keep_every
-    wanted = settings.evaluation.round or last
+    wanted = settings.evaluation.round or (1 if settings.earliest else last)
     problems = []
     if wanted > last:
         problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
-    elif wanted != last and not (every and wanted % every == 0):
+    elif not training.record.keeps(wanted, last):
+        add = "record.keep_first=true" if wanted == 1 else f"record.keep_every={wanted}"
+        asked = "'eval.round' is" if settings.evaluation.round else "The attack is on round"
         problems.append(
-            f"'eval.round' is {wanted}, whose extractors would not be kept: record.keep_every is "
-            f"{every}. Add --set record.keep_every={wanted}."
+            f"{asked} {wanted}, whose extractors would not be kept: record.keep_every is {every}. "
+            f"Add --set {add}."
         )
     if not training.record.truth:
         problems.append(
@@ -143,8 +147,8 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
         raise ConfigError(*problems)
     age = settings.evaluation.staleness
     if age:
-        kept = [r for r in range(1, last + 1) if r == last or (every and r % every == 0)]
-        threat = effective(settings.threat, training.protocol.uploads)
+        kept = [r for r in range(1, last + 1) if training.record.keeps(r, last)]
+        threat = effective(settings.threat, training.protocol.uploads, training.model)
         stale(threat, training.protocol, wanted, age, kept)
 
 
@@ -178,7 +182,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
             "labels.",
         )
-    threat = effective(settings.threat, protocol.uploads)
+    threat = effective(settings.threat, protocol.uploads, training.model)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
         problems += lacking(settings.via, threat, set(settings.via.consumes))
@@ -197,7 +201,13 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
         if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
     ]
     needed = needed_for(settings.attack, kinds)
-    if needed - threat.grants:
+    if needed & settings.threat.grants - threat.grants:
+        step = (
+            "Each client draws its own initial weights (model.init=private), so nobody knows them. "
+            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
+            "attack.start=random. Or train with model.init=shared."
+        )
+    elif needed - threat.grants:
         options = [
             f"--threat {name}" for name in threats.names() if needed <= threats.get(name).grants
         ][:1]
@@ -226,6 +236,10 @@ def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
         IncompatibleError: the attack asks about single clients.
     """
     summed = [d.name for d in training.defense if type(d).seen is not Defense.seen]
+    joined = len(select(training.train, 1))
+    last = settings.evaluation.round or training.train.rounds
+    if alone(training.steering, training.train.clients, joined, range(1, last + 1)):
+        return  # the server took what its own clients sent out of every sum
     updates = any(kind.updates for kind in training.protocol.uploads)
     on_updates = settings.target == "update" or (settings.target == "uploaded" and updates)
     if not summed or (on_updates and settings.attack.answers == "images"):
@@ -413,6 +427,7 @@ def _attack(
         **trial.settings.plain(),
         "kind": trial.kind,
         "counterfactual": trial.counterfactual,
+        **({"active_server": trial.run.active} if trial.run.active else {}),
         "trial": trial.lines(),
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }

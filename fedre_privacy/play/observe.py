@@ -31,19 +31,30 @@ from fedre_privacy.core.types import (
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Facts
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.federation.rehearsal import Rehearsed
+from fedre_privacy.models.families import PRIVATE, ModelSettings
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
-from fedre_privacy.runs.training import facts_of
+from fedre_privacy.runs.training import facts_of, shared_start
 from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
 
 from .targets import TargetSource
 
 
-def effective(threat: ThreatModel, uploads: Collection[type[Artifact]]) -> ThreatModel:
-    """Add what the protocol itself hands over: who uploads whole models gives away extractors."""
+def effective(
+    threat: ThreatModel, uploads: Collection[type[Artifact]], model: ModelSettings
+) -> ThreatModel:
+    """A threat model in a federation: what it grants there, more or less.
+
+    Who uploads whole models gives away extractors. Initial weights that each client draws for
+    itself nobody knows.
+    """
+    if model.init == PRIVATE and Knowledge.INITIAL_MODEL in threat.grants:
+        grants = threat.grants - {Knowledge.INITIAL_MODEL}
+        own = "; here each client drew its own initial weights, which it does not know"
+        threat = dataclasses.replace(threat, grants=grants, summary=threat.summary + own)
     if not any(Role.WHOLE in kind.roles for kind in uploads):
         return threat
     given = {Knowledge.EXTRACTOR, Knowledge.HEAD}
@@ -115,7 +126,9 @@ def observe(
             before the first round.
     """
     run, round, staleness = source.run, source.round, settings.evaluation.staleness
-    threat = effective(settings.threat, run.settings.protocol.uploads)
+    threat = effective(settings.threat, run.settings.protocol.uploads, run.settings.model)
+    if run.active:
+        threat = dataclasses.replace(threat, behaviour="malicious")
     if staleness:
         threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None
@@ -149,6 +162,40 @@ def observe(
         else Modules({}),
         images_per_target=images_per_target,
         defenses=known_defenses(run) if settings.evaluation.attacker == ADAPTIVE else (),
+        initial=_initial(run, clients) if Knowledge.INITIAL_MODEL in threat.grants else Modules({}),
+        rehearse=_rehearsal(run, settings, broadcasts) if REHEARSES <= threat.grants else None,
+    )
+
+
+REHEARSES = {Knowledge.HEAD, Knowledge.TRAINING, Knowledge.ARCHITECTURE}
+"""What a server must know to repeat a client's training on its own images."""
+
+
+def _initial(run: Run, clients: Collection[int]) -> Modules:
+    """The models that clients began with, where all of one architecture began alike."""
+    classes = len(run.record["classes"])
+
+    def state(client: int) -> dict[str, Tensor]:
+        return shared_start(run.settings, client, run.image_shape, classes).state_dict()
+
+    return Modules({(k, 0): Held(recipe_of(run, k), partial(state, k)) for k in clients})
+
+
+def _rehearsal(run: Run, settings: AttackSettings, sent: Sequence[Broadcast]) -> Rehearsed:
+    """How clients train, in settings and broadcasts, with the defences that the attacker knows."""
+    adaptive = settings.evaluation.attacker == ADAPTIVE
+    training = plain(run.settings.train)
+    del training["seed"]
+    defenses = run.settings.defense
+    settled = [defense.settled(_facts(run)) for defense in defenses] if defenses else []
+    return Rehearsed(
+        protocol=plain_plugin(run.settings.protocol),
+        model=plain(run.settings.model),
+        training=training,
+        defense=tuple(plain_plugin(one) for one in settled) if adaptive else (),
+        image_shape=run.image_shape,
+        num_classes=len(run.record["classes"]),
+        broadcasts=tuple(sent),
     )
 
 

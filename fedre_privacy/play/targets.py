@@ -63,10 +63,14 @@ class TargetSource:
     """Makes target groups from a recorded run and the data it was trained on.
 
     Args:
+        round: to be attacked; None: the last one.
         seed: ``eval.seed``; the draws follow from it and from the split (`evaluator_secret`).
+        earliest: without a round it is the first one in which clients trained.
     """
 
-    def __init__(self, run: Run, data: ImageData, *, round: int | None, seed: int) -> None:
+    def __init__(
+        self, run: Run, data: ImageData, *, round: int | None, seed: int, earliest: bool = False
+    ) -> None:
         self.run, self.data = run, data
         self.seed = evaluator_secret(run, data, seed)
         self.attack_seed = derive(self.seed, "attack")
@@ -80,7 +84,8 @@ class TargetSource:
                 f"Round {round} was not recorded; recorded: {uploaded[0]} to {uploaded[-1]}.",
                 next_step=f"Use --set eval.round={near}.",
             )
-        self.round = uploaded[-1] if round is None else round
+        usual = min((r for r in uploaded if r), default=0) if earliest else uploaded[-1]
+        self.round = usual if round is None else round
         self.train, self.test = run.split_indices(len(data))
         self.messages = run.messages()
         uploads, _ = self.messages.of([self.round])

@@ -17,7 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import SERVER_STATE, Client, Samples, Server, Setting
+from fedre_privacy.blocks.state import (
+    SERVER_STATE,
+    Client,
+    Samples,
+    Server,
+    Setting,
+    client_secret,
+)
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
@@ -32,6 +39,7 @@ from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.models.families import (
+    PRIVATE,
     architecture_of,
     build_model,
     has_batch_norm,
@@ -94,6 +102,8 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
     problems += _too_large(settings, setting)
+    for one in settings.steering:
+        problems += one.check(training.clients, settings.protocol.broadcasts)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
@@ -136,7 +146,7 @@ def shared_out(settings: TrainSettings, data: ImageData) -> Split:
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     """What the accounting of defences needs to know of a federation."""
     training, protocol = setting.training, settings.protocol
-    joined = Counter(k for r in range(1, training.rounds + 1) for k in loop.select(training, r))
+    joined = Counter(k for sent in possible_participants(settings).values() for k in sent)
     built: dict[str, nn.Module] = {}
 
     def model(client: int) -> nn.Module:
@@ -163,6 +173,19 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
         summing=_summing(),
         model=model,
     )
+
+
+def possible_participants(settings: TrainSettings) -> dict[int, tuple[int, ...]]:
+    """Who may take part in each round: whom an honest server draws, or anybody.
+
+    A server that chooses may choose any client in every round, and clients account for that.
+    """
+    training = settings.train
+    free = any(one.chooses for one in settings.steering)
+    everyone = tuple(range(training.clients))
+    return {
+        r: everyone if free else loop.select(training, r) for r in range(1, training.rounds + 1)
+    }
 
 
 def _summing() -> tuple[str, ...]:
@@ -224,14 +247,18 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
 
     clients: list[Client] = []
     first: dict[str, SplitModel] = {}
+    shape, classes = prepared.data.image_shape, prepared.data.num_classes
     for k, architecture in enumerate(prepared.setting.architectures):
-        if architecture not in first:  # clients of one architecture begin with equal parameters
-            with seeded(settings.train.seed, f"model {architecture}"):
-                first[architecture] = build_model(
-                    settings.model, k, prepared.data.image_shape, prepared.data.num_classes
-                )
-        model = copy.deepcopy(first[architecture])
-        client = Client(k, model, samples(prepared.split.train[k]), samples(prepared.split.test[k]))
+        own = samples(prepared.split.train[k])
+        if settings.model.init == PRIVATE:
+            secret = client_secret(own.fingerprint(), settings.train.seed, k)
+            with seeded(secret, "model"):
+                model = build_model(settings.model, k, shape, classes)
+        else:  # clients of one architecture begin with equal parameters
+            if architecture not in first:
+                first[architecture] = shared_start(settings, k, shape, classes)
+            model = copy.deepcopy(first[architecture])
+        client = Client(k, model, own, samples(prepared.split.test[k]))
         with seeded(settings.train.seed, "protocol state", client=k):
             settings.protocol.start_client(client, prepared.setting)
         clients.append(client)
@@ -239,6 +266,15 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
         for client in clients:
             client.model.to(device)
     return clients
+
+
+def shared_start(
+    settings: TrainSettings, client: int, image_shape: tuple[int, int, int], num_classes: int
+) -> SplitModel:
+    """The model that all clients of a client's architecture begin with."""
+    architecture = architecture_of(settings.model.name, client)
+    with seeded(settings.train.seed, f"model {architecture}"):
+        return build_model(settings.model, client, image_shape, num_classes)
 
 
 def _fit_together(clients: Sequence[Client], device: torch.device) -> bool:
@@ -302,6 +338,8 @@ def _train(
                 next_step="Restore the data, or train again with --restart.",
             )
     log.info("training %s on %s", folder.name, record["device"])
+    if settings.active:
+        report(Event("note", {"text": f"{settings.active}: clients are not told."}))
     for sentence in record.get("privacy", {}).get("says", ()):
         report(Event("note", {"text": sentence}))
     files.write_yaml(folder / "config.yaml", settings.plain())
@@ -347,12 +385,12 @@ def _run_loop(
     resume: bool,
     report: Report,
 ) -> list[loop.Row]:
-    last, every = settings.train.rounds, settings.record.keep_every
+    last, record = settings.train.rounds, settings.record
 
     def keep(
         round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]
     ) -> None:
-        if round != last and not (every and round % every == 0):
+        if not record.keeps(round, last):
             return
         tensors = {
             f"client{client.id}/{name}": value
@@ -377,6 +415,7 @@ def _run_loop(
             resume=resume,
             on_row=table.take,
             defenses=prepared.defense,
+            steering=settings.steering,
         )
     finally:
         table.write()
@@ -445,6 +484,7 @@ def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]
         "architectures": list(prepared.setting.architectures),
         "summary": summary(settings),
         **_defended(settings, prepared),
+        **({"active_server": settings.active} if settings.active else {}),
     }
 
 
@@ -467,6 +507,7 @@ def summary(settings: TrainSettings) -> str:
         f"{plural(settings.train.clients, 'client')}, {shared}, "
         f"{plural(settings.train.rounds, 'round')}, {settings.model.name}"
         + "".join(f", {defense.name}" for defense in settings.defense)
+        + (f", {settings.active}" if settings.active else "")
     )
 
 

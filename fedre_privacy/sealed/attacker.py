@@ -81,6 +81,10 @@ def attend(line: Line) -> None:
 def _run(head: Head, line: Line) -> None:
     folder = Path(head["folder"])
     _settle(folder)
+    ours = f"{__package__.partition('.')[0]}."
+    for name in head["imports"]:
+        if name.startswith(ours):  # ours may need packages that it could not find behind walls
+            importlib.import_module(name)
     if head["walls"]:
         walls.raise_walls([*head["read"], *walls.FACTS], [str(folder)])
     torch.set_num_threads(head["threads"])

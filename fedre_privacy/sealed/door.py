@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks import base as attack_base
 from fedre_privacy.attacks.base import Attack, Context, accepted
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
@@ -129,7 +129,7 @@ def play(
         Exception: what the attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
-    held = (observation.extractors, observation.models)
+    held = (observation.extractors, observation.models, observation.initial)
     objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
         raise ConfigError(
@@ -141,9 +141,12 @@ def play(
     with _folder() as folder:
         if objects:
             none = Modules({})
-            pack(dataclasses.replace(observation, extractors=none, models=none), folder)
-            extractors, models = map(frozen_copies, held)
-            sealed = dataclasses.replace(unpack(folder), extractors=extractors, models=models)
+            bare = dataclasses.replace(observation, extractors=none, models=none, initial=none)
+            pack(bare, folder)
+            extractors, models, initial = map(frozen_copies, held)
+            sealed = dataclasses.replace(
+                unpack(folder), extractors=extractors, models=models, initial=initial
+            )
             return SealedResult(attack(sealed, context), SAME)
         pack(observation, folder)
         if how == SAME:
@@ -183,7 +186,9 @@ def _order(
     carried = [upload.artifacts for upload in (*observation.targets, *observation.uploads)]
     carried += [broadcast.artifacts for broadcast in observation.broadcasts]
     named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
-    for modules in (observation.extractors, observation.models):
+    if observation.rehearse is not None:
+        named |= observation.rehearse.modules()
+    for modules in (observation.extractors, observation.models, observation.initial):
         held = getattr(modules, "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})
@@ -238,8 +243,11 @@ def _is_own(module: ModuleType) -> bool:
 
 def _package_roots() -> list[Path]:
     """Folders of this package, wherever each of them lies."""
-    package, attacks_room = Path(errors.__file__).parents[1], Path(attack_base.__file__).parent
-    return [package.resolve(), attacks_room.resolve()]
+    package = Path(errors.__file__).parents[1]
+    name, _, _ = __package__.partition(".")
+    found = (find_spec(f"{name}.{room}") for room in ("attacks", "defenses"))
+    beside = [Path(str(spec.origin)).parent for spec in found if spec is not None]
+    return [place.resolve() for place in (package, *beside)]
 
 
 def _installed() -> list[Path]:

@@ -7,6 +7,7 @@ an attack that gets it can search it as it likes.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from fedre_privacy.core.types import (
     KnownDefense,
     LocalTraining,
     Observation,
+    Rehearsal,
     ThreatModel,
     Upload,
 )
@@ -99,6 +101,8 @@ def pack(observation: Observation, folder: Path) -> None:
             }
             for one in observation.defenses
         ],
+        "initial": _modules(observation.initial, "initial model", folder),
+        "rehearse": _rehearsal(observation),
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -122,16 +126,17 @@ def unpack(folder: Path) -> Observation:
         )
 
     threat, training, asked = head["threat"], head["training"], head["candidates"]
+    broadcasts = tuple(
+        Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
+        for one in head["broadcasts"]
+    )
     return Observation(
         threat=ThreatModel(
             **{**threat, "grants": frozenset(Knowledge(one) for one in threat["grants"])}
         ),
         targets=uploads(head["targets"]),
         uploads=uploads(head["uploads"]),
-        broadcasts=tuple(
-            Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
-            for one in head["broadcasts"]
-        ),
+        broadcasts=broadcasts,
         extractors=_read_modules(head["extractors"], folder),
         models=_read_modules(head["models"], folder),
         image_shape=tuple(head["image_shape"]),
@@ -153,7 +158,27 @@ def unpack(folder: Path) -> Observation:
             )
             for one in head["defenses"]
         ),
+        initial=_read_modules(head["initial"], folder),
+        rehearse=_read_rehearsal(head["rehearse"], broadcasts),
     )
+
+
+def _rehearsal(observation: Observation) -> Plain | None:
+    """How clients train, and what is made of it; broadcasts are in the observation already."""
+    held = observation.rehearse
+    if held is None:
+        return None
+    kind = type(held)
+    return {"factory": f"{kind.__module__}:{kind.__qualname__}", "settings": held.plain()}
+
+
+def _read_rehearsal(values: Plain | None, broadcasts: tuple[Broadcast, ...]) -> Rehearsal | None:
+    """Undo `_rehearsal`; its module is loaded for observations that hold one, and no others."""
+    if values is None:
+        return None
+    module, _, name = values["factory"].partition(":")
+    kind: type[Rehearsal] = getattr(importlib.import_module(module), name)
+    return kind.from_plain(values["settings"], broadcasts)
 
 
 def _upload(upload: Upload, tensors: _Tensors) -> Plain:
@@ -197,7 +222,7 @@ def _modules(modules: Mapping[Key, nn.Module], what: str, folder: Path) -> list[
         )
     out = []
     for number, ((client, round), held) in enumerate(modules.held.items()):
-        name = f"{what}-{number}.safetensors"
+        name = f"{what.replace(' ', '-')}-{number}.safetensors"
         files.write_tensors(folder / name, held.state())
         recipe = dataclasses.asdict(held.recipe)
         out.append({"client": client, "round": round, "recipe": recipe, "state": name})

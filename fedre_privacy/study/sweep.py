@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +133,12 @@ def plan(
             own: list[str] = []
             training = resolve_training(values, {}, own)
             attacks = []
-            for chosen in suite(training) if training else ():
-                settings = resolve_attack({**chosen}, {}, own)
-                if settings is not None and training is not None:
+            if training is not None:
+                found = [resolve_attack({**chosen}, {}, own) for chosen in suite(training)]
+                attacks = [settings for settings in found if settings is not None]
+                training = _keeping(training, attacks)
+                for settings in attacks:
                     check_ahead(training, settings)
-                    attacks.append(settings)
             problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
             if training is not None and not own:
                 owner = owners.setdefault(training.run_name, variant.label)
@@ -147,6 +148,14 @@ def plan(
     if problems:
         raise ConfigError(*problems)
     return jobs
+
+
+def _keeping(training: TrainSettings, attacks: Sequence[AttackSettings]) -> TrainSettings:
+    """A training that keeps its first round where one of the attacks is on it."""
+    first = any(one.earliest and one.evaluation.round is None for one in attacks)
+    if not first or training.record.keeps(1, training.train.rounds):
+        return training
+    return replace(training, record=replace(training.record, keep_first=True))
 
 
 @dataclass(frozen=True)

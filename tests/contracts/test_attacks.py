@@ -20,7 +20,7 @@ from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Knowledge, Observation, Upload
+from fedre_privacy.core.types import Knowledge, LocalTraining, Observation, Upload
 from fedre_privacy.threats.base import threats
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -34,10 +34,11 @@ BRIEF: dict[str, dict[str, Any]] = {
     "pixel": {"steps": 6},
     "joint-disentangle": {"steps": 4, "channels": (4, 4)},
     "linear": {"views": 1, "match_targets": False},
+    "shadow": {"views": 1, "shadows": 2},
     "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
 }
 """Settings for promises that hold however short the attack is."""
-SEEDLESS = {"linear", "decoder"}
+SEEDLESS = {"linear", "decoder", "shadow"}
 """Exact on the known problem by closed form, whatever the seed."""
 JOINT = {"decoder"}
 """Trained on all targets together: its pieces are no tiles; tested for itself."""
@@ -69,9 +70,37 @@ def problem(observe, rotation, originals, digits):
     return with_aux(observe(reps, extractors, threat="strong"), digits)
 
 
+class Whole(nn.Module):
+    """A model of which only the extractor is used."""
+
+    def __init__(self, extractor: nn.Module) -> None:
+        super().__init__()
+        self.extractor = extractor
+
+
+class Still:
+    """The rehearsal of clients that do not train at all."""
+
+    def blank(self, client, seed):
+        raise AssertionError("the start is known")
+
+    def __call__(self, client, model, images, labels, rounds, seed):
+        assert len(images) == len(labels) == 5
+        return {round: model for round in rounds}
+
+
 def with_aux(seen: Observation, digits) -> Observation:
-    """Give an attacker the digits that are not sought."""
-    return replace(seen, aux=digits.images[10:].float() / 255, aux_labels=digits.labels[10:])
+    """Give an attacker the digits that are not sought, and clients that never leave their start."""
+    clients = {client: net for (client, _), net in seen.extractors.items()}
+    return replace(
+        seen,
+        threat=replace(seen.threat, grants=frozenset(Knowledge)),
+        aux=digits.images[10:].float() / 255,
+        aux_labels=digits.labels[10:],
+        training=LocalTraining(0.1, 1, 5, dict.fromkeys(clients, 5)),
+        initial={(client, 0): Whole(net) for client, net in clients.items()},
+        rehearse=Still(),
+    )
 
 
 def with_targets(problem: Observation, change) -> Observation:

@@ -102,7 +102,13 @@ class ImagesQuestion(Question):
             MissingInputError: the run lacks a round, an extractor, or its truth.
         """
         evaluation = settings.evaluation
-        source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
+        source = TargetSource(
+            run,
+            data,
+            round=evaluation.round,
+            seed=evaluation.seed,
+            earliest=settings.earliest,
+        )
         public, aux = held_out(source, evaluation.public)
         for metric in settings.metrics.values():
             metric.check(run.image_shape)

@@ -1,0 +1,79 @@
+"""Inversion without the client's extractor: a server rehearses the client from a known start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
+from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
+
+from .base import Attack, Context, SuiteEntry, attacks
+from .inversion.rehearsed import Shadows, rehearsed_answers
+from .running.channels import ROWS_REPEATED
+
+
+@attacks.register("shadow")
+@dataclass(frozen=True, kw_only=True)
+class Shadow(Shadows, Attack):
+    """Recover images from early uploads through copies of the client that the server trained.
+
+    Where clients of one architecture begin with weights that the server knows, it trains a few
+    copies ("shadows") of a client on auxiliary images of the client's classes, for the client's
+    number of steps and with the broadcasts of these rounds. One ridge regression from their
+    representations to pixels, over all of them, is then applied to the upload. Before that each
+    shadow is moved so that its means of the client's *other* classes agree with the prototypes that
+    the client uploaded of them; the target's own class is left out. The penalty is chosen on
+    held-out images of a shadow that was held out: it has to stand for what differs between shadows.
+
+    Drift makes shadows useless after a few rounds, so the first one is attacked unless
+    ``eval.round`` says otherwise. With ``start=random`` the shadows begin with random weights of
+    the client's architecture, which is what remains where the start is not known
+    (``model.init=private``); it tells nothing, and serves as the control. Clients see nothing of
+    it: the server is passive.
+
+    Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
+    Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with
+                ``start=known``; no extractor       Recovers: inputs
+    Cost:       for each client `shadows` times its local training up to the attacked round, `views`
+                forward passes over the auxiliary images, and d^2 (d + C H W) multiplications for
+                each client and class
+    Reference:  this project; shadows as in Shokri et al., Membership inference attacks against
+                machine learning models, S&P 2017; ridge regression: Hoerl and Kennard, 1970.
+    """
+
+    consumes = (Representations, Prototypes, EntangledRep)
+    needs = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.HEAD,
+            Knowledge.TRAINING,
+            Knowledge.AUX_DATA,
+            Knowledge.ARCHITECTURE,
+            Knowledge.INITIAL_MODEL,
+        }
+    )
+    recovers = "inputs"
+    earliest = True
+    suite = (
+        SuiteEntry(Representations, "public-init", place=35),
+        SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
+    )
+    adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
+
+    start: str = knob(
+        "known",
+        help="weights that the rehearsal begins with: those before the first round, or random ones "
+        "of the architecture",
+        choices=("known", "random"),
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
+        return self.needs - unknown
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        return rehearsed_answers(observation, context, self, random=self.start == "random")
