@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import NoisySteps, joined
+from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
@@ -61,7 +61,7 @@ class Shadow(Shadows, Attack):
         SuiteEntry(Representations, "public-init", place=35),
         SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
     )
-    adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,)})
+    adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
 
     start: str = knob(
         "known",

@@ -26,7 +26,7 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.registry import typed
-from fedre_privacy.core.types import KnownDefense, Observation, Upload
+from fedre_privacy.core.types import Knowledge, KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
@@ -60,6 +60,7 @@ RUNS = {
 QUICK = {
     "decoder": {"updates": 2, "width": 4, "views": 1, "stages": 1, "match_targets": False},
     "linear": {"views": 1},
+    "shadow": {"views": 1, "shadows": 2},
     "dip": {"steps": 3},
     "joint-disentangle": {"steps": 3, "views": 2},
     "pixel": {"steps": 3},
@@ -132,6 +133,8 @@ def defended(tiny, tmp_path_factory):
 def asked(run, name, *, attacker="adaptive", threat="strong", target=None, **settings):
     """An attack ready to be played on a run."""
     asks = attacks.get(name).answers
+    if Knowledge.INITIAL_MODEL in attacks.get(name).needs:
+        threat = "public-init"
     target = target or (asks if asks in ("labels", "membership") else "uploaded")
     values = {
         "attack": {"name": name, **QUICK.get(name, {}), **settings},
@@ -160,7 +163,9 @@ def told_truly(run, name, **settings):
     """Check what is said of an attack on a run, and return it."""
     trial = asked(run, name, **settings)
     *_, found = trial.adaptations()
-    naive = replace(trial.observation, defenses=())
+    rehearse = trial.observation.rehearse
+    rehearse = rehearse and replace(rehearse, defense=())
+    naive = replace(trial.observation, defenses=(), rehearse=rehearse)
     changes = not same(answer(trial, trial.observation), answer(trial, naive))
     assert changes == any(one.used for one in found), found
     assert sentence(found) in trial.lines()["Attacker"]
