@@ -23,14 +23,13 @@ from .inversion.map_jobs import LEAST_AUX, MapJob
 from .inversion.simulate import folds_of, views
 from .running.channels import rows_sent_anew
 from .running.driver import Piece, Tick, in_groups, reconstruction
+from .running.messages import are_shares
 from .running.modules import frozen, outputs
 from .running.objectives import l2rel
 from .running.tiles import single_threaded
 
 LEAST = math.exp(-30)
 """Probabilities below it count as it."""
-NEAR_ONE = 0.25
-"""Rows whose sums are so near to 1, in the median, are shares of classes and not raw outputs."""
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
 
@@ -199,7 +198,7 @@ def _answer(
         for r in job.rounds
     ]
     sent = torch.cat(job.uploads)
-    shares = bool((sent.sum(1) - 1).abs().median() < NEAR_ONE)
+    shares = are_shares(sent)
     least = _least(sent)
 
     def made(images: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Candidates, Observation
@@ -52,6 +54,15 @@ def _place(entry: tuple[tuple[int, int, type[Artifact], int], Artifact]) -> tupl
 def received_by(observation: Observation, client: int) -> Mapping[int, tuple[Artifact, ...]]:
     """What the server sent to a client, by round."""
     return {b.round: b.artifacts for b in observation.broadcasts if client in b.recipients}
+
+
+NEAR_ONE = 0.25
+"""Rows whose sums are so near to 1, in the median, are shares of classes and not raw outputs."""
+
+
+def are_shares(rows: Tensor) -> bool:
+    """Whether outputs (m, C) are shares of classes, noise and rounding aside, or raw outputs."""
+    return bool((rows.sum(1) - 1).abs().median() < NEAR_ONE)
 
 
 def asked_of(observation: Observation) -> Candidates:
