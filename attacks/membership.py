@@ -362,11 +362,11 @@ def _beside(
 
     Classes that were not uploaded in each of the rounds are left out.
     """
-    models = []
-    for round, sent in tables:
-        parts = [observation.extractors[client, round], observation.heads[client, round]]
-        shares = [nn.Softmax(1)] if are_shares(sent.outputs) else []
-        models.append(nn.Sequential(*parts, *shares))
+    last = [nn.Softmax(1)] if are_shares(torch.cat([sent.outputs for _, sent in tables])) else []
+    models = [
+        nn.Sequential(observation.extractors[client, r], observation.heads[client, r], *last)
+        for r, _ in tables
+    ]
     labels = sorted(set.intersection(*(set(sent.labels.tolist()) for _, sent in tables)))
     at = torch.tensor(labels, dtype=torch.int64)
     rows = [sent.outputs[(at[:, None] == sent.labels).int().argmax(1)] for _, sent in tables]
