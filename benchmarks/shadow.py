@@ -18,6 +18,7 @@ refused. Accuracy is the mean over clients after the last round, at the protocol
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def run_of(protocol: str, init: str, seed: int, asked: Any) -> api.Run:
     }
     if asked.per_class:
         values["data"] = {"name": asked.dataset, "per_class": asked.per_class}
-    return train(required(resolve_training(values, {}, problems), problems), runs=asked.out)
+    settings = required(resolve_training(values, {}, problems), problems)
+    return train(settings, runs=asked.out, wait=True)
 
 
 def scores_of(run: api.Run, round: int, how: tuple[str, dict[str, Any]], targets: int) -> Any:
@@ -68,7 +70,7 @@ def scores_of(run: api.Run, round: int, how: tuple[str, dict[str, Any]], targets
     evaluation = {"round": round, "targets": targets, "max_images": limit, "ceiling": 0}
     problems: list[str] = []
     values = {"attack": chosen, "threat": threat, "eval": evaluation}
-    found = attack(run, required(resolve_attack(values, {}, problems), problems))
+    found = attack(run, required(resolve_attack(values, {}, problems), problems), wait=True)
     rows = found.frame()
     return rows[rows["group"] == "target"]
 
@@ -92,8 +94,8 @@ def line(name: str, parts: Sequence[pd.DataFrame]) -> str:
     )
 
 
-def main() -> None:
-    """Train, attack, and print a row for each protocol, start, round and attacker."""
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     parser = options(__doc__)
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
     parser.add_argument("--dataset", default="digits")
@@ -105,12 +107,17 @@ def main() -> None:
     parser.add_argument("--targets", type=int, default=40, help="attacked for each seed")
     parser.add_argument("--starts", default=f"{SHARED},{PRIVATE}")
     parser.add_argument("--out", type=Path, default=Path("runs/shadow"))
-    asked = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Train, attack, and print a row for each protocol, start, round and attacker."""
+    asked = parser().parse_args()
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     rounds = [int(round) for round in asked.rounds.split(",") if round]
     asked.trained = max(asked.trained, *rounds, 1)
     if TUNED_SEED in seeds:
-        parser.error(f"settings of shadow were chosen on seed {TUNED_SEED}; report others")
+        parser().error(f"settings of shadow were chosen on seed {TUNED_SEED}; report others")
     torch.set_num_threads(1)
     for protocol in asked.protocols.split(","):
         for init in asked.starts.split(","):

@@ -38,9 +38,11 @@ from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.pages.audit import write_audit_report
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
+from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
@@ -305,7 +307,7 @@ def audit(
     """Test the privacy that a run's defences claim, for one client or for one record.
 
     Crafted uploads or records go through the defences; right guesses bound epsilon from below. No
-    federation is trained. The record and a figure are written into the run's folder ``audits``.
+    federation is trained. Record, figure and page are written into the run's folder ``audits``.
 
     Args:
         run: with defences that state a guarantee.
@@ -321,7 +323,9 @@ def audit(
         MissingInputError: the run's training did not finish.
     """
     attacking.require_complete(run)
-    return audit_run(run, unit=unit, inside=inside, trials=trials, alpha=alpha, seed=seed)
+    done = audit_run(run, unit=unit, inside=inside, trials=trials, alpha=alpha, seed=seed)
+    write_audit_report(done)
+    return done
 
 
 def membership(
@@ -335,8 +339,8 @@ def membership(
 ) -> WorldsResult:
     """Tell who trained, in shadow federations with the settings of a run.
 
-    Samples are in or out by fair coins. Record, figures and guesses are written beside the run, and
-    worlds that are there already are not trained again.
+    Samples are in or out by fair coins. Record, figures, guesses and a page are written beside the
+    run, and worlds that are there already are not trained again.
 
     Args:
         worlds: federations to train.
@@ -370,6 +374,7 @@ def run_membership(
     )
     done = WorldsResult(played)
     done.write()
+    write_worlds_report(done)
     return done
 
 

@@ -56,13 +56,15 @@ def received_by(observation: Observation, client: int) -> Mapping[int, tuple[Art
     return {b.round: b.artifacts for b in observation.broadcasts if client in b.recipients}
 
 
-NEAR_ONE = 0.25
-"""Rows whose sums are so near to 1, in the median, are shares of classes and not raw outputs."""
+SLACK = 0.25
+"""How far shares of classes may be below 0, of a row's size, or over 1, in the median, when they
+are sent with noise; what is beyond are raw outputs."""
 
 
-def are_shares(rows: Tensor) -> bool:
-    """Whether outputs (m, C) are shares of classes, noise and rounding aside, or raw outputs."""
-    return bool((rows.sum(1) - 1).abs().median() < NEAR_ONE)
+def are_shares(sent: Tensor) -> bool:
+    """Whether uploads (m, C) are shares of classes, maybe defended, and not raw outputs."""
+    below = sent.clamp(max=0).abs().sum(1) / sent.abs().sum(1).clamp(min=1e-12)
+    return bool(below.median() < SLACK and sent.amax(1).median() < 1 + SLACK)
 
 
 def asked_of(observation: Observation) -> Candidates:

@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     output.line("RESULT", f"{done.found.trials} trials")
     output.table(done.table())
     output.line("Verdict", done.verdict())
-    output.line("Files", f"{done.folder}/{{epsilon.png,record.json}}", wrap=False)
+    output.line("Files", f"{done.folder}/{{report.html,epsilon.png,record.json}}", wrap=False)
     output.final(done.folder, done.record())
     if done.found.verdict == REFUTED:
         raise RefutedError(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from fedre_privacy.api import run_membership
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.units import human_seconds
+from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds
 from fedre_privacy.runs.coins import COIN, GAMES, Coins
 from fedre_privacy.runs.device import choose_device
@@ -113,7 +115,14 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         explain(plan.training, None, output)
         return 0
     if options.dry_run:
-        output.line("Plan", f"{plan.worlds} worlds in {options.runs_dir / plan.folder_name}")
+        one = rehearse(plan.world(0), None, choose_device(options.device))
+        folder = options.runs_dir / plan.folder_name
+        output.line("Plan", f"{plan.worlds} worlds in {folder}")
+        for heading, text in one.lines.items():
+            output.line("One world" if heading == "Train" else heading, text)
+        total = human_seconds(one.train_s * plan.worlds)
+        output.line("All", f"about {total} to train; attacks come on top")
+        output.final(None, {"plan": vars(one), "worlds": plan.worlds})
         return 0
     done = run_membership(
         plan,
@@ -133,7 +142,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
     output.table(done.exposed())
     output.line("Verdict", done.verdict())
     output.line(
-        "Files", f"{done.folder}/{{roc.png,exposed.png,guesses.csv,record.json}}", wrap=False
+        "Files",
+        f"{done.folder}/{{report.html,roc.png,exposed.png,guesses.csv,record.json}}",
+        wrap=False,
     )
     output.final(done.folder, done.record())
     return 0

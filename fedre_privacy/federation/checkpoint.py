@@ -82,7 +82,7 @@ def _told(path: Path) -> tuple[int, list[Any]]:
     try:
         metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
         rounds = [row.get("round") for row in metrics]
-        if rounds != list(range(1, int(meta["round"]) + 1)):
+        if int(meta["round"]) != len(rounds) or rounds != list(range(1, len(rounds) + 1)):
             raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
     except (KeyError, ValueError) as error:
         raise DamagedInputError(

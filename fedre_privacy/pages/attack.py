@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedre_privacy.core import files
 from fedre_privacy.core.lock import held, remove_temporaries
@@ -20,7 +17,7 @@ from fedre_privacy.play.questions.unscored import WORDS, Unscored
 
 from . import html
 from .html import Html, Section, Target
-from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, versions
+from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, settings_of, versions
 
 SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
@@ -58,8 +55,8 @@ def write_attack_report(result: AttackResult) -> Path:
             "Settings",
             html.join(
                 html.heading("Attack"),
-                _settings(settings.plain(), "Settings of the attack"),
-                html.details("Recording", _settings(run.plain(), "Settings of the recording")),
+                settings_of(settings.plain(), "Settings of the attack"),
+                html.details("Recording", settings_of(run.plain(), "Settings of the recording")),
             ),
         ),
         Section("How it was made", html.facts(_provenance(result))),
@@ -257,11 +254,6 @@ def _definitions(result: AttackResult) -> Html:
             html.table(table, label="PSNR under every matching rule"),
         ),
     )
-
-
-def _settings(values: Mapping[str, Any], label: str) -> Html:
-    body = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
-    return html.preformatted(body, label=label)
 
 
 def _provenance(result: AttackResult) -> dict[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from . import html
 from .html import Html
 
@@ -22,6 +24,9 @@ FIGURES = {
     "rounds-read": "Leakage over the floor against the number of rounds that the attack reads.",
     "figure": "What the attack recovered, beside the truth and the floor.",
     "trace": "The attack's own objective along the way.",
+    "epsilon": "What an audit has shown at least, what is promised at most.",
+    "roc": "True against false positives on logarithmic axes, with chance.",
+    "exposed": "Records whose membership was told in most worlds.",
 }
 """Captions of figures by file name, in the order in which they stand on the page."""
 
@@ -57,3 +62,9 @@ def versions(record: Mapping[str, Any]) -> str:
 def absent(value: object) -> bool:
     """Whether a cell of a table holds nothing."""
     return value is None or (isinstance(value, float) and value != value)
+
+
+def settings_of(values: Mapping[str, Any], label: str) -> Html:
+    """Settings as they stand in a settings file."""
+    body = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
+    return html.preformatted(body, label=label)

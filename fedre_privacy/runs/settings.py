@@ -22,7 +22,7 @@ from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.eval.matching import RULES
 from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
-from fedre_privacy.models.families import ModelSettings, members_of
+from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
@@ -163,6 +163,11 @@ class TrainSettings:
         kinds = [architectures.get(name) for name in members_of(self.model.name)]
         parts = (self.data, self.partition, self.protocol, *self.defense)
         return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
+    @property
+    def private_start(self) -> bool:
+        """Whether each client draws its own initial weights, so that nobody else knows them."""
+        return self.model.init == PRIVATE
 
     @property
     def unseen(self) -> str:

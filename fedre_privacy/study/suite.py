@@ -9,7 +9,6 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.types import Knowledge
-from fedre_privacy.models.families import PRIVATE
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 
@@ -36,9 +35,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         for entry in attacks.get(name).suite
         if entry.reads in (kind, *kind.like)
         and not (training.unseen and entry.target in ("update", "membership"))
-        and not (
-            training.model.init == PRIVATE and Knowledge.INITIAL_MODEL in attacks.get(name).needs
-        )
+        and not (training.private_start and Knowledge.INITIAL_MODEL in attacks.get(name).needs)
     ]
     chosen: list[Values] = []
     for _, values in sorted(found, key=lambda one: one[0]):

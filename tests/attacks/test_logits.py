@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import attacks, mismatch
+from fedre_privacy.attacks.running.channels import clip_rows
 from fedre_privacy.core.artifacts import ClassLogits
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
@@ -118,9 +119,7 @@ def test_means_of_several_images_and_raw_outputs_are_read_too(world):
 
 
 def test_a_declared_bound_is_learnt_from(world):
-    seen, wanted, floor = world(
-        change=lambda r: r * (0.3 / r.norm(dim=1, keepdim=True)).clamp(max=1)
-    )
+    seen, wanted, floor = world(change=lambda rows: clip_rows(rows, 0.3))
     clip = KnownDefense("clip", {"norm": 0.3}, Channel(rows=(Bound(0.3),)))
     told = replace(seen, defenses=(clip,))
     attack = attacks.get("logits")()

@@ -180,6 +180,13 @@ FORMS = (
     ),
     Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
+        "shadow",
+        "",
+        "--protocols fedgh --seeds 1 --rounds 1 --clients 3 --per-class 30 --targets 3 "
+        "--starts shared --out runs",
+        r"^fedgh, shared start: accuracy(.|\n)*^fedgh, shared, round 1: shadow +n +\d+, floor",
+    ),
+    Form(
         "defences",
         "",
         "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none "

@@ -34,6 +34,8 @@ def test_a_claim_that_holds_has_an_interval_a_record_and_a_figure(defended, caps
     assert record["verdict"] == "consistent" and record["trials"] == 100
     assert 0 < record["shown"] < record["claim"]["epsilon"] + 4 < record["ceiling"]
     assert (folder / "epsilon.png").is_file()
+    page = (folder / "report.html").read_text()
+    assert "Audit of" in page and "epsilon promised" in page and "data:image/png" in page
 
 
 def test_a_record_that_somebody_changed_is_found(defended, tmp_path, capsys):

@@ -21,6 +21,9 @@ def test_two_worlds_of_prototypes_have_a_table_a_record_and_figures(tiny, tmp_pa
     assert record["worlds"] == 2 and record["primary"] == "membership"
     assert record["attacks"]["membership"]["rates"][1]["tpr"] is None
     assert (folder / "roc.png").is_file() and (folder / "exposed.png").is_file()
+    page = (folder / "report.html").read_text()
+    assert page.count("data:image/png") == 2 and "Records at risk" in page
+    assert all(name in page for name in [*record["attacks"], *record["floors"]])
     assert membership.main([*options, "--json"]) == 0  # nothing is trained again
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert not [event for event in events if event["event"] == "train.round"]
@@ -52,3 +55,11 @@ def test_explain_prints_the_settings_and_trains_nothing(capsys, tmp_path):
     options = ["--protocol", "fedavg", "--explain", "--runs-dir", str(tmp_path / "runs")]
     assert membership.main(options) == 0
     assert "train.rounds" in capsys.readouterr().out and not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_tells_the_cost_and_writes_nothing(tiny, tmp_path, capsys):
+    options = [*tiny, "--protocol", "fedgh", *TWO, "--runs-dir", str(tmp_path), "--dry-run"]
+    assert membership.main(options) == 0
+    said = capsys.readouterr().out
+    assert "2 worlds in" in said and "One world" in said and "to train" in said
+    assert not list(tmp_path.iterdir())

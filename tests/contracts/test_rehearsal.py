@@ -21,6 +21,7 @@ from fedre_privacy.runs.training import prepare, shared_start, train
 from .conftest import settings_of
 
 CLIENT, LAST = 1, 3
+ROUNDS = (1, 2, LAST)
 
 
 def rehearsal_of(run) -> Rehearsed:
@@ -75,8 +76,8 @@ def test_with_the_truth_it_ends_at_the_kept_model(trained, name):
     seed = run.settings.train.seed
     held = rehearsal_of(run)
     again = Rehearsed.from_plain(json.loads(json.dumps(held.plain())), held.broadcasts)
-    found = again(CLIENT, start, images, labels, (1, 2, LAST), seed)
-    assert set(found) == {1, 2, LAST}
+    found = again(CLIENT, start, images, labels, ROUNDS, seed)
+    assert set(found) == set(ROUNDS)
     for round, model in found.items():
         assert farthest(model, run, round=round) < 1e-5
         assert not model.training and not any(p.requires_grad for p in model.parameters())
@@ -90,8 +91,8 @@ def test_other_orders_and_images_end_elsewhere(trained):
     before = {name: value.clone() for name, value in start.state_dict().items()}
     seed = run.settings.train.seed
     found = [
-        rehearse(CLIENT, start, images, labels, (LAST,), seed + 1),
-        rehearse(CLIENT, start, images.flip(3), labels, (LAST,), seed),
+        rehearse(CLIENT, start, images, labels, ROUNDS, seed + 1),
+        rehearse(CLIENT, start, images.flip(3), labels, ROUNDS, seed),
     ]
     assert all(farthest(one[LAST], run) > 1e-4 for one in found)
     assert all(value.equal(before[name]) for name, value in start.state_dict().items())
@@ -117,7 +118,7 @@ def test_training_under_a_declared_defence_is_rehearsed_with_it(tmp_path):
     plainly = dataclasses.replace(defended, defense=())
     seed = settings.train.seed
     near, far = (
-        farthest(one(CLIENT, start, images, labels, (LAST,), seed)[LAST], run)
+        farthest(one(CLIENT, start, images, labels, ROUNDS, seed)[LAST], run)
         for one in (defended, plainly)
     )
     assert near < 1e-5 < 1e-3 < far  # its noise comes from the seed and the client's own images

@@ -148,3 +148,12 @@ def test_a_checkpoint_that_tells_no_round_is_refused(federation, meta):
     write_tensors(path, read_tensors(path), metadata=meta)
     with pytest.raises(DamagedInputError, match=checkpoint.FILE):
         checkpoint.load(fed.folder, fed.clients, fed.server)
+
+
+@pytest.mark.parametrize("round", ["2", "-1", str(2**62), "9" * 5000, "one"])
+def test_a_round_that_the_metrics_do_not_tell_of_is_refused(tmp_path, round):
+    path = tmp_path / "state.safetensors"
+    meta = {"round": round, "metrics": '[{"round": 1}]'}
+    write_tensors(path, {"x": torch.zeros(1)}, metadata=meta)
+    with pytest.raises(DamagedInputError, match="no checkpoint of this version"):
+        checkpoint._told(path)

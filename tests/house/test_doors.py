@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study": {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
     },
-    "pages": {"core", "data", "eval", "runs", "play", "study"},
+    "pages": {"core", "data", "eval", "runs", "play", "study", "auditing"},
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic",
     },
+    "__main__": {"cli", "__version__"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
 

@@ -34,6 +34,7 @@ from fedre_privacy.core.types import (
     Observation,
     Upload,
 )
+from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.sealed.modules import EXTRACTOR, Held, Modules, Recipe
 from fedre_privacy.sealed.packing import HEAD, pack, unpack
@@ -47,6 +48,17 @@ EVERY_STEP = Channel(
     encoding=(Smoothing(0.1), Rounding(6)),
     training=(NoisySteps(1.0, 0.5),),
     round=(Summed(),),
+)
+
+
+REHEARSED = Rehearsed(
+    protocol={"name": "fedgh"},
+    model=plain(ModelSettings(dim=8)),
+    training={"clients": 2, "lr": 0.1},
+    defense=({"name": "dp-sgd", "noise": 1.0, "clip": 1.0},),
+    image_shape=SHAPE,
+    num_classes=10,
+    broadcasts=(),
 )
 
 
@@ -80,6 +92,8 @@ def whole(model: nn.Module) -> Observation:
         candidates=Candidates(torch.rand(3, *SHAPE), torch.arange(3), torch.arange(3)),
         models=Modules({(1, 2): Held(recipe("model"), model.state_dict)}),
         images_per_target=3,
+        initial=Modules({(1, 0): Held(recipe("model"), model.state_dict)}),
+        rehearse=REHEARSED,
         defenses=(
             KnownDefense("gaussian", {"clip": 1.0, "noise": 0.5}, EVERY_STEP),
             KnownDefense("rap", {}, NOTHING),
@@ -98,7 +112,7 @@ def test_everything_comes_out_again(whole, model, tmp_path):
     found = unpack(tmp_path)
     for item in dataclasses.fields(Observation):
         if item.name not in ("extractors", "models", "targets", "uploads", "broadcasts",
-                             "aux", "aux_labels", "candidates"):  # fmt: skip
+                             "aux", "aux_labels", "candidates", "initial", "rehearse"):  # fmt: skip
             assert getattr(found, item.name) == getattr(whole, item.name), item.name
     for one, other in zip(artifacts(found), artifacts(whole), strict=True):
         assert type(one) is type(other)
@@ -109,6 +123,9 @@ def test_everything_comes_out_again(whole, model, tmp_path):
     images = torch.rand(2, *SHAPE)
     assert found.extractors[1, 2](images).equal(model.extractor(images))
     assert found.models[1, 2](images).equal(model(images))
+    assert found.initial[1, 0](images).equal(model(images)) and set(found.initial) == {(1, 0)}
+    assert found.rehearse.plain() == REHEARSED.plain()
+    assert found.rehearse.broadcasts == found.broadcasts
     assert not any(p.requires_grad for p in found.models[1, 2].parameters())
     assert found.aux is not None and found.aux.equal(whole.aux)
     assert found.candidates is not None and found.candidates.images.equal(whole.candidates.images)

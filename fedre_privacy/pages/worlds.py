@@ -1,0 +1,52 @@
+"""``report.html`` of membership in worlds: attacks beside floors and bounds, records at risk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedre_privacy.core import files
+from fedre_privacy.play.worlds_result import WorldsResult
+
+from . import html
+from .html import Section
+from .shared import NAME, figures, settings_of
+
+WORDS = {
+    "world": "a federation that was trained with its own coins: each slot's sample is a member or "
+    "not",
+    "AUC": "chance that a member is ranked above a sample that trained nowhere; 0.5 tells nothing",
+    "within class": "the same within a client's class, so that guessing the class does not help",
+    "TPR at 1 % FPR": "share of members found where one of a hundred others is called a member too",
+    "exposed": "told in more worlds than chance explains, at a share of false discoveries of 10 %",
+}
+
+
+def write_worlds_report(done: WorldsResult) -> Path:
+    """Write the page of attacks on membership into the folder of their worlds.
+
+    Returns:
+        The file.
+    """
+    plan = done.played.plan
+    word, _, because = done.verdict().partition(": ")
+    guesses = f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds."
+    sections = [
+        Section(
+            "Result", html.join(html.paragraph(guesses), html.table(done.table(), label="Result"))
+        ),
+        Section("Figures", figures(done.folder)),
+        Section(
+            "Records at risk",
+            html.join(
+                html.paragraph(f"By {done.primary}, those told in most worlds first."),
+                html.table(done.exposed(), label="Records at risk"),
+            ),
+        ),
+        Section("What the words mean", html.facts(WORDS)),
+        Section("Settings", settings_of(plan.training.plain(), "Settings of the federations")),
+    ]
+    lead = html.join(html.verdict(word, because), html.facts(done.lines()))
+    title = f"Membership in {plan.training.run_name}"
+    path = done.folder / NAME
+    files.write_text(path, html.page(title, lead, sections))
+    return path
