@@ -23,15 +23,13 @@ from .inversion.map_jobs import LEAST_AUX, MapJob
 from .inversion.simulate import folds_of, views
 from .running.channels import rows_sent_anew
 from .running.driver import Piece, Tick, in_groups, reconstruction
+from .running.messages import are_shares
 from .running.modules import frozen, outputs
 from .running.objectives import l2rel
 from .running.tiles import single_threaded
 
 LEAST = math.exp(-30)
 """Probabilities below it count as it."""
-SLACK = 0.25
-"""How far shares of classes may be below 0, of a row's size, or over 1, in the median, when they
-are sent with noise; what is beyond are raw outputs."""
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
 
@@ -200,7 +198,7 @@ def _answer(
         for r in job.rounds
     ]
     sent = torch.cat(job.uploads)
-    shares = _are_shares(sent)
+    shares = are_shares(sent)
     least = _least(sent)
 
     def made(images: Tensor) -> Tensor:
@@ -257,12 +255,6 @@ def _answer(
 
 def _sums(fold: Tensor, reps: Tensor, images: Tensor) -> list[Sums]:
     return [Sums.of(reps[fold == k], images[fold == k].flatten(1)) for k in range(FOLDS)]
-
-
-def _are_shares(sent: Tensor) -> bool:
-    """Whether uploads (m, C) are shares of classes, maybe defended, and not raw outputs."""
-    below = sent.clamp(max=0).abs().sum(1) / sent.abs().sum(1).clamp(min=LEAST)
-    return bool(below.median() < SLACK and sent.amax(1).median() < 1 + SLACK)
 
 
 def _least(sent: Tensor) -> float:

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, Counts, EntangledRep, Prototypes, Representations
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    ClassLogits,
+    Counts,
+    EntangledRep,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.channels import Bound, Smoothing, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -21,7 +28,7 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .mixtures.over_rounds import alikeness, joint_odds
 from .running.channels import bounded_each
-from .running.messages import Sent, asked_of, messages_of
+from .running.messages import Sent, are_shares, asked_of, messages_of
 from .running.modules import frozen, outputs
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
@@ -47,7 +54,8 @@ class MembershipInference(Attack):
     about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
     trial: a list that holds all members of a class is nearly solved for the subset whose mean was
     uploaded. Where clients declare that they shorten each representation before means are taken, so
-    are those of candidates and reference images.
+    are those of candidates and reference images. Mean outputs of classes are read as prototypes
+    are, with the outputs of the client's whole models of all rounds, side by side, in place of g.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA, ALL_EXTRACTORS if granted   Recovers: membership
@@ -58,8 +66,9 @@ class MembershipInference(Attack):
     Deviations: whitened by the within-class covariance; uploads mixed over classes and rounds.
     """
 
-    consumes = (Representations, Prototypes, EntangledRep)
+    consumes = (Representations, Prototypes, EntangledRep, ClassLogits)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
+    needs_for: ClassVar = {ClassLogits: frozenset({Knowledge.HEADS})}
     recovers = "membership"
     answers = "membership"
     adapts_to: ClassVar[StepsAt] = {"each": (Bound,), "encoding": (Smoothing,)}
@@ -112,13 +121,9 @@ class MembershipInference(Attack):
         """Scores (m,) of one client's candidates, all rounds and uploads added up."""
         candidates = asked_of(observation)
         targeted = {type(a) for u in observation.targets if u.client == client for a in u.artifacts}
-        sent = [
-            message
-            for kind in (Representations, Prototypes, EntangledRep)
-            if kind in targeted
-            for message in kinds[kind]
-        ]
-        held = sorted({r for r, _ in sent if (client, r) in observation.extractors})[-self.rounds :]
+        sent = [message for kind in self.consumes if kind in targeted for message in kinds[kind]]
+        held = sorted({r for r, artifact in sent if _held(observation, client, r, artifact)})
+        held = held[-self.rounds :]
         if not held:
             raise IncompatibleError(
                 f"No extractor of client {client} was given for any round of its uploads.",
@@ -132,16 +137,28 @@ class MembershipInference(Attack):
         together: list[tuple[EntangledRep, _View]] = []
         mixed = [r for r, artifact in sent if r in held and isinstance(artifact, EntangledRep)]
         joint = self.rounds_together and not self._traces and len(mixed) > 1
+        tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
+        if tables:
+            rows, models = _beside(observation, client, tables)
+            net = frozen(models, context.device)
+            view = self._scene(observation, context, net, mine, reference, samples)
+            total = _prototypes(rows, view, self._traces)
+            covered = total.isfinite()
+            total = torch.where(covered, total, 0.0)
         for round in held:
-            view = self._scene(observation, context, client, round, mine, reference, samples)
-            for when, artifact in sent:
-                if when == round and joint and isinstance(artifact, EntangledRep):
+            others = [a for r, a in sent if r == round and not isinstance(a, ClassLogits)]
+            if not others:
+                continue
+            net = frozen(observation.extractors[client, round], context.device)
+            view = self._scene(observation, context, net, mine, reference, samples)
+            for artifact in others:
+                if joint and isinstance(artifact, EntangledRep):
                     together.append((artifact, view))
-                elif when == round:
-                    found = _READERS[type(artifact)](artifact, view, self._traces)
-                    fits = found.isfinite()
-                    total = total + torch.where(fits, found, 0.0)
-                    covered |= fits
+                    continue
+                found = _READERS[type(artifact)](artifact, view, self._traces)
+                fits = found.isfinite()
+                total = total + torch.where(fits, found, 0.0)
+                covered |= fits
         if together:
             found = _jointly(together)
             fits = found.isfinite()
@@ -203,17 +220,16 @@ class MembershipInference(Attack):
         self,
         observation: Observation,
         context: Context,
-        client: int,
-        round: int,
+        net: nn.Module,
         mine: Tensor,
         reference: _Reference,
         samples: Tensor,
     ) -> _View:
         candidates = asked_of(observation)
-        net = frozen(observation.extractors[client, round], context.device)
         images = torch.cat([candidates.images[mine], reference.images])
         reps = outputs(net, images, device=context.device)
-        reps = bounded_each(observation.channel, reps)
+        if not isinstance(net, _Beside):
+            reps = bounded_each(observation.channel, reps)
         own, known = reps[: len(mine)], reps[len(mine) :]
         statistics = class_statistics(known, reference.labels, observation.num_classes)
         strangers = statistics.unturned(known, statistics.means[reference.labels.long()])
@@ -320,6 +336,41 @@ _READERS: dict[type[Artifact], Reader] = {
     Prototypes: _prototypes,
     EntangledRep: _entangled,
 }
+
+
+def _held(observation: Observation, client: int, round: int, artifact: Artifact) -> bool:
+    """Whether what made an artifact is known: the extractor, or the whole model."""
+    whole = not isinstance(artifact, ClassLogits) or (client, round) in observation.heads
+    return (client, round) in observation.extractors and whole
+
+
+class _Beside(nn.Module):
+    """Outputs of several models side by side, (n, T * C)."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([model(images) for model in self.models], 1)
+
+
+def _beside(
+    observation: Observation, client: int, tables: Sequence[tuple[int, ClassLogits]]
+) -> tuple[Prototypes, _Beside]:
+    """Mean outputs of classes over rounds, as prototypes of one long output, and what made them.
+
+    Classes that were not uploaded in each of the rounds are left out.
+    """
+    last = [nn.Softmax(1)] if are_shares(torch.cat([sent.outputs for _, sent in tables])) else []
+    models = [
+        nn.Sequential(observation.extractors[client, r], observation.heads[client, r], *last)
+        for r, _ in tables
+    ]
+    labels = sorted(set.intersection(*(set(sent.labels.tolist()) for _, sent in tables)))
+    at = torch.tensor(labels, dtype=torch.int64)
+    rows = [sent.outputs[(at[:, None] == sent.labels).int().argmax(1)] for _, sent in tables]
+    return Prototypes(torch.cat(rows, 1).float(), at), _Beside(models)
 
 
 def _counted(observation: Observation) -> dict[int, Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Candidates, Observation
@@ -52,6 +54,17 @@ def _place(entry: tuple[tuple[int, int, type[Artifact], int], Artifact]) -> tupl
 def received_by(observation: Observation, client: int) -> Mapping[int, tuple[Artifact, ...]]:
     """What the server sent to a client, by round."""
     return {b.round: b.artifacts for b in observation.broadcasts if client in b.recipients}
+
+
+SLACK = 0.25
+"""How far shares of classes may be below 0, of a row's size, or over 1, in the median, when they
+are sent with noise; what is beyond are raw outputs."""
+
+
+def are_shares(sent: Tensor) -> bool:
+    """Whether uploads (m, C) are shares of classes, maybe defended, and not raw outputs."""
+    below = sent.clamp(max=0).abs().sum(1) / sent.abs().sum(1).clamp(min=1e-12)
+    return bool(below.median() < SLACK and sent.amax(1).median() < 1 + SLACK)
 
 
 def asked_of(observation: Observation) -> Candidates:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.mixtures.gaussians import class_statistics, log_likelihoods
 from fedre_privacy.core.artifacts import (
+    ClassLogits,
     Counts,
     EntangledRep,
     HeadState,
@@ -132,6 +133,42 @@ def test_single_representations_are_found_exactly(score):
     world = World(30, asked=30)
     upload = Upload(0, 1, (Representations(world.own.flatten(1), world.labels),))
     assert world.auc(attack(world.observe(upload), score=score)) == 1
+
+
+def outputs_of_rounds(world: World, own: Tensor, count: int, shares: bool) -> Observation:
+    """Mean outputs of classes in several rounds, each of another head."""
+    heads = {}
+    uploads = []
+    for t in range(1, count + 1):
+        head = nn.Linear(SIDE * SIDE, CLASSES)
+        nn.init.normal_(head.weight, std=0.3, generator=stream(t, "head"))
+        heads[0, t] = head.requires_grad_(False)
+        rows = head(own.flatten(1))
+        rows = rows.softmax(1) if shares else rows
+        table = world.means(rows)
+        uploads.append(Upload(0, t, (ClassLogits(table.means, table.labels),)))
+    return replace(world.observe(*uploads), heads=heads)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_mean_outputs_of_several_rounds_betray_their_members(shares):
+    world = World(6, asked=60)
+    one = world.auc(attack(outputs_of_rounds(world, world.own, 1, shares)))
+    many = world.auc(attack(outputs_of_rounds(world, world.own, 12, shares)))
+    assert many > 0.8 and many > one
+    other = World(6, asked=60, seed=50)
+    assert 0.3 < world.auc(attack(outputs_of_rounds(world, other.own, 12, shares))) < 0.7
+
+
+def test_mean_outputs_need_the_heads():
+    world = World(6)
+    bare = replace(outputs_of_rounds(world, world.own, 2, True), heads={})
+    with pytest.raises(IncompatibleError, match="was given for any round"):
+        attack(bare)
+    strong = threats.get("strong")
+    blind = replace(strong, grants=strong.grants - {Knowledge.HEADS})
+    with pytest.raises(IncompatibleError, match="needs HEADS to read ClassLogits"):
+        attack(replace(bare, threat=blind))
 
 
 def entangle(world: World, name: str, round: int, reps: Tensor) -> Upload:
