@@ -31,6 +31,15 @@ def visible(
     return uploads
 
 
+def left_of(
+    defenses: Sequence[Defense], total: Upload, known: Sequence[Upload], sizes: Sequence[int]
+) -> Upload:
+    """What is left of a sum for who knows all uploads behind it but one."""
+    for defense in defenses:
+        total = defense.left(total, known, sizes)
+    return total
+
+
 class Collecting:
     """Counts the passes of an extractor while an upload is made."""
 

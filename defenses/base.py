@@ -241,6 +241,15 @@ class Defense:
         """
         return tuple(uploads)
 
+    def left(self, total: Upload, known: Sequence[Upload], sizes: Sequence[int]) -> Upload:
+        """What a sum of `seen` says to who knows all uploads behind it but one: that upload.
+
+        Args:
+            known: the others, as they were sent.
+            sizes: as of `seen`.
+        """
+        return total
+
     def cost(self, facts: Facts) -> PrivacyCost | None:
         """What it spends over the whole run, or None: a heuristic without a formal guarantee."""
         return None

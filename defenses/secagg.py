@@ -54,6 +54,9 @@ class SecureAggregation(Defense):
             return tuple(uploads)
         return (aggregated(uploads, sizes),)
 
+    def left(self, total: Upload, known: Sequence[Upload], sizes: Sequence[int]) -> Upload:
+        return left_alone(total, known, sizes)
+
     def channel(self, facts: Facts) -> Channel:
         return Channel(round=(Summed(),))
 
@@ -80,6 +83,81 @@ def aggregated(uploads: Sequence[Upload], sizes: Sequence[int]) -> Upload:
             equal = torch.full_like(share, 1 / len(share))
             out.append(_mean(held, equal if kind.summed == Sum.BY_CLIENTS else share))
     return Upload(AGGREGATE, uploads[0].round, tuple(out), participants=participants)
+
+
+def left_alone(total: Upload, known: Sequence[Upload], sizes: Sequence[int]) -> Upload:
+    """The one upload behind a sum that is not known: the sum less the others.
+
+    Args:
+        total: of `aggregated`. known: all uploads behind it but one.
+        sizes: training samples of every client, by client number.
+    """
+    (client,) = set(total.participants) - {upload.client for upload in known}
+    out: list[Artifact] = []
+    sent = {type(a) for upload in known for a in upload.artifacts}
+    by_classes = any(kind.summed == Sum.BY_CLASSES for kind in sent)
+    for artifact in total.artifacts:
+        kind = type(artifact)
+        held = [a for upload in known for a in upload.artifacts if type(a) is kind]
+        if kind.summed == Sum.BY_CLASSES:
+            counts = next(a.values for a in total.artifacts if isinstance(a, Counts))
+            out += _own_rows(artifact, counts, known, counted=Counts in sent)
+        elif kind.summed == Sum.TOTAL:
+            if not by_classes:
+                out.append(_minus(artifact, held, torch.ones(len(held)), 1.0))
+        else:
+            share = torch.tensor([sizes[u.client] for u in known], dtype=torch.float64)
+            whole = float(share.sum()) + sizes[client]
+            own = sizes[client] / whole
+            share = share / whole
+            if kind.summed == Sum.BY_CLIENTS:
+                own = 1 / len(total.participants)
+                share = torch.full_like(share, own)
+            out.append(_minus(artifact, held, share, own))
+    return Upload(client, total.round, tuple(out))
+
+
+def _minus(total: Artifact, held: Sequence[Artifact], share: Tensor, own: float) -> Artifact:
+    """(total - sum of shares of known artifacts) over one's own share, tensor by tensor."""
+    made = {}
+    for name, value in total.tensors().items():
+        left = value.double()
+        for artifact, part in zip(held, share.tolist(), strict=True):
+            other = artifact.tensors()[name].double()
+            left = left - part * (other.sum() if other.shape != left.shape else other)
+        made[name] = (left / own).to(value.dtype)
+    return type(total).from_tensors(made)
+
+
+def _own_rows(
+    total: Artifact, counts: Tensor, known: Sequence[Upload], *, counted: bool
+) -> list[Artifact]:
+    """Rows of the classes that the unknown client holds, and its counts where counts are sent."""
+    kind = type(total)
+    label_name, row_name = _names(total)
+    classes, sums = total.tensors()[label_name], total.tensors()[row_name].double()
+    sums, weight = sums * counts[:, None], counts.clone()
+    for upload in known:
+        weights = next((a.values for a in upload.artifacts if isinstance(a, Counts)), None)
+        for artifact in upload.artifacts:
+            if type(artifact) is kind:
+                labels, rows = artifact.tensors()[label_name], artifact.tensors()[row_name]
+                own = torch.ones_like(labels) if weights is None else weights
+                place = torch.searchsorted(classes, labels)
+                sums.index_add_(0, place, -rows.double() * own[:, None])
+                weight.index_add_(0, place, -own.to(weight.dtype))
+    there = weight > 0
+    rows = (sums[there] / weight[there, None]).to(total.tensors()[row_name].dtype)
+    made: list[Artifact] = [kind.from_tensors({row_name: rows, label_name: classes[there]})]
+    return [*made, Counts(weight[there])] if counted else made
+
+
+def _names(artifact: Artifact) -> tuple[str, str]:
+    """The names of the labels and of the rows of an artifact of labelled rows."""
+    held = {content: name for name, content in artifact.content().items()}
+    label = held.pop(Content.LABEL)
+    (rows,) = held.values()
+    return label, rows
 
 
 def _mean(held: Sequence[Artifact], share: Tensor) -> Artifact:

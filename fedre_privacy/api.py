@@ -65,8 +65,10 @@ from fedre_privacy.runs.settings import (
 )
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
+from fedre_privacy.steering.base import Steering
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
+from fedre_privacy.study.twins import Twins
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -144,6 +146,7 @@ def train(
     scheme: str | Settings | Entanglement | None = None,
     defense: str | Settings | Defense | Sequence[str | Settings | Defense] | None = None,
     seed: int | None = None,
+    steering: str | Settings | Steering | Sequence[str | Settings | Steering] | None = None,
     preset: str | Sequence[str] = (),
     set: Settings | None = None,
     runs: str | Path = "runs",
@@ -159,6 +162,7 @@ def train(
             ``fedre-train --help``, parts also as objects; None is the command's default (fedre,
             digits, 10 clients, 20 rounds, ``pra:0.1``, cnn4, rap, no defence, 0). Your own
             protocol, scheme or defence may be ``module:Class``.
+        steering: what a malicious server does, as ``--steering``; None: the server is honest.
         preset: named settings, the later ones win; options win over all.
         set: any other setting by its dotted name, for example ``{"train.lr": 0.05}``.
         runs: folder of the run folders.
@@ -172,7 +176,7 @@ def train(
     """
     given = training_values(
         protocol=protocol, dataset=dataset, clients=clients, rounds=rounds, partition=partition,
-        models=models, scheme=scheme, defense=defense, seed=seed,
+        models=models, scheme=scheme, defense=defense, seed=seed, steering=steering,
     )  # fmt: skip
     values, where = layered(given, _assigned(set), presets=_several(preset))
     problems = _misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")
@@ -182,6 +186,34 @@ def train(
         required(settings, problems, see="fedre-train --explain"), runs=Path(runs),
         device=choose_device(device), resume=resume, restart=restart, report=report,
     )  # fmt: skip
+
+
+def twins(
+    steering: str | Settings | Steering | Sequence[str | Settings | Steering],
+    protocol: str | Settings | Protocol | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    **options: Any,
+) -> Twins:
+    """Train with an active server and without, for the same seeds, to compare the two.
+
+    Every round's models are kept. `Twins.learning`, `Twins.leakage` and `Twins.detection` say what
+    the steering costs, what it gains an attack, and which detectors notice it.
+
+    Args:
+        steering, protocol: as for `train`.
+        seeds: of the pairs of runs.
+        options: any other argument of `train`.
+
+    Raises:
+        FedreError: what `train` would refuse.
+    """
+    options["set"] = {"record.keep_every": 1, **(options.get("set") or {})}
+    steered, honest = (
+        tuple(train(protocol, seed=seed, steering=given, **options) for seed in seeds)
+        for given in (steering, None)
+    )
+    return Twins(steered, honest)
 
 
 def run_training(
@@ -383,6 +415,7 @@ def benchmark(
     schemes: Sequence[str | Settings | Entanglement] = (),
     *,
     defenses: Sequence[str | Settings | Defense] = (),
+    steerings: Sequence[str | Settings | Steering] = (),
     vary: Mapping[str, Settings] | None = None,
     sweep: str | Path | None = None,
     seeds: Sequence[int] = (0, 1, 2),
@@ -409,10 +442,10 @@ def benchmark(
     does not stop the others: see `BenchmarkResult.failures`.
 
     Args:
-        protocols, schemes, defenses: what is compared; names, ``module:Class`` (a module that a
-            new process in this folder can import), names with settings
+        protocols, schemes, defenses, steerings: what is compared; names, ``module:Class`` (a module
+            that a new process in this folder can import), names with settings
             (``{"name": "m-of-n", "m": 2}``), or objects. Schemes are those of fedre; defences
-            multiply the rest.
+            and steerings multiply the rest, ``none`` among them stands for an honest server.
         vary: further variants, label to settings: ``{"one epoch": {"train": {"epochs": 1}}}``.
         sweep: a sweep file in place of what to compare, seeds, attacks and targets.
         seeds: of the trainings.
@@ -441,8 +474,8 @@ def benchmark(
     wanted = comparison(
         values, problems, sweep=None if sweep is None else Path(sweep),
         protocols=_several(protocols), schemes=_several(schemes), defenses=_several(defenses),
-        vary=vary, seeds=seeds, attacks=None if attacks is None else _several(attacks),
-        targets=targets,
+        steerings=_several(steerings), vary=vary, seeds=seeds,
+        attacks=None if attacks is None else _several(attacks), targets=targets,
     )  # fmt: skip
     return run_benchmark(
         wanted, runs=Path(runs), out=None if out is None else Path(out), jobs=jobs,
@@ -465,7 +498,7 @@ def comparison(
         ConfigError: all problems; names beside a sweep file; nothing to compare.
     """
     check_sections(base, {}, problems)
-    named = ("protocols", "schemes", "defenses", "vary", "attacks")
+    named = ("protocols", "schemes", "defenses", "steerings", "vary", "attacks")
     extra = [name for name in named if sweep is not None and described.get(name)]
     if extra:
         problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")

@@ -19,10 +19,9 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
-from fedre_privacy.federation.loop import select
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import facts_of, prepare
+from fedre_privacy.runs.training import facts_of, possible_participants, prepare
 
 from .claims import REFUTED, Audit, Claim, check_audit, claim_of
 from .inside import audit_inside, coins_of
@@ -136,8 +135,7 @@ def plan_audit(
             )
     prepared = prepare(settings, torch.device("cpu"))
     facts = facts_of(settings, prepared.setting)
-    training = settings.train
-    chosen = {r: select(training, r) for r in range(1, training.rounds + 1)}
+    chosen = possible_participants(settings)
     sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
     claimed = any(g.unit == RECORD for g in state(prepared.defense, facts).guarantees)
     if inside and not claimed and unit is None:

@@ -14,6 +14,7 @@ from fedre_privacy.core.registry import Named
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
+from fedre_privacy.detectors.base import detectors
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.models.zoo import architectures
@@ -31,6 +32,7 @@ from fedre_privacy.runs.settings import (
     AttackSettings,
     TrainSettings,
 )
+from fedre_privacy.steering.base import steerings
 from fedre_privacy.threats.base import threats
 
 from .output import Output
@@ -40,6 +42,8 @@ Rows = list[dict[str, str]]
 REGISTRIES: tuple[tuple[str, Named[Any]], ...] = (
     ("entanglement schemes", schemes),
     ("defences", defenses),
+    ("steerings", steerings),
+    ("detectors", detectors),
     ("data sets", datasets),
     ("partitions", partitions),
     ("architectures", architectures),
@@ -83,6 +87,9 @@ def _parts(
     for defense in training.defense:
         place = "defense" if len(training.defense) == 1 else f"defense.{defense.name}"
         yield f"defence {defense.name}", place, defense, True
+    for steering in training.steering:
+        place = "steering" if len(training.steering) == 1 else f"steering.{steering.name}"
+        yield f"steering {steering.name}", place, steering, True
     yield f"data set {training.data.name}", "data", training.data, True
     yield f"partition {training.partition.name}", "partition", training.partition, True
     yield "settings of model", "model", training.model, False
@@ -261,7 +268,8 @@ def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     if not rounds:
         missing.append("no extractors were kept")
     output.line("Run", f"{run.name}: {run.record['summary']}")
-    output.line("Attacker", f"{threat.name} (--threat): {threat.summary}")
+    active = f"{run.active}: " if run.active else ""
+    output.line("Attacker", f"{active}{threat.name} (--threat): {threat.summary}")
     output.line("Rounds", f"{', '.join(map(str, rounds)) or 'none'} can be attacked (--round)")
     for text in missing:
         output.line("Missing", text)

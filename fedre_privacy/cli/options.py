@@ -60,6 +60,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="what clients do to their training or uploads, e.g. gaussian:clip=1,epsilon=8; "
         "repeatable, applied in order",
     )
+    group.add_argument(
+        "--steering",
+        action="append",
+        default=[],
+        metavar="NAME[:KEY=VALUE,...]",
+        help="what a malicious server does, e.g. null-head:rounds=1; repeatable, applied in order "
+        "(default: the server is honest)",
+    )
     group.add_argument("--clients", type=int, metavar="N", help="number of clients (default: 10)")
     group.add_argument("--rounds", type=int, metavar="T", help="rounds (default: 20)")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the training (default: 0)")
@@ -175,6 +183,7 @@ def gather(
         data_dir=options.data_dir, partition=options.partition, models=options.models,
         defense=options.defense, clients=options.clients, rounds=options.rounds,
         seed=options.seed, truth=False if options.no_truth else None,
+        steering=options.steering,
     )  # fmt: skip
     return layered(
         {**(others or {}), **given},
@@ -210,6 +219,7 @@ def refuse_training_options(options: argparse.Namespace, run: Run) -> None:
         if getattr(options, name) is not None
     ]
     given += ["--no-truth"] if options.no_truth else []
+    given += [f"--steering {one}" for one in options.steering]
     given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
     if options.config:
         loaded = load_yaml(options.config)

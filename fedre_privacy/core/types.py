@@ -125,6 +125,8 @@ class ThreatModel:
         rounds: ``"last"`` or ``"all"``: the rounds whose uploads are observed.
         summary: one sentence, printed as the trial of every attack.
         reference: where the model comes from.
+        behaviour: ``"semi-honest"``, or ``"malicious"``: the server of the attacked run did not
+            follow the protocol.
     """
 
     name: str
@@ -132,6 +134,7 @@ class ThreatModel:
     rounds: str
     summary: str
     reference: str = ""
+    behaviour: str = "semi-honest"
 
 
 # --- what an attack receives, and what the evaluator keeps ---------------------------------------

@@ -9,6 +9,7 @@ broadcast (`post_broadcast`), over all clients, selected or not.
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,15 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, T
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Emission, Upload
-from fedre_privacy.defenses.apply import visible
+from fedre_privacy.defenses.apply import left_of, visible
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.steering.apply import Conduct, same
+from fedre_privacy.steering.base import Steering
 
 from . import checkpoint
 from .ledger import measure
-from .recorder import Recorder
+from .recorder import Recorder, read_messages
 from .steps import Broadcasts, client_step, next_broadcast, on_device, server_step, setup
 from .together import train_together
 
@@ -94,6 +97,7 @@ def run(
     resume: bool = False,
     on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
+    steering: Sequence[Steering] = (),
 ) -> list[Row]:
     """Train a federation and record every message; return one row of metrics per round.
 
@@ -102,31 +106,39 @@ def run(
             models that made the round's uploads.
         on_row: called with all rows after every round.
         defenses: what clients do to their training and uploads, in order.
+        steering: what a malicious server does to its broadcasts and its choice of clients, in
+            order; its own state goes on as if it were honest.
+
+    Raises:
+        IncompatibleError: a steering breaks its contract.
     """
     training = setting.training
+    conduct = Conduct(steering, training.seed, training.clients, setting.num_classes)
+    sizes = [sum(counts) for counts in setting.class_counts]
     rows: list[Row] = []
     done = 0
     restored = checkpoint.load(checkpoints, clients, server) if resume else None
     if restored is not None:
         done, rows = restored
         recorder.resume(done)
-        post = Post(setting, done + 1, next_broadcast(protocol, server))
+        if steering:
+            conduct.saw(*read_messages(recorder.folder, range(done + 1)))
+        post = Post(setting, done + 1, next_broadcast(protocol, server), conduct)
     else:
         first, answer = setup(protocol, clients, server, setting, defenses)
         if first:
             everyone = tuple(range(training.clients))
-            recorder.write(
-                0,
-                visible(defenses, first, setting.class_counts),
-                [Broadcast(0, everyone, answer)] if answer else [],
-            )
-        post = Post(setting, 1, next_broadcast(protocol, server))
+            seen = visible(defenses, first, setting.class_counts)
+            answered = [Broadcast(0, everyone, answer)] if answer else []
+            recorder.write(0, seen, answered)
+            conduct.saw(seen, answered)
+        post = Post(setting, 1, next_broadcast(protocol, server), conduct)
         post.deliver(protocol, clients)
     step = partial(client_step, defenses=defenses) if defenses else client_step
     last_saved, took = time.monotonic(), 0.0
     for round in range(done + 1, training.rounds + 1):
         started = time.monotonic()
-        chosen = select(training, round)
+        chosen = post.chosen
         emissions: dict[int, tuple[Emission, ...]] = {}
         losses = []
         trained = train_together(protocol, clients, chosen, setting, round, defenses)
@@ -140,7 +152,10 @@ def run(
         keep(round, clients, emissions)
         uploads = [Upload(k, round, tuple(e.artifact for e in emissions[k])) for k in chosen]
         sent = post.broadcasts()
-        recorder.write(round, visible(defenses, uploads, setting.class_counts), sent)
+        seen = visible(defenses, uploads, setting.class_counts)
+        seen = conduct.resolved(seen, uploads, sizes, partial(left_of, defenses))
+        recorder.write(round, seen, sent)
+        conduct.saw(seen, sent)
         up = measure((upload.artifacts, 1) for upload in uploads)
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
@@ -148,7 +163,7 @@ def run(
         measured = round % training.eval_every == 0 or last
         post_local = evaluate(protocol, clients, setting) if measured else None
         messages = server_step(protocol, server, uploads, Task(setting, round))
-        post = Post(setting, round + 1, messages)
+        post = Post(setting, round + 1, messages, conduct)
         post.deliver(protocol, clients)
         if last:
             recorder.write(round + 1, [], post.broadcasts())
@@ -189,12 +204,19 @@ class Post:
     """The broadcasts that open a round, and who gets which.
 
     Clients of the round before had its broadcast and get the usual message; the others missed it
-    and get the one for resynchronisation (the same, for most protocols).
+    and get the one for resynchronisation (the same, for most protocols). A server that is not
+    honest chooses other clients, or sends other messages.
     """
 
     setting: Setting
     round: int
     messages: Broadcasts
+    conduct: Conduct
+
+    @cached_property
+    def chosen(self) -> tuple[int, ...]:
+        """Clients that train in this round, ascending."""
+        return self.conduct.participants(self.round, select(self.setting.training, self.round))
 
     @cached_property
     def receivers(self) -> tuple[int, ...]:
@@ -202,7 +224,7 @@ class Post:
         training = self.setting.training
         if self.round > training.rounds or training.broadcast_to == "all":
             return tuple(range(training.clients))
-        return select(training, self.round)
+        return self.chosen
 
     @cached_property
     def _followed(self) -> frozenset[int]:
@@ -212,19 +234,34 @@ class Post:
             return frozenset()
         if training.broadcast_to == "all":
             return frozenset(range(training.clients))
+        if not self.conduct.honest:
+            return self.conduct.received(self.round - 1)
         return frozenset(select(training, self.round - 1))
 
+    @cached_property
+    def _sent(self) -> dict[int, Message]:
+        """What each receiver gets."""
+        usual, resync = self.messages.usual, self.messages.resync
+        honest = {k: usual if k in self._followed else resync for k in self.receivers}
+        if self.conduct.honest:
+            return honest
+        return {k: self.conduct.message(self.round, k, one) for k, one in honest.items()}
+
     def message(self, client: int) -> Message:
-        """What one client gets."""
-        return self.messages.usual if client in self._followed else self.messages.resync
+        """What one of the receivers gets."""
+        return self._sent[client]
 
     def broadcasts(self) -> list[Broadcast]:
         """The messages with their recipients, for the record."""
-        groups: dict[int, tuple[Message, list[int]]] = {}
+        equal = operator.is_ if self.conduct.honest else same
+        groups: list[tuple[Message, list[int]]] = []
         for k in self.receivers:
             message = self.message(k)
-            groups.setdefault(id(message), (message, []))[1].append(k)
-        return [Broadcast(self.round, tuple(who), message) for message, who in groups.values()]
+            who = next((who for sent, who in groups if equal(sent, message)), None)
+            if who is None:
+                groups.append((message, who := []))
+            who.append(k)
+        return [Broadcast(self.round, tuple(who), message) for message, who in groups]
 
     def deliver(self, protocol: Protocol, clients: Sequence[Client]) -> None:
         """Hand every receiver its message."""

@@ -14,6 +14,7 @@ from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.play.questions.unscored import WORDS, Unscored
+from fedre_privacy.steering.base import ACTIVE
 
 from . import html
 from .html import Html, Section, Target
@@ -25,6 +26,9 @@ SHOWN_ROWS = 1000
 BY_NUMBER = "Results by number of images behind a target"
 
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
+
+
+STEERED = "the server of this run did not follow the protocol; clients were not told."
 
 
 def attack_page(result: AttackResult) -> Path:
@@ -72,6 +76,9 @@ def write_attack_report(result: AttackResult) -> Path:
     lead = html.join(
         html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
         if trial.counterfactual
+        else Html(""),
+        html.flag(ACTIVE, f"{run.active.removeprefix(ACTIVE).strip()}: {STEERED}")
+        if run.active
         else Html(""),
         html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
         if isinstance(result.card, Unscored)

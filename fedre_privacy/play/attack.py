@@ -40,6 +40,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
+from fedre_privacy.federation.loop import select
 from fedre_privacy.runs.folder import (
     COMPLETE,
     PARTIAL,
@@ -55,6 +56,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
 from fedre_privacy.runs.training import loaded
 from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
@@ -234,6 +236,10 @@ def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
         IncompatibleError: the attack asks about single clients.
     """
     summed = [d.name for d in training.defense if type(d).seen is not Defense.seen]
+    joined = len(select(training.train, 1))
+    last = settings.evaluation.round or training.train.rounds
+    if alone(training.steering, training.train.clients, joined, range(1, last + 1)):
+        return  # the server took what its own clients sent out of every sum
     updates = any(kind.updates for kind in training.protocol.uploads)
     on_updates = settings.target == "update" or (settings.target == "uploaded" and updates)
     if not summed or (on_updates and settings.attack.answers == "images"):
@@ -421,6 +427,7 @@ def _attack(
         **trial.settings.plain(),
         "kind": trial.kind,
         "counterfactual": trial.counterfactual,
+        **({"active_server": trial.run.active} if trial.run.active else {}),
         "trial": trial.lines(),
         "adaptation": [asdict(one) for stage in trial.adaptations() for one in stage],
     }

@@ -105,6 +105,11 @@ class Given:
         return ""
 
     @property
+    def active(self) -> str:
+        """Empty: what the server of another system did is not known."""
+        return ""
+
+    @property
     def defenses(self) -> tuple[Defense, ...]:
         """None is known."""
         return ()

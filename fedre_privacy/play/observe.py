@@ -127,6 +127,8 @@ def observe(
     """
     run, round, staleness = source.run, source.round, settings.evaluation.staleness
     threat = effective(settings.threat, run.settings.protocol.uploads, run.settings.model)
+    if run.active:
+        threat = dataclasses.replace(threat, behaviour="malicious")
     if staleness:
         threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None

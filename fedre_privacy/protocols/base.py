@@ -35,6 +35,8 @@ class Protocol:
     name: ClassVar[str] = ""
     uploads: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of artifacts that clients send; the loop refuses any other."""
+    broadcasts: ClassVar[tuple[type[Artifact], ...]] = ()
+    """Kinds of artifacts that its server sends in a round; a steering can replace no other."""
     headline: ClassVar[str] = "post_local"
     """The evaluation moment to quote: ``post_local`` or ``post_broadcast``."""
     clip_norm: ClassVar[float | None] = None

@@ -37,6 +37,7 @@ class FD(Protocol):
     """
 
     uploads = (ClassLogits,)
+    broadcasts = (ClassLogits, Counts)
     training_only = True
 
     weight: float = knob(1.0, help="weight lambda of the distillation", ge=0)

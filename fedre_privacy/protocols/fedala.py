@@ -40,6 +40,7 @@ class FedALA(Protocol):
     """
 
     uploads = (ModelState, Counts)
+    broadcasts = (ModelState,)
     sums = "samples"
     headline = "post_broadcast"
 

@@ -11,7 +11,7 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
-from fedre_privacy.core.artifacts import Representations
+from fedre_privacy.core.artifacts import HeadState, Representations
 from fedre_privacy.core.config import section
 from fedre_privacy.core.types import Emission, Mixture
 
@@ -33,6 +33,7 @@ class FedAllRep(Protocol):
     """
 
     uploads = (Representations,)
+    broadcasts = (HeadState,)
     training_only = True
     headline = "post_broadcast"
 

@@ -37,6 +37,7 @@ class FedAPEN(Protocol):
     """
 
     uploads = (SmallModelState,)
+    broadcasts = (SmallModelState,)
     headline = "post_broadcast"
 
     held_out: float = knob(0.05, help="share of training data that lambda is learnt on", gt=0, lt=1)

@@ -25,6 +25,7 @@ class FedAvg(Protocol):
     """
 
     uploads = (ModelState, Counts)
+    broadcasts = (ModelState,)
     training_only = True
     sums = "samples"
     headline = "post_broadcast"

@@ -57,6 +57,7 @@ class FedAvgDBE(Protocol):
     """
 
     uploads = (ModelState, Counts, RepStatistic)
+    broadcasts = (ModelState,)
     headline = "post_broadcast"
 
     kappa: float = knob(50.0, help="weight of the pull of the mean representation", ge=0)

@@ -62,6 +62,7 @@ class FedGen(Protocol):
     """
 
     uploads = (HeadState, Counts)
+    broadcasts = (HeadState, GeneratorState)
     headline = "post_broadcast"
 
     noise: str = knob("normal", help="law of the generator's noise", choices=("normal", "uniform"))

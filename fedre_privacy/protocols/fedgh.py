@@ -10,7 +10,7 @@ from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
-from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.artifacts import HeadState, Prototypes
 from fedre_privacy.core.config import section
 from fedre_privacy.core.types import Emission
 
@@ -32,6 +32,7 @@ class FedGH(Protocol):
     """
 
     uploads = (Prototypes,)
+    broadcasts = (HeadState,)
     training_only = True
     headline = "post_broadcast"
 

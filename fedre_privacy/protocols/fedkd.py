@@ -49,6 +49,7 @@ class FedKD(Protocol):
     """
 
     uploads = (LowRankChange,)
+    broadcasts = (SmallModelState, LowRankModel, LowRankChange)
     clip_norm = 10.0
 
     energy_start: float = knob(

@@ -37,6 +37,7 @@ class FedMRL(Protocol):
     """
 
     uploads = (SmallModelState, Counts)
+    broadcasts = (SmallModelState,)
     training_only = True
     unseen = "trains the shared model through a projector that clients keep"
 

@@ -38,6 +38,7 @@ class FedProto(Protocol):
     """
 
     uploads = (Prototypes,)
+    broadcasts = (Prototypes,)
     training_only = True
     sums = "classes"
     headline = "post_broadcast"

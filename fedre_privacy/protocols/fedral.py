@@ -42,6 +42,7 @@ class FedRAL(Protocol):
     """
 
     uploads = (MatrixBlocks, Counts)
+    broadcasts = (MatrixBlocks,)
     training_only = True
 
     blocks: tuple[int, ...] = knob(

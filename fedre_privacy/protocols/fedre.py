@@ -12,7 +12,7 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.shared_head import HeadTraining
 from fedre_privacy.blocks.state import Client, Server, Task
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, head_down
-from fedre_privacy.core.artifacts import EntangledRep
+from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob, part, section
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Draw, Entanglement, schemes
@@ -42,6 +42,7 @@ class FedRE(Protocol):
     """
 
     uploads = (EntangledRep,)
+    broadcasts = (HeadState,)
     training_only = True
     headline = "post_broadcast"
     sums_with = "super_pair=true"

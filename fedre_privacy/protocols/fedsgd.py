@@ -11,7 +11,7 @@ from fedre_privacy.blocks import whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
 from fedre_privacy.blocks.state import Client, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
-from fedre_privacy.core.artifacts import Counts, GradientState
+from fedre_privacy.core.artifacts import Counts, GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Emission, Upload
 
@@ -37,6 +37,7 @@ class FedSGD(Protocol):
     """
 
     uploads = (GradientState, Counts)
+    broadcasts = (ModelState,)
     training_only = True
     sums = "samples"
     headline = "post_broadcast"

@@ -40,6 +40,7 @@ class FedTGP(Protocol):
     """
 
     uploads = (Prototypes,)
+    broadcasts = (Prototypes,)
     training_only = True
     headline = "post_broadcast"
 

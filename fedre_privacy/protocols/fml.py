@@ -36,6 +36,7 @@ class FML(Protocol):
     """
 
     uploads = (SmallModelState,)
+    broadcasts = (SmallModelState,)
     training_only = True
     clip_norm = 10.0
 

@@ -38,6 +38,7 @@ class FPL(Protocol):
     """
 
     uploads = (Prototypes,)
+    broadcasts = (Prototypes, ModelState)
     training_only = True
 
     tau: float = knob(0.02, help="temperature of the contrast", gt=0)

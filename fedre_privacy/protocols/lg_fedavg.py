@@ -26,6 +26,7 @@ class LGFedAvg(Protocol):
     """
 
     uploads = (HeadState, Counts)
+    broadcasts = (HeadState,)
     training_only = True
     sums = "samples"
     headline = "post_broadcast"

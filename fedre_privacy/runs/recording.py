@@ -46,6 +46,11 @@ class Recording(Protocol):
         ...
 
     @property
+    def active(self) -> str:
+        """The mark of a recording whose server did not follow the protocol; else empty."""
+        ...
+
+    @property
     def bound(self) -> str:
         """What no attack on images can exceed, a sentence; empty where nothing was declared."""
         ...

@@ -57,6 +57,7 @@ class Record(TypedDict, total=False):
     final: dict[Word, Number | None]
     defense: list[dict[str, Any]]
     privacy: dict[str, Any]
+    active_server: Line
     failure: str
 
 
@@ -209,6 +210,11 @@ class Run:
     def defenses(self) -> tuple[Defense, ...]:
         """What clients declare to do to their training and uploads, in order."""
         return self.settings.defense
+
+    @property
+    def active(self) -> str:
+        """The mark of a run whose server is not honest; else empty."""
+        return self.settings.active
 
     def messages(self) -> Messages:
         """What clients and server sent."""
@@ -436,6 +442,7 @@ def _misfit(record: Record, settings: TrainSettings) -> str:
         "the number of class_counts": (len(record["class_counts"]), clients),
         "the number of architectures": (len(record["architectures"]), clients),
         "the number of defences": (len(record.get("defense", ())), len(settings.defense)),
+        "the declaration of an active server": (record.get("active_server", ""), settings.active),
         "the length of image_shape": (len(record["image_shape"]), 3),
         "the size of images": (record["image_shape"][-1:], [side]) if side else (0, 0),
         "the last round": (record["final"].get("round"), settings.train.rounds),

@@ -14,7 +14,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
-from fedre_privacy.core.registry import not_installed
+from fedre_privacy.core.registry import Registry, not_installed
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.schema import parse_yaml, short
 from fedre_privacy.core.types import ThreatModel
@@ -26,6 +26,7 @@ from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.steering.base import Steering, declaration, steerings
 from fedre_privacy.threats.base import threats
 
 from .coins import Coins
@@ -133,6 +134,8 @@ class TrainSettings:
     """What clients do to their training and uploads, in order."""
     coins: Coins | None = None
     """Who trains is decided by coins, of this world; none: each client's training share does."""
+    steering: tuple[Steering, ...] = ()
+    """What a malicious server does, in order; none: the server is honest."""
 
     def in_world(self, coins: Coins) -> TrainSettings:
         """The settings of one world: the same partition, another seed for everything else."""
@@ -156,13 +159,19 @@ class TrainSettings:
             "record": plain(self.record),
             **({"defense": [plain_plugin(d) for d in self.defense]} if self.defense else {}),
             **({"coins": plain(self.coins)} if self.coins else {}),
+            **({"steering": [plain_plugin(s) for s in self.steering]} if self.steering else {}),
         }
 
     def plugins(self) -> list[str]:
         """Modules of one's own that a command needs to read these settings from a file."""
         kinds = [architectures.get(name) for name in members_of(self.model.name)]
-        parts = (self.data, self.partition, self.protocol, *self.defense)
+        parts = (self.data, self.partition, self.protocol, *self.defense, *self.steering)
         return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
+    @property
+    def active(self) -> str:
+        """The mark of a run whose server is not honest: ACTIVE SERVER (...); else empty."""
+        return declaration(self.steering)
 
     @property
     def private_start(self) -> bool:
@@ -227,8 +236,12 @@ class AttackSettings:
         return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
 
 
-TRAIN_SECTIONS = ("data", "partition", "model", "protocol", "train", "record", "defense", "coins")
+TRAIN_SECTIONS = (
+    "data", "partition", "model", "protocol", "train", "record", "defense", "coins", "steering",
+)  # fmt: skip
 ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
+LISTED = {"defense": "defences", "steering": "steerings"}
+"""Sections that are lists of parts, and what these are called."""
 DEFAULTS = {
     "data": "digits",
     "partition": "pra",
@@ -286,7 +299,8 @@ def resolve_training(
     parts["model"] = group(ModelSettings, "model")
     parts["train"] = group(Training, "train")
     parts["record"] = group(RecordSettings, "record")
-    parts["defense"] = resolve_defenses(values.get("defense"), where, problems)
+    parts["defense"] = resolve_list(defenses, "defense", values.get("defense"), where, problems)
+    parts["steering"] = resolve_list(steerings, "steering", values.get("steering"), where, problems)
     if any(part is None for part in parts.values()):
         return None
     coins = group(Coins, "coins") if values.get("coins") else None
@@ -295,34 +309,41 @@ def resolve_training(
     return TrainSettings(**parts, coins=coins)
 
 
-def resolve_defenses(
-    given: Any, where: Mapping[str, str], problems: list[str]
-) -> tuple[Defense, ...] | None:
-    """Build the defences from one or a list of names, ``name:key=value,...`` or settings."""
+def resolve_list(
+    registry: Registry[T], key: str, given: Any, where: Mapping[str, str], problems: list[str]
+) -> tuple[T, ...] | None:
+    """Build parts of one kind from one or a list of names, ``name:key=value,...`` or settings.
+
+    Args:
+        key: of their section of the settings.
+    """
     if given in (None, "none"):
         return ()
     several = isinstance(given, list | tuple)
     built = [
         build_plugin(
-            defenses,
+            registry,
             _written_out(entry) if isinstance(entry, str) else entry,
-            at=f"defense.{number}" if several else "defense",
+            at=f"{key}.{number}" if several else key,
             problems=problems,
             where=where,
         )
         for number, entry in enumerate(given if several else [given])
     ]
-    made = tuple(defense for defense in built if defense is not None)
+    made = tuple(part for part in built if part is not None)
     return made if len(made) == len(built) else None
 
 
-def set_defenses(given: Any, changes: Values) -> list[Any]:
-    """Lay settings over the defences given before: those of ``--set defense.KEY=VALUE``.
+def set_listed(section: str, given: Any, changes: Values) -> list[Any]:
+    """Lay settings over parts given before: those of ``--set defense.KEY=VALUE``.
 
-    With several defences a key must say whose it is: ``defense.NAME.KEY`` or ``defense.0.KEY``.
+    With several parts a key must say whose it is: ``defense.NAME.KEY`` or ``defense.0.KEY``.
+
+    Args:
+        section: the key of their section, ``defense`` or ``steering``.
 
     Raises:
-        ConfigError: a key that belongs to no defence, or could belong to several.
+        ConfigError: a key that belongs to no part, or could belong to several.
     """
     several = list(given) if isinstance(given, list | tuple) else [given]
     made = [_written_out(entry) if isinstance(entry, str) else dict(entry) for entry in several]
@@ -336,11 +357,11 @@ def set_defenses(given: Any, changes: Values) -> list[Any]:
             made[0][key] = value
         else:
             listed = ", ".join(map(str, names))
-            first = f"defense.0.{key}" if not whose else "defense.0.KEY"
+            first = f"{section}.0.{key}" if not whose else f"{section}.0.KEY"
             problems.append(
-                f"--set defense.{key}: {len(made)} defences are given ({listed}), and this does "
-                f"not say whose setting it is. Write {first} (for '{names[0]}'), or put it behind "
-                "the name: --defense NAME:KEY=VALUE."
+                f"--set {section}.{key}: {len(made)} {LISTED[section]} are given ({listed}), and "
+                f"this does not say whose setting it is. Write {first} (for '{names[0]}'), or put "
+                f"it behind the name: --{section} NAME:KEY=VALUE."
             )
     if problems:
         raise ConfigError(*problems)

@@ -102,6 +102,8 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
     problems += _too_large(settings, setting)
+    for one in settings.steering:
+        problems += one.check(training.clients, settings.protocol.broadcasts)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
@@ -144,7 +146,7 @@ def shared_out(settings: TrainSettings, data: ImageData) -> Split:
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     """What the accounting of defences needs to know of a federation."""
     training, protocol = setting.training, settings.protocol
-    joined = Counter(k for r in range(1, training.rounds + 1) for k in loop.select(training, r))
+    joined = Counter(k for sent in possible_participants(settings).values() for k in sent)
     built: dict[str, nn.Module] = {}
 
     def model(client: int) -> nn.Module:
@@ -171,6 +173,19 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
         summing=_summing(),
         model=model,
     )
+
+
+def possible_participants(settings: TrainSettings) -> dict[int, tuple[int, ...]]:
+    """Who may take part in each round: whom an honest server draws, or anybody.
+
+    A server that chooses may choose any client in every round, and clients account for that.
+    """
+    training = settings.train
+    free = any(one.chooses for one in settings.steering)
+    everyone = tuple(range(training.clients))
+    return {
+        r: everyone if free else loop.select(training, r) for r in range(1, training.rounds + 1)
+    }
 
 
 def _summing() -> tuple[str, ...]:
@@ -323,6 +338,8 @@ def _train(
                 next_step="Restore the data, or train again with --restart.",
             )
     log.info("training %s on %s", folder.name, record["device"])
+    if settings.active:
+        report(Event("note", {"text": f"{settings.active}: clients are not told."}))
     for sentence in record.get("privacy", {}).get("says", ()):
         report(Event("note", {"text": sentence}))
     files.write_yaml(folder / "config.yaml", settings.plain())
@@ -398,6 +415,7 @@ def _run_loop(
             resume=resume,
             on_row=table.take,
             defenses=prepared.defense,
+            steering=settings.steering,
         )
     finally:
         table.write()
@@ -466,6 +484,7 @@ def _first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]
         "architectures": list(prepared.setting.architectures),
         "summary": summary(settings),
         **_defended(settings, prepared),
+        **({"active_server": settings.active} if settings.active else {}),
     }
 
 
@@ -488,6 +507,7 @@ def summary(settings: TrainSettings) -> str:
         f"{plural(settings.train.clients, 'client')}, {shared}, "
         f"{plural(settings.train.rounds, 'round')}, {settings.model.name}"
         + "".join(f", {defense.name}" for defense in settings.defense)
+        + (f", {settings.active}" if settings.active else "")
     )
 
 

@@ -24,9 +24,10 @@ from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import Partition, partitions
 from fedre_privacy.presets import preset
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.steering.base import Steering, steerings
 from fedre_privacy.threats.base import threats
 
-from .settings import Values, set_defenses
+from .settings import LISTED, Values, set_listed
 
 REGISTRIES: Mapping[type, Registry[Any]] = {
     Attack: attacks,
@@ -36,8 +37,9 @@ REGISTRIES: Mapping[type, Registry[Any]] = {
     Metric: metrics,
     Partition: partitions,
     Protocol: protocols,
+    Steering: steerings,
 }
-SWITCHED = ("data", "partition", "protocol", "attack", "defense")
+SWITCHED = ("data", "partition", "protocol", "attack", *LISTED)
 """Sections whose settings belong to the part that they name."""
 
 
@@ -120,6 +122,7 @@ def training_values(
     rounds: int | None = None,
     seed: int | None = None,
     truth: bool | None = None,
+    steering: Any = None,
 ) -> dict[str, Any]:
     """Sections of settings from what `api.train` and ``fedre-train`` take; None says nothing."""
     sections = {
@@ -130,6 +133,7 @@ def training_values(
         "train": _said(clients=clients, rounds=rounds, seed=seed),
         "record": _said(truth=truth),
         "defense": written(defense),
+        "steering": written(steering),
     }
     return {key: section for key, section in sections.items() if section}
 
@@ -215,8 +219,8 @@ def layered(
     ):  # fmt: skip
         for key, section in layer.items():
             nested = isinstance(section, Mapping)
-            if key == "defense" and nested and "name" not in section and values.get(key):
-                values[key] = set_defenses(values[key], section)
+            if key in LISTED and nested and "name" not in section and values.get(key):
+                values[key] = set_listed(key, values[key], section)
             else:
                 values[key] = _over(key, values.get(key), section) if nested else section
     return _absolute(values), loaded.where

@@ -12,8 +12,9 @@ from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.protocols.base import protocols as protocol_registry
-from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.settings import TrainSettings, resolve_list
 from fedre_privacy.runs.values import brief, written
+from fedre_privacy.steering.base import declaration, steerings
 
 from .suite import default_suite, named_suite
 from .sweep import Job, Variant, plan
@@ -21,8 +22,8 @@ from .sweep import Job, Variant, plan
 Values = Mapping[str, Any]
 
 
-SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "vary", "seeds", "attacks",
-              "targets")  # fmt: skip
+SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "steerings", "vary", "seeds",
+              "attacks", "targets")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
     """Read the description of a benchmark.
 
     Args:
-        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``: lists of names, settings or
-            objects;
+        sweep: ``protocols``, ``schemes`` (of fedre), ``defenses``, ``steerings``: lists of names,
+            settings or objects;
             ``vary``: further variants, label to settings; ``base``, ``seeds``, ``attacks``,
             ``targets``, ``name``. Protocols and schemes are compared with each other; defences
-            multiply them.
+            and steerings multiply them. A label says which server is active.
         base: settings given elsewhere; they win over the description's own.
 
     Raises:
@@ -100,12 +101,22 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
             for variant in variants
             for chosen in defenses
         ]
+    steered = sweep.get("steerings") or ()
+    if steered:
+        variants = [
+            variant
+            if not chosen or chosen == "none"
+            else Variant(variant.label, merge(dict(variant.values), {"steering": written(chosen)}))
+            for variant in variants
+            for chosen in steered
+        ]
     if not variants:
         raise ConfigError(
             "Nothing to compare: the benchmark names no protocols, schemes or vary.",
             next_step="Add for example 'protocols: [fedre, fedgh]'.",
         )
     shared = merge(dict(sweep.get("base") or {}), base)
+    variants = [_declared(variant, shared) for variant in variants]
     attacks = sweep.get("attacks")
     seeds = tuple(sweep.get("seeds") or (0, 1, 2))
     targets = sweep.get("targets")
@@ -118,6 +129,19 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
         [shared, [v.values for v in variants], seeds, written(attacks), targets]
     )
     return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _declared(variant: Variant, shared: Values) -> Variant:
+    """A variant whose label says that its server is active, if it is.
+
+    Means are over trainings of one label, so a steered training is in no mean of honest ones.
+    """
+    given = variant.values.get("steering") or shared.get("steering")
+    problems: list[str] = []
+    active = declaration(resolve_list(steerings, "steering", given, {}, problems) or ())
+    if not active:  # problems are reported where all settings of the variant are
+        return variant
+    return Variant(f"{variant.label}, {active}", variant.values)
 
 
 def _label(chosen: Any) -> str:

@@ -145,6 +145,13 @@ FORMS = (
         "--seeds 0 --rounds 1 --clients 3 --methods combined,ratio --out runs",
         r"^lg-cifar, seed 0: accuracy(.|\n)*^ +combined +answers +\d+ of +\d+: cosine",
     ),
+    Form(
+        "active_servers",
+        "",
+        "--seeds 1 --trained 2 --round 2 --set data.size=16 --set data.per_class=12 "
+        "--set model.dim=16 --set train.clients=4 --out runs --attacks=",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
+    ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
     Form("kills", "", "--moments 1 --of draw", r"^ *all +1 +\d +\d +1 +0$"),

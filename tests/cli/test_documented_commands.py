@@ -150,6 +150,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))
     (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))
+    (folder / "my_steering.py").write_text(classes_in("add_your_own.md", {"OneClass"}))
     mine = classes_in("add_your_own.md", {"TopHeavy"}).replace("TopHeavy", "MyScheme")
     (folder / "my_module.py").write_text(mine)
     (folder / "sweeps").symlink_to(ROOT / "sweeps")

@@ -69,7 +69,7 @@ def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     groups = {group.removeprefix("fedre_privacy.") for group in points()}
     assert groups == {
         "entanglement", "protocols", "attacks", "eval.metrics", "threats", "data", "partition",
-        "play.questions",
+        "play.questions", "steering", "detectors",
     }  # fmt: skip
     assert all(len(block.splitlines()) <= LONGEST for block in blocks())
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)
@@ -98,7 +98,8 @@ targets: 4
 """
 CONTRACTS = (
     "few-shot or mean-head or nearest-public or max-error or stripes or sorted or few-means "
-    "or leaked-model or top-heavy or smoothed or largest-class or name-largest"
+    "or leaked-model or top-heavy or smoothed or largest-class or name-largest or one-class "
+    "or large-row"
 )
 
 

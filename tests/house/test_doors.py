@@ -28,24 +28,31 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"core", "models", "entanglement", "blocks"},
     "federation": {
         "core", "data", "models", "blocks", "protocols.base", "defenses.base", "defenses.apply",
+        "steering.base", "steering.apply",
     },
     "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
     "threats": {"core"},
+    "steering": {"core"},
+    "detectors": {"core"},
     "runs": {
         "core", "data", "models", "partition", "blocks", "protocols.base", "federation",
         "attacks.base", "defenses.base", "defenses.statement", "eval.matching",
-        "eval.metrics.base", "threats", "entanglement.base", "presets",
+        "eval.metrics.base", "threats", "entanglement.base", "presets", "steering.base",
+        "detectors.base",
     },
     "play": {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
-        "blocks", "protocols", "federation", "sealed", "runs", "threats",
+        "blocks", "protocols", "federation", "sealed", "runs", "threats", "steering",
     },
     "auditing": {"core", "defenses", "eval", "runs", "federation"},
     "study": {
         "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
+        "steering.base", "detectors.base",
     },
-    "pages": {"core", "data", "eval", "runs", "play", "study", "auditing"},
+    "pages": {
+        "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
+    },
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
@@ -54,12 +61,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
         "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
         "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
+        "steering.base", "detectors.base",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
-        "blocks.traffic",
+        "blocks.traffic", "steering.base", "detectors.base",
     },
     "__main__": {"cli", "__version__"},
 }  # fmt: skip

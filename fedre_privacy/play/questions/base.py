@@ -66,7 +66,7 @@ class Trial:
     def lines(self) -> dict[str, str]:
         """The trial in words: what was uploaded, who attacks, what is sought."""
         threat = self.observation.threat
-        attacker = threat.summary
+        attacker = f"{self.run.active}: {threat.summary}" if self.run.active else threat.summary
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"

@@ -1,0 +1,1 @@
+"""Tests that a client can run on what it receives, one per file."""

@@ -1,0 +1,87 @@
+"""What each client was sent in each round, with what it had to judge that by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+
+from fedre_privacy.blocks.state import Client, Message, Task
+from fedre_privacy.detectors.base import Receipt
+from fedre_privacy.federation.steps import on_device
+
+from .run import Run
+from .training import Prepared, build_clients, prepare
+
+
+def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
+    """Every message that a client got at the start of a round, in the order of rounds.
+
+    Losses at receipt are worked out again from the models that the run kept. They are left out
+    where not every round's were kept, or where a protocol keeps modules beside the model.
+
+    Args:
+        run: complete.
+        losses: whether to load the data and work them out.
+
+    Raises:
+        FedreError: what was recorded is damaged, or the data cannot be loaded.
+    """
+    settings = run.settings
+    training = settings.train
+    uploads, broadcasts = run.messages().of()
+    sent: dict[int, dict[int, Message]] = defaultdict(dict)
+    for broadcast in broadcasts:
+        for client in broadcast.recipients:
+            sent[broadcast.round][client] = broadcast.artifacts
+    uploaded: dict[int, list[Message]] = defaultdict(list)
+    earlier: dict[int, list[Message]] = defaultdict(list)
+    history: dict[int, list[float]] = defaultdict(list)
+    known = losses and set(range(1, training.rounds)) <= set(run.kept_rounds())
+    prepared = prepare(settings, torch.device("cpu")) if known else None
+    clients = build_clients(settings, prepared) if prepared else []
+    for round in range(1, training.rounds + 1):
+        digests = {client: _digest(message) for client, message in sent[round].items()}
+        for client, message in sorted(sent[round].items()):
+            if prepared and not clients[client].memory:
+                history[client].append(_loss(run, prepared, clients[client], round, message))
+            yield Receipt(
+                client=client,
+                round=round,
+                message=message,
+                earlier=tuple(earlier[client]),
+                uploaded=tuple(uploaded[client]),
+                others=frozenset(one for k, one in digests.items() if k != client),
+                digest=digests[client],
+                losses=tuple(history[client]),
+                share=training.join_ratio,
+            )
+            earlier[client].append(message)
+        for upload in uploads:
+            if upload.round == round:
+                uploaded[upload.client].append(upload.artifacts)
+
+
+def _loss(run: Run, prepared: Prepared, client: Client, round: int, message: Message) -> float:
+    """Mean training loss on a client's own samples when the message has been taken up."""
+    protocol = run.settings.protocol
+    if round > 1:
+        client.model.load_state_dict(dict(run.state(client.id, round - 1)))
+    with on_device(client, prepared.setting), torch.no_grad():
+        if message:
+            protocol.receive(client, message, Task(prepared.setting, round, client.id))
+        client.model.eval()
+        images, labels = client.train.batch(slice(None))
+        return float(protocol.loss(client, images, labels, message))
+
+
+def _digest(message: Message) -> str:
+    """SHA-256 of all numbers of a message."""
+    found = hashlib.sha256()
+    for artifact in message:
+        for name, tensor in sorted(artifact.tensors().items()):
+            found.update(f"{artifact.kind}/{name}/{tuple(tensor.shape)}/{tensor.dtype}".encode())
+            found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

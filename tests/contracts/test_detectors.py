@@ -1,0 +1,67 @@
+"""What every detector promises; a new one is tested by being registered."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedre_privacy.core.artifacts import HeadState, Prototypes
+from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.detectors.base import Receipt, detectors
+
+ROWS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+HEAD = (HeadState({"weight": ROWS, "bias": ROWS[:, 0].clone()}),)
+MEANS = (Prototypes(ROWS.abs(), torch.arange(4)),)
+
+
+def receipt(message=HEAD, earlier=(), **changes):
+    values = {
+        "client": 0, "round": len(earlier) + 1, "message": message, "earlier": tuple(earlier),
+        "uploaded": (MEANS,) * len(earlier), "others": frozenset({"a"}), "digest": "a",
+        "losses": (2.0,) * (len(earlier) + 1), "share": 0.5,
+    }  # fmt: skip
+    return Receipt(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", detectors.names())
+def test_declarations(name):
+    made = detectors.get(name)()
+    assert made.name == name and type(made).__doc__
+    problems: list[str] = []
+    assert build_plugin(detectors, plain_plugin(made), at="detector", problems=problems) == made
+
+
+@pytest.mark.parametrize("name", detectors.names())
+@pytest.mark.parametrize("message", [HEAD, MEANS, ()], ids=["head", "prototypes", "nothing"])
+@pytest.mark.parametrize("past", [0, 1, 4])
+def test_any_message_gives_a_number_or_none(name, message, past):
+    found = detectors.get(name)().score(receipt(message, (message,) * past))
+    assert isinstance(found, float) and not math.isinf(found)
+    if not message and name != "often-chosen":
+        assert math.isnan(found)
+
+
+def score(name, *given, **changes):
+    return detectors.get(name)().score(receipt(*given, **changes))
+
+
+def scaled(factor):
+    return (HeadState({name: factor * value for name, value in HEAD[0].params.items()}),)
+
+
+def test_each_sees_what_it_is_for():
+    flat = (HeadState({"weight": ROWS[:1].expand(4, 6).clone(), "bias": torch.ones(4)}),)
+    assert score("centred-norm", HEAD) < -0.5 < score("centred-norm", flat) < 1e-6
+    assert score("row-similarity", flat) == pytest.approx(1) and score("row-similarity") == 0
+    for name in ("norm", "head-change"):
+        assert score(name, scaled(10), [HEAD]) > 2 > 1e-6 > abs(score(name, HEAD, [HEAD]))
+    assert score("receipt-loss", HEAD, [HEAD] * 4, losses=(1.0, 1.1, 0.9, 1.0, 3.0)) > 10
+    assert score("consistency", others=frozenset({"a", "b"})) == 1 > score("consistency") == 0
+    assert math.isnan(score("norm", (MEANS[0].take(torch.zeros(0).long()),), [MEANS]))
+    far = (Prototypes(10 * MEANS[0].means, MEANS[0].labels),)
+    assert score("target-sanity", far, [MEANS]) == pytest.approx(9, rel=1e-5)
+    assert score("absent-classes", (MEANS[0].take(torch.tensor([0])),), [MEANS]) == 0.75
+    often, rarely = score("often-chosen", HEAD, [HEAD] * 9), score("often-chosen", round=10)
+    assert often == pytest.approx(10 * math.log10(2)) and often > 3 > rarely >= 0
