@@ -176,7 +176,7 @@ def list_all(output: Output) -> None:
             {
                 "attack": entry.name,
                 "reads": _reads(attack.consumes),
-                "needs": ", ".join(sorted(attack.needs)),
+                "needs": _shortly(sorted(attack.needs), 4),
                 "recovers": attack.recovers,
                 "adapts to": ", ".join(_adapts(attack)) or "-",
                 "from": _from(entry.origin),
@@ -233,8 +233,14 @@ def _from(origin: str) -> str:
 
 
 def _reads(kinds: Sequence[type[Artifact]]) -> str:
-    names = [kind.__name__ for kind in kinds]
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])}, {len(names) - 2} more"
+    return _shortly([kind.__name__ for kind in kinds], 3)
+
+
+def _shortly(names: Sequence[str], most: int) -> str:
+    """Names in a row; of more than `most` the first ones, and how many more."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])}, {len(names) - most + 1} more"
 
 
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
