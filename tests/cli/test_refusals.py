@@ -227,7 +227,7 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
             "(GradientState)",
             "Use --attack alignment or loss-membership",
         ),
-        (("fd",), "Attacks for them: images: logits; labels: labels.", "Ask what it would leak"),
+        (("fd",), "'membership' needs HEADS to read ClassLogits", "Use --threat strong."),
         (("fedral",), "membership' reads Representations", "Ask what it would leak"),
         (("local",), "'local' uploads nothing, so target 'membership' is empty", "Ask what it"),
         (

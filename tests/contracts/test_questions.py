@@ -39,8 +39,11 @@ RUN = sorted(set(NAMES) - ELSEWHERE)
 EVAL = {"targets": 3, "ceiling": 0, "per_update": 1, "candidates": 6, "gallery": 4, "public": 60}
 
 
-def asked(name: str, threat: str = "strong") -> tuple[str, AttackSettings]:
-    """A protocol that an attack can be run on, and how it is asked."""
+def asked(name: str, threat: str = "") -> tuple[str, AttackSettings]:
+    """A protocol that an attack can be run on, and how it is asked, by ``strong`` if that does."""
+    needed = attacks.get(name)().required
+    able = [one for one in ("strong", *threats.names()) if needed <= threats.get(one).grants]
+    threat = threat or able[0]
     steps = {"steps": 3} if "steps" in {knob.name for knob in knobs(attacks.get(name))} else {}
     for protocol in protocols.names():
         for target in ("uploaded", "update"):
