@@ -16,6 +16,7 @@ from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.federation.steps import Broadcasts
 from fedre_privacy.runs import training
+from fedre_privacy.steering.apply import Conduct
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -54,9 +55,9 @@ def test_who_gets_a_broadcast_is_drawn_once_a_round(monkeypatch):
     setting = Setting(settings, 2, (1, 16, 16), (), (), (), torch.device("cpu"))
 
     def ask():
-        post = loop.Post(setting, 3, Broadcasts((), ()))
+        post = loop.Post(setting, 3, Broadcasts((), ()), Conduct((), 0, 300, 2))
         assert len(post.receivers) == 150
-        for client in range(300):
+        for client in post.receivers:
             post.message(client)
         post.broadcasts()
 
