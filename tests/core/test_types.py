@@ -122,8 +122,9 @@ def test_scalars_by_content():
 
 @pytest.mark.parametrize("artifact", ROWS, ids=kind)
 def test_encodings_are_one_distribution_a_row(artifact):
-    encodings = artifact.encodings(3)
-    assert encodings.shape == (len(artifact.rows()), 3)
+    classes = artifact.outputs.shape[1] if isinstance(artifact, ClassLogits) else 3
+    encodings = artifact.encodings(classes)
+    assert encodings.shape == (len(artifact.rows()), classes)
     assert torch.allclose(encodings.sum(1), torch.ones(len(encodings)))
     if hasattr(artifact, "labels"):
         assert torch.equal(encodings.argmax(1), artifact.labels)

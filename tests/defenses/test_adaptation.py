@@ -17,6 +17,7 @@ from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.artifacts import (
+    ClassLogits,
     EntangledRep,
     GradientState,
     HeadState,
@@ -55,6 +56,13 @@ RUNS = {
     "fedavg": (*TRAINED, "secagg"),
     "lg-fedavg": TRAINED,
     "fedral": TRAINED,
+    "fd": (
+        BOUNDS[0],
+        NOISES[0],
+        "laplace:clip=0.02,epsilon=50",
+        "mask:keep=0.5",
+        "quantise:bits=1",
+    ),
 }
 """Protocols whose uploads every attack reads some of, and what their clients do."""
 QUICK = {
@@ -76,7 +84,7 @@ OFTEN = {
 """Runs on which the attacks are asked in every test run; the others are slow."""
 SENT = {
     "fedgh": Prototypes, "fedre": EntangledRep, "fedsgd": GradientState, "fedavg": ModelState,
-    "lg-fedavg": HeadState, "fedral": MatrixBlocks,
+    "lg-fedavg": HeadState, "fedral": MatrixBlocks, "fd": ClassLogits,
 }  # fmt: skip
 ELSEWHERE = {"analytic"}
 BY_LIKELIHOOD = {("disentangle", "quantise:bits=1")}
