@@ -13,7 +13,7 @@ from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_training, set_defenses
+from fedre_privacy.runs.settings import resolve_training, set_listed
 from fedre_privacy.runs.training import train
 
 CASES = {
@@ -128,16 +128,16 @@ def test_ways_to_write_the_same_defence(tiny):
 
 
 def test_set_reaches_one_of_several_defences_and_never_guesses():
-    one = set_defenses("gaussian:clip=1,noise=2", {"noise": 3})
+    one = set_listed("defense", "gaussian:clip=1,noise=2", {"noise": 3})
     assert one == [{"name": "gaussian", "clip": 1, "noise": 3}]
     both = ["gaussian:clip=1,noise=2", "quantise"]
-    named = set_defenses(both, {"quantise": {"bits": 4}, "0": {"clip": 5}})
+    named = set_listed("defense", both, {"quantise": {"bits": 4}, "0": {"clip": 5}})
     assert named == [{"name": "gaussian", "clip": 5, "noise": 2}, {"name": "quantise", "bits": 4}]
     for changes in ({"clip": 5}, {"prune": {"keep": 0.1}}, {"2": {"bits": 1}}):
         with pytest.raises(ConfigError, match=r"2 defences are given \(gaussian, quantise\)"):
-            set_defenses(both, changes)
+            set_listed("defense", both, changes)
     with pytest.raises(ConfigError, match="does not say whose"):
-        set_defenses(["mask:keep=0.5", "mask:keep=0.1"], {"mask": {"keep": 0.2}})
+        set_listed("defense", ["mask:keep=0.5", "mask:keep=0.1"], {"mask": {"keep": 0.2}})
 
 
 def test_the_command_line_describes_and_lists_defences(capsys):
