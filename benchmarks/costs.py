@@ -32,6 +32,7 @@ from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.federation.loop import Post, evaluate
 from fedre_privacy.federation.steps import client_step, next_broadcast, server_step, setup
 from fedre_privacy.protocols.base import Protocol, protocols
+from fedre_privacy.steering.apply import Conduct
 
 PARTS = ("receive", "train", "upload", "server", "evaluate")
 
@@ -74,7 +75,9 @@ def measure(name: str, *, repeats: int, device: torch.device, **size: Any) -> di
     protocol, clients = timed(name, clock), federation.clients
     server, setting = federation.server, federation.setting
     setup(protocol, clients, server, setting)
-    post = Post(setting, 1, next_broadcast(protocol, server))
+    training = setting.training
+    honest = Conduct((), training.seed, training.clients, setting.num_classes)
+    post = Post(setting, 1, next_broadcast(protocol, server), honest)
     post.deliver(protocol, clients)
     times: dict[str, list[float]] = defaultdict(list)
     counted: dict[str, float] = {}
@@ -95,7 +98,7 @@ def measure(name: str, *, repeats: int, device: torch.device, **size: Any) -> di
         else:
             with clock.part("server"):
                 messages = serve()
-        post = Post(setting, round + 1, messages)
+        post = Post(setting, round + 1, messages, honest)
         with clock.part("receive"):
             post.deliver(protocol, clients)
         with clock.part("evaluate"):

@@ -131,7 +131,8 @@ def observe(
     run, round, staleness = source.run, source.round, settings.evaluation.staleness
     threat = effective(settings.threat, run.settings.protocol.uploads, run.settings.model)
     if run.active:
-        threat = dataclasses.replace(threat, behaviour="malicious")
+        says = threat.summary.removeprefix("honest-but-curious ")
+        threat = dataclasses.replace(threat, behaviour="malicious", summary=says)
     if staleness:
         threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
     observed = [0, round] if threat.rounds == "last" else None

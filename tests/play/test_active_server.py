@@ -44,7 +44,8 @@ def test_every_result_says_so(pair):
         result = attacked(run)
         record = json.loads((result.folder / "record.json").read_text(encoding="utf-8"))
         page = (result.folder / "report.html").read_text(encoding="utf-8")
-        assert record["trial"]["Attacker"].startswith(f"{MARK}: ") == mark
+        told = record["trial"]["Attacker"]
+        assert told.startswith(f"{MARK}: ") == mark and (mark and "honest" in told) is False
         assert (record.get("active_server") == MARK) == mark
         assert ("did not follow the protocol" in page) == mark == (MARK in page)
         threat = result.trial.observation.threat
@@ -122,7 +123,8 @@ def test_an_isolated_victim_is_attacked_in_spite_of_secure_aggregation(tmp_path)
     isolated = api.train("fedproto", steering="isolate:victim=1,helpers=2", **options)
     result = attacked(isolated)
     assert set(result.frame()["client"]) == {1} and len(result.frame()) > 1
-    assert "ACTIVE SERVER (isolate, all rounds)" in result.trial.lines()["Attacker"]
+    told = result.trial.lines()["Attacker"]
+    assert "ACTIVE SERVER (isolate, all rounds)" in told and "honest" not in told
     few = api.train("fedproto", steering="isolate:victim=1,helpers=1", **options)
     with pytest.raises(IncompatibleError, match="the server sees one sum"):
         attacked(few)
