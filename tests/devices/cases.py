@@ -60,6 +60,11 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 """Every protocol, one registered tomorrow too, and ways of training with code of their own."""
 ATTACKS: dict[str, dict[str, Any]] = {
+    "shadow": {
+        "protocol": "fedgh",
+        "threat": "public-init",
+        "attack": {"shadows": 2, "views": 1},
+    },
     "average": {"protocol": "fedgh", "rounds": 2, "threat": "strong"},
     "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
     "dip": {"attack": {"steps": 3, "restarts": 2, "patience": 2}},
