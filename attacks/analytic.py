@@ -20,7 +20,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.closed_form import agreeing_inputs, single_input
+from .gradient.closed_form import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05
@@ -133,20 +133,19 @@ def _first_layer(victim: Victim, shape: tuple[int, int, int]) -> tuple[str, Tens
         )
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    probe = torch.linspace(0, 1, shape[0] * shape[1] * shape[2]).reshape(1, *shape)
+
+    def inner(image: Tensor) -> Tensor:
+        model(image)
+        return seen[-1]
+
     try:
-        with torch.no_grad():
-            for image in (torch.zeros(1, *shape), torch.ones(1, *shape), probe):
-                model(image)
+        straight = pixel_by_pixel(inner, shape)
     finally:
         handle.remove()
-    dark, bright, mixed = (value.reshape(-1) for value in seen)
-    scale = bright - dark
-    straight = torch.allclose(mixed, dark + scale * probe.reshape(-1), atol=1e-4)
-    if not straight or not bool((scale != 0).all()):
+    if straight is None:
         raise IncompatibleError(
             f"Attack 'analytic' needs pixels that reach the first layer one by one; something "
             f"before layer '{name}' mixes them.",
             next_step="Use inverting-gradients.",
         )
-    return name, scale, dark
+    return name, *straight

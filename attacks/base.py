@@ -6,7 +6,7 @@ Attack code receives an `Observation` and nothing else; it never sees data, prot
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, final
 
 import torch
@@ -16,9 +16,11 @@ from fedre_privacy.core.artifacts import Artifact, Content, is_read_as
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.outcomes import Outcome
+from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
+
+from .running.confidence import confidence_of
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
@@ -134,7 +136,8 @@ class Attack:
         """Check the observation, run, and check what came back.
 
         Returns:
-            What `run` returns: the outcome that its question asks for.
+            What `run` returns: the outcome that its question asks for; images with the
+            confidence of `confidence_of` where the attack gave none of its own.
 
         Raises:
             IncompatibleError: missing knowledge, an upload it cannot read, or a result whose
@@ -148,7 +151,11 @@ class Attack:
             problems = ["There is nothing to attack: the targets hold no representation."]
         if problems:
             raise IncompatibleError(*problems)
-        return accepted(self, observation, self.run(observation, context or Context()))
+        how = context or Context()
+        found = accepted(self, observation, self.run(observation, how))
+        if isinstance(found, Reconstruction) and not len(found.confidence):
+            found = replace(found, confidence=confidence_of(observation, found, how.device))
+        return found
 
 
 def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:

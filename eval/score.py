@@ -15,6 +15,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
 
+from .confidence import certificate_measures, confidence_measures
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
 from .matching import RULES, matcher, support_sizes
@@ -199,8 +200,16 @@ def evaluate(
     )
     alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
     count = int(attack["psnr"].isfinite().sum())
+    told: tuple[Measure, ...] = ()
+    if len(rec.confidence):
+        told = confidence_measures(
+            rec.confidence, values["hit1"], values["psnr"], values["psnr_over"], clients, seed=seed
+        )
+    if len(rec.certified):
+        told += certificate_measures(rec.certified.bool(), values["psnr"], clients)
+    of_mean = dataclasses.replace(OF_MEAN, value=_mean_mse_db(attack), n=count)
     return Scores(
-        measures=(*measures, dataclasses.replace(OF_MEAN, value=_mean_mse_db(attack), n=count)),
+        measures=(*measures, of_mean, *told),
         verdict=verdict,
         rows=_rows(rec, truth, metrics, chosen["psnr"], values, bad, matched.index),
         n=count,

@@ -6,6 +6,8 @@ of the bias gradient; so a row that only one sample drives is that sample, up to
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -60,3 +62,24 @@ def agreeing_inputs(weight: Tensor, bias: Tensor, agree: float) -> tuple[Tensor,
     )
     order = (sizes + pull / (2 * pull.max())).argsort(descending=True)
     return inputs[order].to(weight.dtype), sizes[order]
+
+
+def pixel_by_pixel(
+    inner: Callable[[Tensor], Tensor], shape: tuple[int, int, int]
+) -> tuple[Tensor, Tensor] | None:
+    """Scale and shift (d,) by which pixels become what a layer sees, or None where they are mixed.
+
+    Args:
+        inner: images (n, C, H, W) in [0, 1] to the layer's input.
+        shape: (C, H, W).
+    """
+    pixels = shape[0] * shape[1] * shape[2]
+    probe = torch.linspace(0, 1, pixels).reshape(1, *shape)
+    with torch.no_grad():
+        images = (torch.zeros(1, *shape), torch.ones(1, *shape), probe)
+        dark, bright, mixed = (inner(image).detach().reshape(-1) for image in images)
+    if len(dark) != pixels:
+        return None
+    scale = bright - dark
+    straight = torch.allclose(mixed, dark + scale * probe.reshape(-1), atol=1e-4)
+    return (scale, dark) if straight and bool((scale != 0).all()) else None

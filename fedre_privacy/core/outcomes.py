@@ -84,6 +84,10 @@ class Reconstruction(Outcome):
             took none.
         spread (N,): mean squared distance between the answers of two restarts, a mark of doubt that
             needs no truth; empty (0,) where there was one start only.
+        confidence (N,): the attack's own score of its answer, made without truth, higher is surer;
+            NaN where it has none. Empty (0,): no such score.
+        certified (N,) bool: whether a check without truth says that the image is exact. Empty (0,):
+            the attack has no such check.
     """
 
     images: Tensor
@@ -95,6 +99,8 @@ class Reconstruction(Outcome):
     diverged: Tensor
     labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     spread: Tensor = field(default_factory=lambda: torch.zeros(0))
+    confidence: Tensor = field(default_factory=lambda: torch.zeros(0))
+    certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def problems(self, observation: Observation) -> list[str]:
         count = observation.image_count()
@@ -117,6 +123,10 @@ class Reconstruction(Outcome):
             found.append(f"returned {len(self.labels)} labels for {count} images.")
         if len(self.spread) not in (0, count):
             found.append(f"returned {len(self.spread)} spreads for {count} images.")
+        if len(self.confidence) not in (0, count):
+            found.append(f"returned {len(self.confidence)} confidences for {count} images.")
+        if len(self.certified) not in (0, count):
+            found.append(f"returned {len(self.certified)} certificates for {count} images.")
         if not bool((finite | self.diverged.bool()).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):

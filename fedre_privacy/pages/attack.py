@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -122,7 +123,8 @@ def _targets(result: AttackResult) -> Html:
     classes = result.trial.run.class_names
     measures = [m for m in scores.whole() if f"{m.key}_floor" in scores.rows]
     shown = []
-    for row in scores.own_rows.head(SHOWN_TARGETS).to_dict("records"):
+    listed = _surest_first(scores.own_rows)
+    for row in listed.head(SHOWN_TARGETS).to_dict("records"):
         at, label = int(row["target"]), int(row["label"])
         made_of = plural(int(row["support_size"]), "image")
         kind = f"class {classes[label]}" if label >= 0 else "several classes"
@@ -138,7 +140,8 @@ def _targets(result: AttackResult) -> Html:
                     m.title: f"{_score(m, row[m.key])} (floor {_score(m, row[f'{m.key}_floor'])})"
                     for m in measures
                 }
-                | {"found in the line-up": "yes" if row["hit1"] == 1 else "no"},
+                | {"found in the line-up": "yes" if row["hit1"] == 1 else "no"}
+                | _own_word(row),
                 f"diverged: {scores.lost_rule}" if row["diverged"] else "",
             )
         )
@@ -147,7 +150,8 @@ def _targets(result: AttackResult) -> Html:
     return html.join(
         html.paragraph(
             "The truth is private training data: share this page as you would share that."
-            f"{more} The floor's picture is that of the floor by PSNR.",
+            f"{more} The floor's picture is that of the floor by PSNR. Targets are in the order "
+            "of the attack's own confidence, which it has without the truth.",
             soft=True,
         ),
         html.gallery(shown),
@@ -160,7 +164,7 @@ def _unscored(result: AttackResult) -> Html:
     if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
         return Html("")
     shown = []
-    for row in result.frame().head(SHOWN_TARGETS).to_dict("records"):
+    for row in _surest_first(result.frame()).head(SHOWN_TARGETS).to_dict("records"):
         at = int(row["target"])
         said = {"fit": f"{row['fit']:.3g}"}
         if "residual" in row:
@@ -169,8 +173,27 @@ def _unscored(result: AttackResult) -> Html:
                 "to other targets": f"{row['mismatched']:.3g}",
             }
         title = f"Target {at}: client {row['client']}, class {row['label']}"
+        said |= _own_word(row)
         shown.append(Target(title, {"recovered": html.png(outcome.images[at])}, said))
     return html.gallery(shown)
+
+
+def _surest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Targets in the order of the attack's own confidence, where it gave one."""
+    if "confidence" not in rows:
+        return rows
+    return rows.sort_values("confidence", ascending=False, kind="stable", na_position="last")
+
+
+def _own_word(row: Mapping[Hashable, object]) -> dict[str, str]:
+    """What the attack says of its own answer, without the truth."""
+    said = {}
+    sure = row.get("confidence")
+    if isinstance(sure, float) and sure == sure:
+        said["confidence"] = f"{sure:.3f}"
+    if row.get("certified") is True:
+        said["certificate"] = "exact, by its own check"
+    return said
 
 
 def _score(of: Measure, value: float) -> str:
@@ -203,6 +226,8 @@ COLUMNS_OF_SINGLE = {
     "psnr_mismatched": "PSNR of the attack's answers to other uploads",
     "original": "number of the matched image, -1 for a mean image",
     "fit": "match to the upload that the attack attained, in its own objective; lower is closer",
+    "confidence": "the attack's own score of its answer, without the truth; higher is surer",
+    "certified": "whether the attack's own check says that the answer is exact",
     "hit1, hit5": "whether the true image was the nearest of the line-up, or among the first five",
     "rr": "one over its rank in the line-up",
 }

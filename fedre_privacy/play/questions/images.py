@@ -185,7 +185,13 @@ class ImagesQuestion(Question):
         }
         parts = []
         for name, one in scores.items():
-            columns = {"label_used": pieces[name].labels, "spread": pieces[name].spread}
+            piece = pieces[name]
+            columns = {
+                "label_used": piece.labels,
+                "spread": piece.spread,
+                "confidence": piece.confidence,
+                "certified": piece.certified,
+            }
             told = {title: values.numpy() for title, values in columns.items() if len(values)}
             parts.append(one.rows.assign(group=name, **told))
         target = scores.pop(TARGET)
@@ -284,6 +290,8 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
                 rec.diverged[rows],
                 rec.labels[rows],
                 rec.spread[rows],
+                rec.confidence[rows],
+                rec.certified[rows],
             )
         )
         start += size

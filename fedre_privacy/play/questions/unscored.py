@@ -91,6 +91,8 @@ def unscored(trial: Trial, outcome: Reconstruction | LabelEstimate) -> Unscored:
         rows, lost = label_rows(outcome), 0
     else:
         rows, lost = evidence(trial.observation, outcome), int(outcome.diverged.sum())
+        told = {"confidence": outcome.confidence, "certified": outcome.certified}
+        rows = rows.assign(**{name: own.numpy() for name, own in told.items() if len(own)})
     because = "no truth was given"
     if "residual" in rows:
         because += f". {explained(rows)}"

@@ -1,0 +1,243 @@
+"""Score what an attack says of its own answers: its confidence, and its certificates.
+
+An attacker who knows which answers are right needs no truth to use them, whatever the mean of all
+is. Pure functions of tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.rng import stream
+
+from .intervals import DRAWS, clustered, ends, finite, resampled, shares
+from .measures import RECORD, TABLE, Measure
+
+EXACT_DB = 60.0
+"""PSNR (dB) from which an answer is exact: a root mean squared error of a thousandth."""
+BINS = 5
+"""Equally full bins of the calibration error."""
+LEAST_BINNED = 50
+"""Targets below which bins say nothing."""
+
+AUC = Measure(
+    key="confidence_auc",
+    title="confidence: AUC of found",
+    definition="share of pairs (a target that was found, one that was not) in which the attack is "
+    "surer of the first, without knowing the truth",
+    bounds=(0.0, 1.0),
+    floor=0.5,
+    floor_name="a coin",
+    against="chance",
+    shown=TABLE,
+)
+RANK = Measure(
+    key="confidence_rank",
+    title="confidence: rank correlation with PSNR",
+    definition="Spearman's, over all targets",
+    bounds=(-1.0, 1.0),
+    floor=0.0,
+    floor_name="a coin",
+    against="chance",
+    shown=TABLE,
+)
+SUREST = Measure(
+    key="confidence_surest",
+    title="PSNR over the floor, surest quarter",
+    definition="mean over the quarter of the targets of which the attack is surest, beside the "
+    "mean over all targets",
+    unit="dB",
+    digits=2,
+    floor_name="all targets",
+    against="all targets",
+    shown=TABLE,
+)
+CALIBRATION = Measure(
+    key="confidence_calibration",
+    title="confidence: calibration error",
+    definition=f"of the score read as the probability of being found: mean distance to the share "
+    f"found in {BINS} equally full bins, beside that of saying the share of all",
+    bounds=(0.0, 1.0),
+    higher_is_more_leakage=False,
+    shown=RECORD,
+)
+CERTIFIED = Measure(
+    key="certified",
+    title="answers with a certificate",
+    definition="share of targets for which a check without truth says that the answer is exact",
+    percent=True,
+    bounds=(0.0, 1.0),
+    shown=TABLE,
+)
+PRECISION = Measure(
+    key="certificate_precision",
+    title="certificates that are right",
+    definition=f"share of certified answers with a PSNR of {EXACT_DB:g} dB or more",
+    percent=True,
+    bounds=(0.0, 1.0),
+    shown=TABLE,
+)
+
+
+def confidence_measures(
+    confidence: Tensor, found: Tensor, psnr: Tensor, over: Tensor, clients: Tensor, *, seed: int
+) -> tuple[Measure, ...]:
+    """Does an attack know which of its answers are right?
+
+    Intervals resample whole clients.
+
+    Args:
+        confidence: (N,) higher is surer; NaN where the attack says nothing.
+        found: (N,) 1 where the true image was the nearest of the line-up, else 0.
+        psnr: (N,) of the answers.
+        over: (N,) PSNR over the floor.
+        clients: (N,) whose target each is.
+        seed: of the resamples.
+    """
+    said = confidence.isfinite() & psnr.isfinite() & found.isfinite()
+    sure, hit = confidence[said].double(), found[said].double()
+    psnr, over, clients = psnr[said].double(), over[said].double(), clients[said]
+    n, units = len(sure), len(clients.unique())
+    if n < 2 or float(sure.max()) == float(sure.min()):
+        why = "the attack is as sure of all answers"
+        return tuple(
+            dataclasses.replace(of, floor=None, note=why, n=n, targets=n, clients=units)
+            for of in (AUC, RANK, SUREST)
+        )
+
+    def area(rows: Tensor) -> float:
+        return _auc(sure[rows], hit[rows] > 0.5)
+
+    def rank(rows: Tensor) -> float:
+        return _spearman(sure[rows], psnr[rows])
+
+    count = max(1, n // 4)
+    top = sure.argsort(descending=True)[:count]
+    gain = clustered(over[top][:, None], clients[top])
+    base = float(over.mean())
+    out = [
+        _filled(of, of_rows, clients, seed, n, units) for of, of_rows in ((AUC, area), (RANK, rank))
+    ]
+    out.append(
+        dataclasses.replace(
+            SUREST,
+            value=float(over[top].mean()),
+            interval=ends(gain),
+            floor=base,
+            over=float(over[top].mean()) - base,
+            n=count,
+            targets=n,
+            clients=units,
+        )
+    )
+    if n >= LEAST_BINNED:
+        error, plain = _calibration(sure, hit), 0.0
+        out.append(
+            dataclasses.replace(
+                CALIBRATION,
+                value=error,
+                n=n,
+                targets=n,
+                clients=units,
+                floor=plain,
+                floor_name="saying the share of all",
+                over=plain - error,
+            )  # fmt: skip
+        )
+    return tuple(out)
+
+
+def certificate_measures(certified: Tensor, psnr: Tensor, clients: Tensor) -> tuple[Measure, ...]:
+    """How many answers have a certificate, and how many of these are right.
+
+    Args:
+        certified: (N,) bool.
+        psnr: (N,) of the answers.
+        clients: (N,) whose target each is.
+    """
+    given = certified.double()
+    right = torch.where(certified, (psnr >= EXACT_DB).double(), torch.nan)
+    out = []
+    for of, values in ((CERTIFIED, given), (PRECISION, right)):
+        n = int(values.isfinite().sum())
+        if not n:
+            out.append(dataclasses.replace(of, note="no answer has a certificate"))
+            continue
+        share = shares(values[:, None], clients)
+        low, high = (finite(float(end)) for end in share.interval())
+        between = None if low is None or high is None else (low, high)
+        out.append(dataclasses.replace(of, value=float(share.mean), interval=between, n=n))
+    return tuple(out)
+
+
+def _filled(
+    of: Measure,
+    statistic: Callable[[Tensor], float],
+    clients: Tensor,
+    seed: int,
+    n: int,
+    units: int,
+) -> Measure:
+    """A statistic of rows with its interval over clients."""
+    value = finite(statistic(torch.arange(n)))
+    if value is None:
+        return dataclasses.replace(
+            of, floor=None, note="all targets were found, or none", n=n, targets=n, clients=units
+        )
+    rng = stream(seed, of.key)
+    parts = [(clients == client).nonzero().squeeze(1) for client in clients.unique().tolist()]
+    drawn = []
+    for _ in range(DRAWS // 10):
+        picked = torch.randint(len(parts), (len(parts),), generator=rng).tolist()
+        drawn.append(statistic(torch.cat([parts[i] for i in picked])))
+    table = torch.tensor(drawn).double()
+    table = table[table.isfinite()]
+    sizes = torch.tensor([len(part) for part in parts])
+    between = None
+    if units > 1 and len(table) > 1:
+        known = resampled(table[:, None], torch.tensor([value]).double(), sizes)
+        between = ends(known, of.bounds)
+    floor = of.floor or 0.0
+    return dataclasses.replace(
+        of,
+        value=value,
+        interval=between,
+        over=value - floor,
+        over_interval=None if between is None else (between[0] - floor, between[1] - floor),
+        n=n,
+        targets=n,
+        clients=units,
+    )
+
+
+def _auc(scores: Tensor, right: Tensor) -> float:
+    inside, outside = scores[right], scores[~right]
+    if not len(inside) or not len(outside):
+        return float("nan")
+    gap = inside[:, None] - outside[None]
+    return float(((gap > 0).double() + 0.5 * (gap == 0).double()).mean())
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks (n,), ties at their mean."""
+    ordered, back = values.unique(return_inverse=True)
+    counts = torch.bincount(back, minlength=len(ordered)).double()
+    return (counts.cumsum(0) - counts / 2 + 0.5)[back]
+
+
+def _spearman(one: Tensor, other: Tensor) -> float:
+    a, b = _ranks(one), _ranks(other)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(a.norm() * b.norm())
+    return float(a @ b) / scale if scale > 0 else float("nan")
+
+
+def _calibration(sure: Tensor, hit: Tensor) -> float:
+    """Mean distance of what is said to what is found, in equally full bins."""
+    parts = sure.argsort().tensor_split(BINS)
+    gaps = [abs(float(sure[part].mean() - hit[part].mean())) * len(part) for part in parts]
+    return sum(gaps) / len(sure)

@@ -1,0 +1,116 @@
+"""Batches taken apart: certified answers are right, and nothing wrong is certified."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.attacks.gradient.disaggregate import apart
+from fedre_privacy.core.artifacts import GradientState, ModelState
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.models.split import Normalise, SplitModel
+
+
+def errors(found, wanted):
+    """Largest error of each image found against the nearest of those wanted."""
+    return (found[:, None] - wanted[None]).abs().flatten(2).amax(2).amin(1)
+
+
+def noisy(sent, share, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return {k: v + share * v.std() * torch.randn(v.shape, generator=rng) for k, v in sent.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_whole_batches_are_exact_and_say_so(dense, small, small_labels, gradient_of, watch, size):
+    batches = [torch.arange(size) + size * k for k in range(4)]
+    nets = [dense(seed=k) for k in range(4)]
+    sent = [
+        gradient_of(net, small[rows], small_labels[rows])
+        for net, rows in zip(nets, batches, strict=True)
+    ]
+    found = attacks.get("spear")()(watch([GradientState(g) for g in sent], nets, size=size))
+    wanted = small[torch.cat(batches)]
+    assert bool(found.certified.all()) and float(errors(found.images, wanted).max()) < 1e-3
+    assert float(errors(wanted, found.images).max()) < 1e-3  # each image, not one of them often
+
+
+def test_noise_and_wrong_weights_get_no_certificate(dense, small, small_labels, gradient_of, watch):
+    model, attack = dense(), attacks.get("spear")()
+    sent = gradient_of(model, small[:4], small_labels[:4])
+    noise = {k: torch.randn_like(v) for k, v in sent.items()}
+    low = {k: v.clone() for k, v in sent.items()}
+    inner = "extractor.backbone.1"
+    low[f"{inner}.weight"] = torch.randn(256, 4) @ torch.randn(4, 64)  # the rank, and nothing else
+    low[f"{inner}.bias"] = low[f"{inner}.weight"] @ torch.randn(64)
+    tried = [noise, low, noisy(sent, 0.01), noisy(sent, 1.0)]
+    found = attack(watch([GradientState(g) for g in tried], model, size=4))
+    assert not bool(found.certified.any()) and bool((found.images == 0.5).all())
+    other = attack(watch([GradientState(sent)], dense(seed=5), size=4))
+    assert not bool(other.certified.any())
+
+
+def test_over_many_batches_certified_means_right(dense, small, small_labels, gradient_of, watch):
+    """30 batches of 3 to 6 images, a third of them noised a little: none is certified wrongly."""
+    sent, nets, wanted = [], [], []
+    for k in range(30):
+        rows = torch.randperm(len(small), generator=torch.Generator().manual_seed(k))[: 3 + k % 4]
+        net = dense(seed=k % 7, width=128)
+        one = gradient_of(net, small[rows], small_labels[rows])
+        sent.append(GradientState(noisy(one, 10.0 ** (-2 - k % 5), k) if k % 3 == 0 else one))
+        nets.append(net)
+        wanted.append(small[rows])
+    found = attacks.get("spear")()(watch(sent, nets, size=6))
+    given, images = found.certified.reshape(30, 6), found.images.reshape(30, 6, 1, 8, 8)
+    wrong = sum(
+        int((errors(images[k][given[k]], wanted[k]) > 1e-3).sum())
+        for k in range(30)
+        if bool(given[k].any())
+    )
+    assert wrong == 0
+    clean = torch.tensor([k % 3 != 0 for k in range(30)])
+    asked = sum(len(wanted[k]) for k in range(30) if clean[k])
+    assert int(given[clean].sum()) > 0.75 * asked
+
+
+def test_inputs_behind_convolutions_are_exact(digits, gradient_of, watch, psnr):
+    images, labels = digits.images[:40].float() / 255, digits.labels[:40].long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(
+            nn.Conv2d(1, 8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 128), nn.ReLU()
+        )
+        model = SplitModel(body, nn.Identity(), dim=128, num_classes=10, normalise=Normalise())
+    model, mine = model.eval().requires_grad_(False), images[:3]
+    sent = gradient_of(model, mine, labels[:3])
+    layer, name = model.extractor.backbone[3], "extractor.backbone.3"
+    rng = torch.Generator().manual_seed(0)
+    found = apart(layer, sent[f"{name}.weight"], sent[f"{name}.bias"], rng, most=8, tries=8192)
+    true = model.extractor.backbone[:3](model.extractor.normalise(mine))
+    gaps = (found.inputs[:, None] - true[None]).abs().amax(2).amin(1)
+    assert bool(found.certified.all()) and float(gaps.max()) < 1e-3 * float(true.abs().max())
+    observation = watch([GradientState(sent)], model, size=3, shape=(1, 16, 16))
+    answers = attacks.get("spear")(steps=120)(observation, Context(seed=0))
+    assert not bool(answers.certified.any())  # of images; the inputs are told in words
+    assert answers.stopped_because.startswith("3 of 3 inputs")
+    error = (answers.images[:, None] - mine[None]).square().flatten(2).mean(2).amin(1)
+    best = psnr(images[3:].mean(0).expand(3, 1, 16, 16), mine)
+    assert float((-10 * error.log10()).mean()) > best + 6
+
+
+def test_one_step_of_training_is_a_gradient_and_more_steps_are_none(
+    dense, small, small_labels, trained, watch
+):
+    model = dense()
+    once, thrice = (trained(model, small[:4], small_labels[:4], 0.5, n) for n in (1, 3))
+    found = attacks.get("spear")()(watch([ModelState(once), ModelState(thrice)], model, size=4))
+    right = errors(found.images, small[:4]) < 1e-3
+    assert bool(found.certified[:4].all()) and bool(right[found.certified].all())
+
+
+def test_models_without_such_a_layer_are_refused(smooth, small, gradient_of, watch):
+    sent = gradient_of(smooth(), small[:1], torch.tensor([0]))
+    with pytest.raises(IncompatibleError, match="has no linear layer in its extractor"):
+        attacks.get("spear")()(watch([GradientState(sent)], smooth()))
