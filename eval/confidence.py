@@ -215,11 +215,11 @@ def _filled(
 
 
 def _auc(scores: Tensor, right: Tensor) -> float:
-    inside, outside = scores[right], scores[~right]
-    if not len(inside) or not len(outside):
+    inside, outside = int(right.sum()), int((~right).sum())
+    if not inside or not outside:
         return float("nan")
-    gap = inside[:, None] - outside[None]
-    return float(((gap > 0).double() + 0.5 * (gap == 0).double()).mean())
+    above = float(_ranks(scores)[right].sum()) - inside * (inside + 1) / 2
+    return above / (inside * outside)
 
 
 def _ranks(values: Tensor) -> Tensor:

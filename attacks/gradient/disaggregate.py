@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 RANK = 1e-5
 """Singular values below this share of the largest are rounding."""
-ZERO = 1e-3
-"""Entries of a basis vector below this share of its largest are zeros."""
+ZERO = 1e-4
+"""Entries of a basis vector below this share of its largest are zeros. Samples of one class err
+much alike in an untrained network, so that their rows nearly cancel: that is no zero."""
 LEAK = 1e-4
 """Of a sample's largest drive, what units that it leaves off may show."""
 SPARE = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -59,7 +59,8 @@ class Answers(Attack):
 
 @pytest.fixture
 def problem(observe, rotation):
-    return observe([torch.ones(3, 256)], {(0, 1): rotation()}, image_shape=(1, 2, 2))
+    seen = observe([torch.ones(3, 256)], {(0, 1): rotation()}, image_shape=(1, 2, 2))
+    return replace(seen, extractors={})
 
 
 def returns(images: Tensor, diverged: Tensor | None = None) -> Answers:

@@ -77,6 +77,7 @@ QUICK = {
     "head": {"steps": 5},
     "inverting-gradients": {"steps": 3},
     "update-inversion": {"steps": 3},
+    "spear": {"steps": 3, "tries": 2048},
 }
 OFTEN = {
     ("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing"), ("fedsgd", "clip:norm=0.01"),

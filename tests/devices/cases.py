@@ -89,6 +89,11 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
     "membership": {"target": "membership"},
     "pixel": {"attack": {"steps": 6}},
+    "spear": {
+        "protocol": "fedsgd",
+        "attack": {"tries": 2048, "steps": 3},
+        "target": "update",
+    },
     "update-inversion": {"protocol": "fedavg", "attack": {"steps": 6}, "target": "update"},
 }
 """How an attack is run, here as short as can be; one without a row is run on fedre as it is."""
