@@ -20,8 +20,9 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import Prepared, prepare, summary, train
 from fedre_privacy.sealed.door import play
 
-from .attack import Trial, check_ahead, peak_memory, prepare_attack
-from .questions.base import question_of
+from .attack import peak_memory, prepare_attack
+from .fit import check_ahead
+from .questions.base import Trial, question_of
 
 LONG_S = 2.0
 """An attack that took longer is not repeated to measure it warm."""
