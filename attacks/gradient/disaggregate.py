@@ -161,7 +161,7 @@ def _distinct(alive: Tensor, tried: Tensor, kept: Tensor, least: int) -> Tensor:
     counts = _zeros(alive, tried)
     order = counts.argsort(descending=True)
     tried = tried[order[counts[order] >= least]]
-    out = []
+    out: list[Tensor] = []
     while len(tried) and len(out) < MOST:
         off = _off(alive @ tried[:1].T)[:, 0]
         vector = torch.linalg.svd(alive[off], full_matrices=True).Vh[-1]
