@@ -74,6 +74,19 @@ def view(
     root = Path(folder)
     entries = collect(root, truth=truth)
     given = Path(out) if out is not None else _usual(root, entries)
+    return View(write_page(entries, root, given, truth=truth), tuple(entries), truth)
+
+
+def write_page(entries: Sequence[Entry], root: Path, given: Path, *, truth: bool) -> Path:
+    """Write the page of results that were read; see `view`.
+
+    Args:
+        given: the HTML file, or a folder.
+        truth: what they were read with.
+
+    Returns:
+        The HTML file.
+    """
     single = given.suffix.lower() in (".html", ".htm")
     path = given if single else given / INDEX
     pictures: dict[str, bytes] = {}
@@ -85,7 +98,7 @@ def view(
         pictures=list(pictures.items()) if single else [],
     )  # fmt: skip
     files.write_text(path, text)
-    return View(path, tuple(entries), truth)
+    return path
 
 
 def _usual(root: Path, entries: Sequence[Entry]) -> Path:

@@ -93,8 +93,11 @@
   }
 
   function table(title, heads, rows, more) {
+    const numbers = heads.map((_, at) => rows.every((row) => typeof row[at] === "number"));
     return el("div", { class: "box", role: "region", tabindex: "0", "aria-label": title },
-      el("table", {}, el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+      el("table", {}, el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", {
+        scope: "col", class: numbers[at] ? "number" : null,
+      }, head)))),
         el("tbody", {}, rows.map((row) => el("tr", {},
           row.map((cell) => cell instanceof Node ? el("td", {}, cell) : el("td", {
             class: typeof cell === "number" ? "number" : String(cell).length > 44 ? "words" : null,
@@ -640,6 +643,8 @@
       el("nav", { class: "crumbs", "aria-label": "Where this is" }, el("a", { href: "#/" }, "All results"),
         parent ? [" / ", el("a", { href: "#/entry/" + parent.id }, parent.name)] : null),
       el("h1", { tabindex: "-1" }, entry.name),
+      el("p", {}, known.filter(([name, words]) => !["partition", "started"].includes(name) && words !== "none")
+        .map(([name, words]) => name + " " + words).join(" · ")),
       el("p", { class: "soft" }, entry.kind + " in " + entry.path,
         more.report ? [", ", el("a", { href: more.report }, "its own report")] : null,
         entry.pairs ? [", ", el("button", {
@@ -656,7 +661,6 @@
         el("strong", {}, name), ": " + words)),
       entry.facets.verdict ? el("div", { class: "verdict" }, el("strong", {}, entry.facets.verdict),
         el("br"), more.because) : null,
-      facts([...known, ...Object.entries(more.facts)]),
       more.panels.length ? frontier(more.panels) : null,
       ...more.tables.slice(0, 1).map((t) => section(t.title, table(t.title, t.heads, t.rows))),
       more.targets ? gallery(entry, given, path) : null,
@@ -665,6 +669,7 @@
           el("a", { href: "#/entry/" + other.id }, other.name),
           other.facets.verdict || other.status, other.score ? other.score.title + " " + other.score.text : "", other.n]))) : null,
       ...more.tables.slice(1).map((t) => section(t.title, table(t.title, t.heads, t.rows))),
+      section("Facts", facts([...known, ...Object.entries(more.facts)])),
       more.settings ? section("Settings", el("details", {}, el("summary", {}, "All settings"),
         el("div", { class: "box", role: "region", tabindex: "0", "aria-label": "Settings" },
           el("pre", {}, more.settings)))) : null,
@@ -677,20 +682,22 @@
   function sidesOf(path, given) {
     const by = given.get("by");
     if (!by) {
-      return path.split(",").map((id) => byId.get(id)).filter((entry) => entry && entry.pairs)
-        .map((entry) => ({
-          label: entry.path, ids: [entry.id], same: () => "",
-          name: [entry.facets.attack + " on " + entry.facets.target, entry.facets.protocol,
-            entry.facets.scheme, entry.facets.defence === "none" ? "" : entry.facets.defence,
-            entry.facets.adversary].filter(Boolean).join(", "),
-        }));
+      const found = path.split(",").map((id) => byId.get(id)).filter((entry) => entry && entry.pairs);
+      const apart = SAME.filter((facet) => new Set(found.map((entry) => entry.facets[facet])).size > 1);
+      const names = found.map((entry) => apart.map((facet) => facet === "defence"
+        && entry.facets.defence === "none" ? "no defence" : entry.facets[facet]).filter(Boolean).join(", "));
+      return found.map((entry, i) => ({
+        ids: [entry.id], same: () => "",
+        name: new Set(names).size === names.length && names[i] ? names[i]
+          : [names[i], entry.path].filter(Boolean).join(", "),
+      }));
     }
     const fixed = SAME.filter((facet) => facet !== by && !(by === "protocol" && facet === "scheme"));
     const sides = new Map();
     filtered(given).filter((entry) => entry.pairs && entry.facets[by]).forEach((entry) => {
       const value = entry.facets[by];
       if (!sides.has(value)) {
-        sides.set(value, { label: value, name: value, ids: [],
+        sides.set(value, { name: value, ids: [],
           same: (id) => fixed.map((facet) => byId.get(id).facets[facet] || "").join("\n") });
       }
       sides.get(value).ids.push(entry.id);
@@ -739,10 +746,15 @@
   function comparing(path, given) {
     const sides = sidesOf(path, given);
     const measures = new Map();
-    sides.forEach((side) => side.ids.forEach((id) => Object.entries(detail(id).targets.scores)
-      .forEach(([key, told]) => {
-        if (detail(id).targets.columns[key]) { measures.set(key, told); }
-      })));
+    const scored = sides.map((side) => new Set(side.ids.flatMap((id) => {
+      const targets = detail(id).targets;
+      return Object.entries(targets.scores).filter(([key]) => targets.columns[key]).map(([key, told]) => {
+        measures.set(key, told);
+        return key;
+      });
+    })));
+    const sharing = (key) => scored.filter((keys) => keys.has(key)).length;
+    const usual = [...measures.keys()].sort((a, b) => sharing(b) - sharing(a))[0];
     const groups = [...new Set(sides.flatMap((side) => side.ids.flatMap(
       (id) => [...new Set(detail(id).targets.columns.behind || [])])))].sort();
     const body = el("div", {});
@@ -759,9 +771,11 @@
         const value = Number(given.get(name));
         return given.has(name) && sides[value] ? value : usual;
       };
-      const base = number("base", 0);
-      return { measure: measures.has(given.get("measure")) ? given.get("measure") : [...measures.keys()][0],
-        base, other: number("other", base === 0 ? 1 : 0), group: given.get("group") || "" };
+      const measure = measures.has(given.get("measure")) ? given.get("measure") : usual;
+      const having = (not) => Math.max(0, scored.findIndex((keys, i) => i !== not && keys.has(measure)));
+      const base = number("base", having(-1));
+      const other = number("other", having(base));
+      return { measure, base, other: other === base ? (base === 0 ? 1 : 0) : other, group: given.get("group") || "" };
     };
     const set = (name, value) => {
       put(given, name, value);
@@ -785,7 +799,7 @@
         rows.push([side.name, pairs.length, found.units, pairs.length ? short(mean("b")) : "-",
           pairs.length ? short(mean("a")) : "-",
           pairs.length ? signed(found.mean) + (bounded ? " [" + signed(found.low) + ", " + signed(found.high) + "]" : "") : "-",
-          !pairs.length ? "no target with the same truth" : !bounded ? "too few to say"
+          !scored[i].has(measure) ? "has no such score" : !pairs.length ? "no target with the same truth" : !bounded ? "too few to say"
             : !apart ? "no difference shown" : leaks ? "leaks more" : "leaks less"]);
       });
       const pairs = paired(sides[base], sides[other], measure, group);
