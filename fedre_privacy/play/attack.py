@@ -63,7 +63,6 @@ from fedre_privacy.threats.base import threats
 from .observe import effective, stale
 from .questions.base import Trial, is_uploaded, question_of
 
-
 PICTURES = "pictures.safetensors"
 """Private: the images that answers were scored against, and their floors (`Scores.pictures`)."""
 

@@ -25,7 +25,7 @@ from .entries import DAMAGED, Entry, Sheets, Table, Targets
 from .reading import collect
 
 MOST_INSIDE = 64 << 20
-"""Bytes of pictures above which, unless told where to write, a folder is made and no single file."""
+"""Bytes of pictures above which a folder is made and no single file, unless told where to write."""
 
 PAGE, FOLDER, INDEX, PICTURES = "view.html", "view", "index.html", "pictures"
 _OURS = re.compile(r"[0-9a-f]{32}\.png")
@@ -53,9 +53,7 @@ class View:
         return out | ({DAMAGED: bad} if bad else {})
 
 
-def view(
-    folder: str | Path = "runs", out: str | Path | None = None, *, truth: bool = True
-) -> View:
+def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: bool = True) -> View:
     """Write one page that shows every run, attack, audit and benchmark below a folder.
 
     It needs no server and no network. Calling again shows what has come since.

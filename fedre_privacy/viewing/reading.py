@@ -70,6 +70,14 @@ PLAIN = {"target", "client", "behind", "floor", "diverged", "label_used", "round
 """Columns, beside measures and their floors, that tell nothing of the truth."""
 
 
+BESIDE = {
+    "true": "the true prototypes",
+    "actual": "what was uploaded",
+    "ceiling": "single representations (ceiling)",
+}
+"""What stands beside the targets of an attack, by group of its measures."""
+
+
 class _Verdict(TypedDict):
     word: Word
     because: Line
@@ -476,7 +484,7 @@ def _known(given: Values) -> dict[str, Any]:
 def _tables(record: _Attack, measures: Sequence[Measure]) -> Iterator[Table]:
     rows = [
         {
-            "of": group_name(m.group) if m.group in ("", "1", "2-30", ">30") else m.group,
+            "targets": BESIDE.get(m.group) or group_name(m.group),
             "metric": m.heading,
             "this attack": m.value_text(),
             "floor": m.floor_text(),
@@ -675,6 +683,12 @@ def _benchmark(place: _Place) -> Entry:
             for one in failed
         ]  # fmt: skip
         tables.append(Table("Failures", lost))
+    trainings = [
+        {"variant": one["label"], "seed": one["seed"], "status": one["status"],
+         "run": one.get("run", "")}
+        for one in results
+    ]  # fmt: skip
+    tables.append(Table("Trainings", trainings))
     took = sum(one["wall_s"] or 0.0 for one in results)
     told = [_facets(one["training"]) for one in results]
     facets = {

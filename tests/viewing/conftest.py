@@ -1,4 +1,4 @@
-"""A folder of small results, and a headless Chromium driven over its own pipe by clicks and keys."""
+"""A folder of small results, and a headless Chromium driven over a pipe by clicks and keys."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class Browser:
         self.run("document.querySelectorAll('[data-probe]').forEach(e => delete e.dataset.probe)")
         found = self.run(
             f"(() => {{ const e = [...document.querySelectorAll({selector!r})].find("
-            f"e => e.textContent.includes({text!r})); if (e) e.dataset.probe = '1'; return !!e; }})()"
+            f"e => e.textContent.includes({text!r})); if (e) e.dataset.probe = '1'; "
+            "return !!e; })()"
         )
         assert found, f"no {selector} says {text!r}"
         self.click("[data-probe='1']")

@@ -47,9 +47,10 @@ def test_results_are_searched_filtered_sorted_and_kept_on_reload(page, small, br
         browser.wait(f"{ROWS}.length === 6")
         browser.click("[data-sort=score]")
         up = browser.run(ROWS)
-        assert browser.run(
-            "document.activeElement.closest('th').getAttribute('aria-sort')"
-        ) == "ascending"
+        assert (
+            browser.run("document.activeElement.closest('th').getAttribute('aria-sort')")
+            == "ascending"
+        )
         browser.click("[data-sort=score]")
         down = browser.run(ROWS)
         scored = [entry for entry in collect(small.runs) if entry.score is not None]
@@ -272,7 +273,9 @@ def test_ten_thousand_targets_open_in_two_seconds(tmp_path, browse):
         took.append(browser.open(page, address))
         browser.wait("document.querySelectorAll('button.tile').length === 48")
         browser.wait(DRAWN)
-        assert "10,000 targets" in browser.run("document.querySelector('#targets-count').textContent")
+        assert "10,000 targets" in browser.run(
+            "document.querySelector('#targets-count').textContent"
+        )
         browser.choose("sort by", "-psnr")
         values = entries[0].targets.columns["psnr"]
         best = max(range(10_000), key=lambda i: values[i])

@@ -58,9 +58,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(small, tmp_path):
     assert len(listed) == 6 and {f"e{one['id']}" for one in listed} | {"index"} == set(held)
     attack = next(one for one in listed if one["facets"].get("attack") == "linear")
     targets = held[f"e{attack['id']}"]["targets"]
-    assert targets["columns"]["psnr"] == [
-        float(f"{v:.9g}") for v in small.linear.frame()["psnr"]
-    ]
+    assert targets["columns"]["psnr"] == [float(f"{v:.9g}") for v in small.linear.frame()["psnr"]]
     assert images_of(small.linear) <= tiles(page, 16)
     without = BLOCK.sub("", page)
     assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttp|innerHTML|eval\(", without)
@@ -129,7 +127,7 @@ def test_text_of_strangers_ends_nothing_and_hides_nothing(tmp_path):
     page = write_page([entry], tmp_path / EVIL.replace("/", ""), tmp_path / "p.html", truth=True)
     text = page.read_text(encoding="utf-8")
     assert text.count("</script>") == 3 and "<img" not in text and "\u202e" not in text
-    assert blocks(text)["index"]["entries"][0]["problem"].startswith('</script><script>doc')
+    assert blocks(text)["index"]["entries"][0]["problem"].startswith("</script><script>doc")
 
 
 def test_numbers_that_json_has_not_are_nothing(small, tmp_path):

@@ -184,7 +184,13 @@ def test_any_record_of_a_stranger_is_an_entry_and_no_crash(tmp_path, text):
     (jobs / "x.yaml").write_text("")
     (jobs / "x.json").write_text(text, encoding="latin-1")
     entries = collect(tmp_path)
-    assert {entry.kind for entry in entries} == {"run", "attack", "audit", "membership", "benchmark"}
+    assert {entry.kind for entry in entries} == {
+        "run",
+        "attack",
+        "audit",
+        "membership",
+        "benchmark",
+    }
     assert all(entry.status == "damaged" and entry.problem for entry in entries)
 
 

@@ -60,8 +60,10 @@
     if (typeof value !== "number") { return String(value); }
     if (Number.isInteger(value)) { return String(value); }
     const size = Math.abs(value);
-    return size >= 1000 ? value.toFixed(0) : value.toPrecision(digits || 4).replace(/e\+?/, "e");
+    return size >= 1000 ? value.toFixed(0) : value.toPrecision(digits || 4);
   }
+
+  function tick(value) { return String(Number(value.toPrecision(4))); }
 
   function signed(value, digits) {
     return (value >= 0 ? "+" : "") + (Number.isFinite(value) ? value.toFixed(digits || 3) : "-");
@@ -93,14 +95,15 @@
   }
 
   function table(title, heads, rows, more) {
-    const numbers = heads.map((_, at) => rows.every((row) => typeof row[at] === "number"));
+    const number = (cell) => typeof cell === "number" || cell === null;
+    const numbers = heads.map((_, at) => rows.length > 0 && rows.every((row) => number(row[at])));
     return el("div", { class: "box", role: "region", tabindex: "0", "aria-label": title },
       el("table", {}, el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", {
         scope: "col", class: numbers[at] ? "number" : null,
       }, head)))),
         el("tbody", {}, rows.map((row) => el("tr", {},
           row.map((cell) => cell instanceof Node ? el("td", {}, cell) : el("td", {
-            class: typeof cell === "number" ? "number" : String(cell).length > 44 ? "words" : null,
+            class: number(cell) ? "number" : String(cell).length > 44 ? "words" : null,
           }, short(cell))))))), more);
   }
 
@@ -300,7 +303,9 @@
     main.replaceChildren(
       el("h1", { tabindex: "-1" }, "All results"),
       el("form", { class: "filters", role: "search", submit: (event) => event.preventDefault() },
-        search, ["kind", ...FACETS, "status"].map(facet), by,
+        search, el("details", { class: "all", open: window.innerWidth > 640 || [...given.keys()].some((key) => key !== "q") },
+          el("summary", {}, "Filters"),
+          el("div", { class: "filters" }, ["kind", ...FACETS, "status"].map(facet), by)),
         el("button", { type: "button", click: () => { location.hash = "#/"; if (!location.hash.includes("?")) { render(); } } }, "Show all")),
       bodies, comparing);
     draw();
@@ -532,11 +537,11 @@
     const parts = [
       ...ticks(x.low, x.high, width / 110).flatMap((v) => [
         svg("path", { class: "rule", d: "M" + across(v) + " " + box.top + "V" + box.bottom }),
-        svg("text", { x: across(v), y: box.bottom + 18, "text-anchor": "middle" }, x.words ? x.words(v) : short(v)),
+        svg("text", { x: across(v), y: box.bottom + 18, "text-anchor": "middle" }, x.words ? x.words(v) : tick(v)),
       ]),
       ...ticks(y.low, y.high, height / 70).flatMap((v) => [
         svg("path", { class: "rule", d: "M" + box.left + " " + up(v) + "H" + box.right }),
-        svg("text", { x: box.left - 8, y: up(v) + 4, "text-anchor": "end" }, short(v)),
+        svg("text", { x: box.left - 8, y: up(v) + 4, "text-anchor": "end" }, tick(v)),
       ]),
       svg("path", { class: "axis", d: "M" + box.left + " " + box.top + "V" + box.bottom + "H" + box.right }),
       svg("text", { x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, titles[0]),
@@ -589,8 +594,9 @@
       const height = Math.round(Math.max(300, width * 0.55));
       const placed = panel.points.filter((p) => p.accuracy !== null && p.scalars !== null);
       const xOf = (p) => axis === "accuracy" ? p.accuracy : Math.log10(Math.max(p.scalars, 1));
-      const x = { ...range(placed.map(xOf), 0.15), words: axis === "accuracy" ? null : (v) => short(10 ** v, 2) };
-      const y = range([0, ...placed.map((p) => p.over || 0)], 0.15);
+      const x = { ...range(placed.map(xOf), 0.15), words: axis === "accuracy" ? null : (v) => tick(Number((10 ** v).toPrecision(2))) };
+      const y = range([0, ...placed.filter((p) => p.over !== null)
+        .flatMap((p) => [p.over - (p.over_sd || 0), p.over + (p.over_sd || 0)])], 0.1);
       const { across, up, parts } = frame(width, height, x, y, [axes[axis], "over the floor: " + panel.title]);
       const taken = [];
       const marks = placed.map((p) => {
@@ -668,12 +674,18 @@
         ["result", "verdict", "over floor", "n"], below.map((other) => [
           el("a", { href: "#/entry/" + other.id }, other.name),
           other.facets.verdict || other.status, other.score ? other.score.title + " " + other.score.text : "", other.n]))) : null,
-      ...more.tables.slice(1).map((t) => section(t.title, table(t.title, t.heads, t.rows))),
+      ...more.tables.slice(1).map((t) => section(t.title, table(t.title, t.heads,
+        t.rows.map((cells) => cells.map((cell, at) => t.heads[at] === "run" ? linked(cell) : cell))))),
       section("Facts", facts([...known, ...Object.entries(more.facts)])),
       more.settings ? section("Settings", el("details", {}, el("summary", {}, "All settings"),
         el("div", { class: "box", role: "region", tabindex: "0", "aria-label": "Settings" },
           el("pre", {}, more.settings)))) : null,
     ].filter((part) => part !== null));
+  }
+
+  function linked(name) { // the run of a name, where this page shows it
+    const run = entries.find((entry) => entry.kind === "run" && entry.name === name);
+    return run ? el("a", { href: "#/entry/" + run.id }, name) : name;
   }
 
   // --- two or more, target by target ----------------------------------------------------------
@@ -796,8 +808,8 @@
         const bounded = Number.isFinite(found.low);
         const apart = bounded && (found.low > 0 || found.high < 0);
         const leaks = (found.mean > 0) === higher;
-        rows.push([side.name, pairs.length, found.units, pairs.length ? short(mean("b")) : "-",
-          pairs.length ? short(mean("a")) : "-",
+        rows.push([side.name, pairs.length, found.units, pairs.length ? mean("b") : null,
+          pairs.length ? mean("a") : null,
           pairs.length ? signed(found.mean) + (bounded ? " [" + signed(found.low) + ", " + signed(found.high) + "]" : "") : "-",
           !scored[i].has(measure) ? "has no such score" : !pairs.length ? "no target with the same truth" : !bounded ? "too few to say"
             : !apart ? "no difference shown" : leaks ? "leaks more" : "leaks less"]);
