@@ -326,7 +326,14 @@ def _settings(place: _Place, status: str) -> dict[str, Any]:
     path = place.checked("config.yaml", status)
     values = load_yaml(path).values
     check(values, _Settled, path)
-    return values if place.truth else {**values, "data": {"name": _name(values.get("data"))}}
+    return _open(place, values)
+
+
+def _open(place: _Place, settings: Values) -> dict[str, Any]:
+    """Settings; where the truth is left out, of the data set its name alone."""
+    if place.truth or "data" not in settings:
+        return dict(settings)
+    return {**settings, "data": {"name": _name(settings["data"])}}
 
 
 def _name(part: object) -> str:
@@ -640,9 +647,8 @@ def _membership(place: _Place) -> Entry:
         for name, one in part.items()
     ]
     word, _, because = record["verdict"].partition(": ")
-    settings = check(dict(record["training"]), _Settled, place.folder / "record.json")
-    if not place.truth:
-        settings = {**settings, "data": {"name": _name(settings.get("data"))}}
+    settings = _open(place, record["training"])
+    check(settings, _Settled, place.folder / "record.json")
     best = record["attacks"].get(record["primary"])
     tables = [Table("Result", rows)]
     if place.truth and record["exposed"]:
@@ -655,9 +661,9 @@ def _membership(place: _Place) -> Entry:
         score=None if best is None else Score(
             "AUC over chance", best["auc"] - 0.5, f"AUC {best['auc']:.3f}"),
         n=record["worlds"] * record["slots"],
-        facts={key: " ".join(record[key].split()) for key in ("Worlds", "Game", "Attacker")}  # type: ignore[literal-required]
+        facts={key: " ".join(record[key].split()) for key in ("Worlds", "Game", "Attacker")}
         | {"Took": human_seconds(record["seconds"])},
-        tables=tuple(tables), settings=dict(settings),
+        tables=tuple(tables), settings=settings,
     )  # fmt: skip
 
 
@@ -690,7 +696,7 @@ def _benchmark(place: _Place) -> Entry:
     ]  # fmt: skip
     tables.append(Table("Trainings", trainings))
     took = sum(one["wall_s"] or 0.0 for one in results)
-    told = [_facets(one["training"]) for one in results]
+    told = [_facets(_open(place, one["training"])) for one in results]
     facets = {
         key: ", ".join(sorted({one[key] for one in told if one.get(key)}))
         for key in ("protocol", "scheme", "defence", "data")

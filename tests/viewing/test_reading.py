@@ -142,6 +142,37 @@ def test_a_benchmark_under_way_tells_how_far_it_is(small):
     assert set(entry.panels[0].best) == {"weak <b>", "strong"}
 
 
+def test_files_of_data_sets_are_named_with_the_truth_alone(small, tmp_path):
+    root = damaged(small.runs, tmp_path)
+    for path in (root / "benchmarks" / "two" / "jobs").glob("*.json"):
+        made = json.loads(path.read_text())
+        made["training"]["data"] = {"name": "npz", "path": "/home/me/patients.npz"}
+        path.write_text(json.dumps(made))
+    told = [found(collect(root, truth=t), "benchmarks/two").facets["data"] for t in (True, False)]
+    assert told == ["npz:patients", "npz"]
+
+
+def test_a_game_of_membership_is_read(small, tmp_path):
+    folder = tmp_path / "worlds-x"
+    folder.mkdir()
+    (folder / "guesses.csv").write_text("")
+    guess = {"auc": 0.7, "auc_interval": [0.6, 0.8], "auc_within": None, "knows": "uploads"}
+    record = {
+        "status": "complete", "Worlds": "2 of x", "Game": "slots", "Attacker": "server",
+        "training": small.run.plain(), "worlds": 2, "slots": 30, "seconds": 1.5,
+        "attacks": {"loss": guess}, "floors": {"chance": {**guess, "auc": 0.5}},
+        "primary": "loss", "exposed": [{"record": "3", "client": "0"}], "verdict": "leaks: so",
+    }  # fmt: skip
+    files.write_json(folder / "record.json", record)
+    (entry,) = collect(tmp_path)
+    assert entry.kind == "membership" and entry.n == 60 and entry.facets["verdict"] == "leaks"
+    assert entry.score.over == pytest.approx(0.2) and entry.facets["protocol"] == "fedallrep"
+    assert [table.title for table in entry.tables] == ["Result", "Records at risk (private)"]
+    (entry,) = collect(tmp_path, truth=False)
+    assert [table.title for table in entry.tables] == ["Result"]
+    assert entry.settings["data"] == {"name": "digits"}
+
+
 def damaged(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs, tmp_path / "copy"))
 
