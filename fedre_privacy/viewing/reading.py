@@ -32,7 +32,7 @@ from fedre_privacy.pages.shared import versions
 from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, Status
-from fedre_privacy.runs.run import Record
+from fedre_privacy.runs.record import Record
 from fedre_privacy.runs.settings import NAIVE
 from fedre_privacy.steering.base import ACTIVE
 from fedre_privacy.study.benchmark import panels_of, points_of, table_of
