@@ -7,6 +7,7 @@ through the same one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,6 +59,26 @@ def support_pairs(truth: Truth) -> tuple[Tensor, Tensor]:
 def support_sizes(truth: Truth) -> Tensor:
     """Number of distinct images in each target's support, (N,) int64."""
     return torch.bincount(support_pairs(truth)[0], minlength=truth.mixture.num_rows)
+
+
+def support_marks(truth: Truth) -> Tensor:
+    """A number for the images in each target's support, (N,) int64.
+
+    It is the beginning of a SHA-256 over the images' own in ascending order. Targets with the same
+    number are made of the same images, whatever they weigh: so scores of two attacks are paired.
+    """
+    each = [hashlib.sha256(image.numpy().tobytes()).digest() for image in as_bytes(truth.images)]
+    targets, images = support_pairs(truth)
+    members: list[list[bytes]] = [[] for _ in range(truth.mixture.num_rows)]
+    for target, image in zip(targets.tolist(), images.tolist(), strict=True):
+        members[target].append(each[image])
+    marks = [hashlib.sha256(b"".join(sorted(own))).digest()[:8] for own in members]
+    return torch.tensor([int.from_bytes(mark, "big", signed=True) for mark in marks])
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Images in [0, 1] as uint8; values that are not finite become black."""
+    return (images.detach().cpu().float().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
 
 
 def best(answers: Tensor, truth: Truth) -> Tensor:

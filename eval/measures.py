@@ -296,6 +296,10 @@ class Card:
             out.append({**row, "verdict": verdict})
         return out
 
+    def pictures(self) -> dict[str, Tensor]:
+        """What answers were compared with, for those who look at them; nothing without images."""
+        return {}
+
     def record(self) -> dict[str, Any]:
         """Everything but the rows of single targets, ready for JSON."""
         return {

@@ -18,7 +18,7 @@ from fedre_privacy.core.types import Truth
 from .confidence import certificate_measures, confidence_measures
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
-from .matching import RULES, matcher, support_sizes
+from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
 from .measures import PLACES, RECORD, TABLE, Card, Measure
 from .metrics.base import Metric
 from .metrics.mse import squared_error
@@ -64,6 +64,7 @@ class Scores(Card):
         matching: the rule by which originals were chosen, a name of `matching.RULES`.
         others: scores of the same attack on what stands beside the targets.
         by_rule: PSNR of the same answers under every matching rule.
+        marks: (N,) int64, equal for targets that are made of the same images (`support_marks`).
     """
 
     floor_means: pd.DataFrame
@@ -72,6 +73,7 @@ class Scores(Card):
     matching: str
     others: Mapping[str, Scores] = field(default_factory=dict)
     by_rule: Mapping[str, Measure] = field(default_factory=dict)
+    marks: Tensor
 
     @property
     def own_rows(self) -> pd.DataFrame:
@@ -95,6 +97,21 @@ class Scores(Card):
         ]
         measures = (*self.measures, *more)
         return dataclasses.replace(self, measures=measures, others=others, beside=headings)
+
+    def pictures(self) -> dict[str, Tensor]:
+        """Originals and floors as bytes.
+
+        Shape:
+            truth (N, C, H, W) uint8; floor (F, C, H, W) uint8, each once, and floor_of (N,) int64
+            into it; marks (N,) int64.
+        """
+        floors, which = torch.unique(as_bytes(self.floor_images), dim=0, return_inverse=True)
+        return {
+            "truth": as_bytes(self.originals),
+            "floor": floors,
+            "floor_of": which,
+            "marks": self.marks,
+        }
 
     def record(self) -> dict[str, Any]:
         """As any card, with the matching rules."""
@@ -232,6 +249,7 @@ def evaluate(
         originals=matched.originals,
         floor_images=_floor_images(chosen["psnr"], first, images),
         matching=rule,
+        marks=support_marks(truth),
     )
 
 

@@ -1,8 +1,9 @@
 """What does a federated-learning protocol leak through its uploads, and at what price?
 
 `train`, `attack`, `audit` and `benchmark` are the commands as functions; `attack_module` attacks a
-module of your own, without a run; `verify` checks that a run's folder is what was recorded. They
-are loaded when first asked for, so that importing the package stays light.
+module of your own, without a run; `verify` checks that a run's folder is what was recorded; `view`
+writes one page of all results. They are loaded when first asked for, so that importing the package
+stays light.
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ __all__ = [
     "membership",
     "train",
     "verify",
+    "view",
 ]
 
 

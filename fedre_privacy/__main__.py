@@ -14,6 +14,7 @@ COMMANDS = {
     "membership": "tell from uploads who trained, over many federations",
     "audit": "test the privacy that defences claim",
     "benchmark": "compare protocols, schemes and defences over seeds",
+    "view": "show all results below a folder in one page",
 }
 """Name, also of the script ``fedre-NAME``, and what it does."""
 

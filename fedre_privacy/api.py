@@ -70,6 +70,7 @@ from fedre_privacy.steering.base import Steering
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
 from fedre_privacy.study.twins import Twins
+from fedre_privacy.viewing import page as viewing
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
@@ -571,3 +572,4 @@ def _with_page(
 
 attack_module = _with_page(own_module.attack_module)
 verify = verifying.verify
+view = viewing.view

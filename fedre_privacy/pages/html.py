@@ -250,6 +250,11 @@ def gallery(targets: Iterable[Target]) -> Html:
     return _piece("gallery", given) if given else Html("")
 
 
+def filled(template: str, **values: object) -> str:
+    """Return a template of a whole page, filled in; text is escaped, pieces are not."""
+    return _TEMPLATES.get_template(template).render(**values)
+
+
 def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
     """Return a whole page.
 

@@ -49,6 +49,9 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from .fit import check_fit, check_sums
 from .questions.base import Trial, question_of
 
+PICTURES = "pictures.safetensors"
+"""Private: the images that answers were scored against, and their floors (`Scores.pictures`)."""
+
 
 class Finished(TypedDict):
     """``record.json`` of a finished attack, as far as it is read back."""
@@ -337,6 +340,8 @@ def _read_back(folder: Path, trial: Trial) -> Outcome:
 def _write(result: AttackResult) -> None:
     folder = result.folder
     files.write_frame(folder / "scores.csv", result.frame())
+    if pictures := result.card.pictures():
+        files.write_tensors(folder / PICTURES, pictures)
     result.trial.write(folder, result.outcome)
     for name, figure in result.figures().items():
         save_figure(figure, folder / name)

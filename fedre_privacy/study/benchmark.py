@@ -96,17 +96,7 @@ class BenchmarkResult:
 
     def panels(self, place: str = COMPARISON) -> list[Panel]:
         """The measures that are shown in a place, question by question."""
-        if self.summary.empty:
-            return []
-        shown = self.summary[self.summary["shown"].isin(PLACES[PLACES.index(place) :])]
-        found = {
-            str(row["measure"]): Panel(
-                str(row["measure"]), str(row["answers"]), str(row["title"]), str(row["unit"] or "")
-            )
-            for row in shown.drop_duplicates("measure").to_dict("records")
-        }
-        asked = questions.names()
-        return sorted(found.values(), key=lambda panel: asked.index(panel.answers))
+        return panels_of(self.summary, place)
 
     def failures(self) -> list[str]:
         """Jobs that failed, each with the reason."""
@@ -114,56 +104,12 @@ class BenchmarkResult:
         return [f"{r.label}, seed {r.seed}: {r.failure}" for r in bad.itertuples()]
 
     def points(self, key: str = PLACED_BY) -> list[Point]:
-        """One point per variant: accuracy, communication, and the attack strongest by a measure."""
-        if self.summary.empty:
-            return []
-        points = []
-        for label, part in self.summary.groupby("label", sort=False):
-            real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
-            own = part[real & (part["n"] >= FEWEST) & part["over"].notna()]
-            own = _compared(own, key)
-            best = own.iloc[int(own["over"].argmax())] if len(own) else None
-            first = part.iloc[0]
-            points.append(
-                Point(
-                    label=str(label),
-                    accuracy=float(first["accuracy"]),
-                    accuracy_sd=_number(first["accuracy_sd"]),
-                    scalars=float(first["up_scalars"]),
-                    over=None if best is None else float(best["over"]),
-                    over_sd=None if best is None else _number(best["over_sd"]),
-                    attack="" if best is None else _attack_name(best),
-                    seeds=int(first["seeds"]),
-                )
-            )
-        return points
+        """One point per variant, see `points_of`."""
+        return points_of(self.summary, key)
 
     def table(self) -> list[dict[str, str]]:
-        """One row per variant: accuracy, scalars per round, and each kind of leakage.
-
-        A measure with a frontier of its own is given over its floor, others with their floor in
-        brackets.
-        """
-        placed = {panel.key: self.points(panel.key) for panel in self.panels(FRONTIER)}
-        best = {point.label for point in pareto(self.points())}
-        out = []
-        for at, point in enumerate(self.points()):
-            part = self.summary[self.summary["label"] == point.label]
-            row = {
-                "variant": point.label,
-                "accuracy": _pm(point.accuracy, point.accuracy_sd),
-                "scalars up": f"{point.scalars:,.0f}",
-            }
-            for panel in self.panels():
-                if panel.key in placed:
-                    own = placed[panel.key][at]
-                    row[f"{panel.title} over floor"] = _pm(own.over, own.over_sd, 2)
-                else:
-                    row[panel.title] = _measure(part, panel.key)
-            out.append(
-                {**row, "seeds": str(point.seeds), "Pareto": "yes" if point.label in best else ""}
-            )
-        return out
+        """One row per variant, see `table_of`."""
+        return table_of(self.summary)
 
     def comparison(self) -> Figure:
         """Variants in rows; accuracy, traffic and every kind of leakage in columns."""
@@ -354,6 +300,79 @@ class BenchmarkResult:
             f"{self.rows.drop_duplicates(['label', 'seed']).shape[0]} trainings, "
             f"{len(self.failures())} failed)"
         )
+
+
+def panels_of(summary: pd.DataFrame, place: str = COMPARISON) -> list[Panel]:
+    """The measures that are shown in a place, question by question.
+
+    Args:
+        summary: means over seeds (see `results.over_seeds`).
+    """
+    if summary.empty:
+        return []
+    shown = summary[summary["shown"].isin(PLACES[PLACES.index(place) :])]
+    found = {
+        str(row["measure"]): Panel(
+            str(row["measure"]), str(row["answers"]), str(row["title"]), str(row["unit"] or "")
+        )
+        for row in shown.drop_duplicates("measure").to_dict("records")
+    }
+    asked = questions.names()
+    return sorted(found.values(), key=lambda panel: asked.index(panel.answers))
+
+
+def points_of(summary: pd.DataFrame, key: str = PLACED_BY) -> list[Point]:
+    """One point per variant: accuracy, communication, and the attack strongest by a measure."""
+    if summary.empty:
+        return []
+    points = []
+    for label, part in summary.groupby("label", sort=False):
+        real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
+        own = part[real & (part["n"] >= FEWEST) & part["over"].notna()]
+        own = _compared(own, key)
+        best = own.iloc[int(own["over"].argmax())] if len(own) else None
+        first = part.iloc[0]
+        points.append(
+            Point(
+                label=str(label),
+                accuracy=float(first["accuracy"]),
+                accuracy_sd=_number(first["accuracy_sd"]),
+                scalars=float(first["up_scalars"]),
+                over=None if best is None else float(best["over"]),
+                over_sd=None if best is None else _number(best["over_sd"]),
+                attack="" if best is None else _attack_name(best),
+                seeds=int(first["seeds"]),
+            )
+        )
+    return points
+
+
+def table_of(summary: pd.DataFrame) -> list[dict[str, str]]:
+    """One row per variant: accuracy, scalars per round, and each kind of leakage.
+
+    A measure with a frontier of its own is given over its floor, others with their floor in
+    brackets.
+    """
+    placed = {panel.key: points_of(summary, panel.key) for panel in panels_of(summary, FRONTIER)}
+    best = {point.label for point in pareto(points_of(summary))}
+    out = []
+    for at, point in enumerate(points_of(summary)):
+        part = summary[summary["label"] == point.label]
+        row = {
+            "variant": point.label,
+            "accuracy": _pm(point.accuracy, point.accuracy_sd),
+            "scalars up": f"{point.scalars:,.0f}",
+        }
+        for panel in panels_of(summary):
+            if panel.key in placed:
+                own = placed[panel.key][at]
+                row[f"{panel.title} over floor"] = _pm(own.over, own.over_sd, 2)
+            else:
+                row[panel.title] = _measure(part, panel.key)
+        out.append(
+            {**row, "seeds": str(point.seeds), "Pareto": "yes" if point.label in best else ""}
+        )
+    return out
 
 
 def _compared(part: pd.DataFrame, key: str) -> pd.DataFrame:

@@ -184,20 +184,7 @@ class Place:
             DamagedInputError: it is not what this version writes.
         """
         path = self.result(job)
-        if not path.is_file():
-            return None
-        try:
-            found = files.read_json(path, JobResult)
-            check(found["training"], Trained, path)
-            rows = [one for own in found["attacks"] for one in own.get("measures", ())]
-            check(rows, list[MeasureRow], path)
-        except DamagedInputError as error:
-            raise DamagedInputError(
-                *error.problems,
-                next_step=f"It was changed, or an earlier version wrote it. Remove {path.parent}; "
-                "finished runs and attacks are read back.",
-            ) from None
-        return found
+        return read_result(path) if path.is_file() else None
 
     def done(self, job: Job) -> bool:
         """Whether a job has finished well."""
@@ -269,6 +256,26 @@ def _run_job(
     result["wall_s"] = time.monotonic() - started
     files.write_json(place.result(job), result)
     return result
+
+
+def read_result(path: Path) -> JobResult:
+    """Read the result of a job.
+
+    Raises:
+        DamagedInputError: it is not what this version writes.
+    """
+    try:
+        found = files.read_json(path, JobResult)
+        check(found["training"], Trained, path)
+        rows = [one for own in found["attacks"] for one in own.get("measures", ())]
+        check(rows, list[MeasureRow], path)
+    except DamagedInputError as error:
+        raise DamagedInputError(
+            *error.problems,
+            next_step=f"It was changed, or an earlier version wrote it. Remove {path.parent}; "
+            "finished runs and attacks are read back.",
+        ) from None
+    return found
 
 
 def _rounds_limit(settings: AttackSettings) -> int | None:

@@ -9,10 +9,10 @@ import pytest
 
 import fedre_privacy
 from fedre_privacy.__main__ import COMMANDS, main
-from fedre_privacy.cli import attack, audit, benchmark, membership, train
+from fedre_privacy.cli import attack, audit, benchmark, membership, train, view
 
 PARSERS = {
-    one.__name__.rpartition(".")[2]: one for one in (attack, audit, benchmark, membership, train)
+    one.__name__.rpartition(".")[2]: one for one in (attack, audit, benchmark, membership, train, view)
 }
 
 

@@ -25,6 +25,7 @@ from fedre_privacy.cli import (
     toy,
     train,
     verify,
+    view,
 )
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
@@ -36,14 +37,15 @@ from fedre_privacy.runs.run import Run
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit|membership)\s[^`]*)`")
-COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit|membership))\b")
+SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit|membership|view)\s[^`]*)`")
+COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit|membership|view))\b")
 MODULES: dict[str, ModuleType] = {
     "fedre-train": train,
     "fedre-attack": attack,
     "fedre-benchmark": benchmark,
     "fedre-audit": audit,
     "fedre-membership": membership,
+    "fedre-view": view,
 }
 STAND_INS = {  # a page's placeholder and what a reader could write there
     "RUN": "recorded",
@@ -172,6 +174,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
     monkeypatch.setattr(verify, "verify", stop)
+    monkeypatch.setattr(view, "view", stop)
     monkeypatch.setattr(benchmark, "run_benchmark", stop)
     monkeypatch.setattr(benchmark, "rehearse_suite", stop)
     monkeypatch.setattr(toy, "run_toy", stop)

@@ -26,6 +26,7 @@ PLAIN = {
     "scores.csv",
     "trace.csv",
     "recovered.safetensors",
+    "pictures.safetensors",
     "manifest.json",
     "drawn.json",
 }
@@ -46,6 +47,7 @@ def test_commands_are_installed() -> None:
         "fedre-benchmark": "fedre_privacy.cli.benchmark:main",
         "fedre-audit": "fedre_privacy.cli.audit:main",
         "fedre-membership": "fedre_privacy.cli.membership:main",
+        "fedre-view": "fedre_privacy.cli.view:main",
     }
 
 

@@ -53,18 +53,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pages": {
         "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
     },
+    "viewing": {
+        "core", "eval", "runs", "play", "study", "pages", "protocols.base", "steering.base",
+    },
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
     "job": {"runs", "study", "pages", "core"},
     "api": {
         "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
+        "viewing",
         "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
         "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
         "steering.base", "detectors.base",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
+        "viewing",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic", "steering.base", "detectors.base",

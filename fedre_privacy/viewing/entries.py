@@ -1,0 +1,146 @@
+"""What is known of one result below a folder, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedre_privacy.eval.report.frontier import Point
+
+RUN, ATTACK, AUDIT, MEMBERSHIP, BENCHMARK = "run", "attack", "audit", "membership", "benchmark"
+DAMAGED = "damaged"
+"""Status of a result whose files are not what was written."""
+
+Column = Sequence[float | int | str | None]
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Score:
+    """The leading measure of a result.
+
+    Args:
+        title: of the measure, with its unit.
+        over: difference to the floor, positive for more leakage.
+        text: the same in words, with its interval.
+    """
+
+    title: str
+    over: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of equal keys under a heading."""
+
+    title: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Sheets:
+    """Pictures of one size, many to an image file.
+
+    Args:
+        width, height: of one picture, in pixels.
+        across, each: pictures in a row of a sheet, and on a sheet.
+        pngs: the sheets, in order.
+        which: the picture of each target; None: that of its own number.
+    """
+
+    width: int
+    height: int
+    across: int
+    each: int
+    pngs: tuple[bytes, ...]
+    which: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The single targets of an attack.
+
+    Args:
+        columns: by name, one value a target; numbers, or texts where they are no numbers.
+        scores: names of the columns that are measures, with a title and whether more is more
+            leakage.
+        doubts: names of the columns that the attack tells of itself, without the truth.
+        keys: texts that are equal for targets with the same truth; empty where that is not known.
+        clusters: texts that are equal for targets of the same client of the same split.
+        pictures: "truth", "answer" and "floor", as far as there are any.
+    """
+
+    columns: Mapping[str, Column]
+    scores: Mapping[str, tuple[str, bool]]
+    doubts: tuple[str, ...]
+    keys: tuple[str, ...]
+    clusters: tuple[str, ...]
+    pictures: Mapping[str, Sheets] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A frontier of a benchmark.
+
+    Args:
+        title: question, measure and unit.
+        points: one of each variant.
+        best: labels of the Pareto set.
+    """
+
+    title: str
+    points: tuple[Point, ...]
+    best: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run, attack, audit, membership game or benchmark.
+
+    Args:
+        kind: one of those.
+        path: of its folder, relative to the folder that is viewed, with slashes.
+        status: complete, partial, failed or damaged.
+        problem: why it is not complete.
+        facets: what it can be filtered by: protocol, scheme, defence, data, attack, target,
+            adversary, verdict, as far as they apply.
+        seed: of the training.
+        started: when.
+        because: the verdict's reason.
+        score: its leading measure.
+        n: targets, guesses or trainings behind it.
+        accuracy: of the training.
+        flags: COUNTERFACTUAL and the like, each with what it means.
+        facts: names with what they are.
+        tables: results in words.
+        settings: as they stand in a settings file.
+        parent: path of the run that it belongs to.
+        targets: of an attack.
+        panels: of a benchmark.
+    """
+
+    kind: str
+    path: str
+    status: str
+    problem: str = ""
+    facets: Mapping[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    started: str = ""
+    because: str = ""
+    score: Score | None = None
+    n: int | None = None
+    accuracy: float | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    parent: str = ""
+    targets: Targets | None = None
+    panels: tuple[Panel, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
