@@ -66,10 +66,9 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
     for owner, kept in _tensors(clients, server).items():
         loaded = owned.get(owner, {})
-        device = _device(clients)
         kept.clear()
         kept |= (
-            {name: value.to(device) for name, value in loaded.items()}
+            {name: value.to(_device(clients)) for name, value in loaded.items()}
             if (owner != "server:tensors")
             else loaded
         )
