@@ -29,10 +29,7 @@ POLL_SECONDS = 0.25
 TRIES = 3
 """Times that a message is sent to a client whose app fails."""
 
-app = ServerApp()
 
-
-@app.main()
 def main(grid: Grid, context: Context) -> None:
     """Lead the run that the run configuration's `orders` describe."""
     orders = files.read_json(Path(str(context.run_config["orders"])), Orders)
@@ -119,11 +116,12 @@ class Posts:
             for reply in self.grid.pull_messages(list(owners)) if owners else ():
                 k = owners[reply.metadata.reply_to_message_id]
                 del waiting[k]
-                if reply.has_content():
-                    answers[k] = bytes(reply.content["fedre"]["bytes"])
+                got = reply.content["fedre"]["bytes"] if reply.has_content() else None
+                if isinstance(got, bytes):
+                    answers[k] = got
                     continue
                 failed[k] += 1
-                why[k] = str(reply.error.reason)
+                why[k] = str(reply.error.reason) if reply.has_error() else "it sent no bytes"
             lost = [k for k in failed if failed[k] >= TRIES]
             if lost or time.monotonic() > until:
                 raise _missing(lost or [k for k in orders if k not in answers], why, self.patience)
@@ -153,3 +151,7 @@ def _missing(clients: list[int], why: Mapping[int, str], seconds: float) -> Fedr
         next_step="Look at the log of that client and its SuperNode, start it again, and go on "
         "with --resume; what was recorded is kept.",
     )
+
+
+app = ServerApp()
+app.main()(main)

@@ -24,7 +24,6 @@ import torch
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import FedreError, IncompatibleError, InUseError
 from fedre_privacy.core.events import Event
-from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import Work
 
 from .bundle import EVENTS, OUTCOME, PID, ROWS, Orders, write_app
@@ -49,7 +48,9 @@ def flower(work: Work) -> None:
         FedreError: what the federation ended with.
     """
     place = work.folder / "federation"
-    with Loopback(place, work.settings.train.clients, work.prepared.setting.device) as federation:
+    settings, device = work.settings, work.prepared.setting.device
+    clients = settings.train.clients
+    with Loopback(place, clients, device, plugins=settings.plugins()) as federation:
         federation(work)
     shutil.rmtree(place, ignore_errors=True)
 
@@ -180,8 +181,8 @@ class Loopback:
         flwr([["run", str(told / "app"), NAME]], self.home)
         self._follow(work, told)
         if settings.record.truth:
-            own = [self.client_folder(k) / settings.run_name for k in range(self.clients)]
-            bring(settings, work.folder, own)
+            places = [self.client_folder(k) / settings.run_name for k in range(self.clients)]
+            bring(settings, work.folder, places)
         for k in range(self.clients):
             shutil.rmtree(self.client_folder(k) / settings.run_name, ignore_errors=True)
 

@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 PATIENCE = 120.0
 """For so long (seconds) a client's process may be away."""
 
-app = ClientApp()
 
-
-@app.train()
 def relay(message: Message, context: Context) -> Message:
     """Answer a message of the server."""
-    answer = exchange(str(context.node_config["socket"]), message.content["fedre"]["bytes"])
+    sent = message.content["fedre"]["bytes"]
+    if not isinstance(sent, bytes):
+        raise TypeError("The server sent no bytes.")
+    answer = exchange(str(context.node_config["socket"]), sent)
     return Message(RecordDict({"fedre": ConfigRecord({"bytes": answer})}), reply_to=message)
 
 
@@ -41,3 +41,7 @@ def exchange(path: str, sent: bytes) -> bytes:
     with line:
         line.send_bytes(sent)
         return line.recv_bytes()
+
+
+app = ClientApp()
+app.train()(relay)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -12,7 +11,6 @@ import torch
 
 from fedre_privacy import __version__
 from fedre_privacy.blocks.state import Message, Setting
-from fedre_privacy.core import files
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.events import Report
 from fedre_privacy.core.types import Upload

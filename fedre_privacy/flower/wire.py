@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import safetensors.torch
@@ -101,7 +102,7 @@ def unpack(data: bytes) -> tuple[Any, list[Message]]:
 
 def order_of(head: Any) -> Order:
     """A head that the server sent, checked."""
-    return check(head, Order, "a message of the server")
+    return check(head, Order, Path("a message of the server"))
 
 
 def reply_of(head: Any) -> Reply:
@@ -110,7 +111,7 @@ def reply_of(head: Any) -> Reply:
     Raises:
         FedreError: the error that the client ended with.
     """
-    reply = check(head, Reply, "a client's message")
+    reply = check(head, Reply, Path("a client's message"))
     if "error" in reply:
         raise error_of(*reply["error"])
     return reply
