@@ -16,6 +16,7 @@ from fedre_privacy.core.artifacts import Role, is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.optimisers import SGD
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
@@ -197,7 +198,7 @@ class DPSGD(Defense):
         for module in modules:  # Opacus unfolds images by strides and needs the usual layout
             module.to(memory_format=torch.contiguous_format).train()
         device = samples.labels.device
-        sgd = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
+        sgd = SGD(groups, momentum=momentum, weight_decay=weight_decay)
         optimiser = DPOptimizer(
             sgd,
             noise_multiplier=float(self.noise or 0),

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
 
 from .intervals import DRAWS, finite, resampled
 from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
+from .pairs import Comparisons, bootstrap, count_pairs, filled, pairs_won
 from .roc import LOW_RATES, tpr_at
 from .verdict import LEAKS
 
@@ -150,10 +150,10 @@ def evaluate_membership(
         raise IncompatibleError(f"Membership needs one entry per candidate each; got {lengths}.")
     rows = pd.DataFrame({name: values.numpy() for name, values in given.items()})
     members = members.bool()
-    table = torch.stack([_filled(column) for column in (scores, *references.values())], dim=1)
+    table = torch.stack([filled(column) for column in (scores, *references.values())], dim=1)
     called = {BASELINE: beside.name, FLOOR: ALONE}
     named = [(name, called[name]) for name in references]
-    pairs = _count_pairs(table, members, clients, labels)
+    pairs = count_pairs(table, members, clients, labels)
     if not len(pairs.owner):
         raise IncompatibleError(
             "Membership needs candidates of both kinds in some client and class; "
@@ -164,7 +164,7 @@ def evaluate_membership(
     above, other = (BASELINE, FLOOR) if beside.above == BASELINE else (FLOOR, BASELINE)
     measures = [whole.get(above, whole[""])]
     for group, here in {} if class_sizes is None else by_size(class_sizes).items():
-        own = _count_pairs(table[here], members[here], clients[here], labels[here])
+        own = count_pairs(table[here], members[here], clients[here], labels[here])
         if group and len(own.owner):
             inside = _areas(table[here], named, own, draws, seed)
             measure = inside.get(above, inside[""])
@@ -222,8 +222,8 @@ def auc(scores: Tensor, members: Tensor) -> float:
 
     NaN where either kind is absent.
     """
-    scores = _filled(scores)
-    won, total = _won(scores[members.bool(), None], scores[~members.bool(), None])
+    scores = filled(scores)
+    won, total = pairs_won(scores[members.bool(), None], scores[~members.bool(), None])
     return float(won.sum() / total) if total else float("nan")
 
 
@@ -240,76 +240,14 @@ def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
     out = {}
     for column, name in named.items():
         if column in rows:
-            scores = _filled(torch.tensor(rows[column].to_numpy()))
+            scores = filled(torch.tensor(rows[column].to_numpy()))
             scores = _standardised(scores, clients, labels)
             out[name] = scores[members.bool()], scores[~members.bool()]
     return out
 
 
-def _filled(scores: Tensor) -> Tensor:
-    return torch.where(scores.isnan(), -torch.inf, scores).double()
-
-
-def _won(inside: Tensor, outside: Tensor) -> tuple[Tensor, int]:
-    """Pairs in the right order (q,) of columns (n, q) and (m, q), and the number of pairs."""
-    inside, outside = inside.T.contiguous(), outside.T.contiguous()
-    ordered = outside.sort(1).values
-    below = torch.searchsorted(ordered, inside)
-    upto = torch.searchsorted(ordered, inside, right=True)
-    won = ((below + upto).double() / 2).sum(1)
-    return won, inside.shape[1] * outside.shape[1]
-
-
-# --- pairs within a client and class -----------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Comparisons:
-    """Comparisons of each stratum, a client and class with both kinds.
-
-    Shape: owner (S,), won (S, q), total (S,); usable (M,) marks candidates in a stratum; strata
-    holds the indices of members and of others of each.
-    """
-
-    owner: Tensor
-    won: Tensor
-    total: Tensor
-    usable: Tensor
-    strata: list[tuple[Tensor, Tensor]]
-
-    @property
-    def compared(self) -> int:
-        return int(self.usable.sum())
-
-
-def _count_pairs(table: Tensor, members: Tensor, clients: Tensor, labels: Tensor) -> _Comparisons:
-    keys = torch.stack([clients, labels], dim=1)
-    unique, group = torch.unique(keys, dim=0, return_inverse=True)
-    owner, won, total, strata = [], [], [], []
-    usable = torch.zeros(len(table), dtype=torch.bool)
-    for number, (client, _) in enumerate(unique.tolist()):
-        here = group == number
-        inside = (here & members).nonzero().squeeze(1)
-        outside = (here & ~members).nonzero().squeeze(1)
-        if len(inside) and len(outside):
-            right, count = _won(table[inside], table[outside])
-            owner.append(client)
-            won.append(right)
-            total.append(count)
-            strata.append((inside, outside))
-            usable |= here
-    columns = table.shape[1]
-    return _Comparisons(
-        torch.tensor(owner, dtype=torch.int64),
-        torch.stack(won) if won else torch.zeros(0, columns).double(),
-        torch.tensor(total, dtype=torch.float64),
-        usable,
-        strata,
-    )
-
-
 def _areas(
-    table: Tensor, named: Sequence[tuple[str, str]], pairs: _Comparisons, draws: int, seed: int
+    table: Tensor, named: Sequence[tuple[str, str]], pairs: Comparisons, draws: int, seed: int
 ) -> dict[str, Measure]:
     """The AUC of the first column alone (key "") and beside each other column.
 
@@ -317,7 +255,7 @@ def _areas(
         named: key and name of each further column.
     """
     values = pairs.won.sum(0) / pairs.total.sum()
-    drawn = _bootstrap(table, pairs, draws, seed)
+    drawn = bootstrap(table, pairs, draws, seed)
     owners, position = pairs.owner.unique(return_inverse=True)
     weights = torch.zeros(len(owners)).double()
     weights.index_add_(0, position, pairs.total)
@@ -353,7 +291,7 @@ def _intervals(ends: tuple[Tensor, Tensor]) -> list[Interval]:
 
 def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     """AUC within clients over all classes: support leakage is part of it."""
-    pairs = _count_pairs(table[:, :1], members, clients, torch.zeros_like(clients))
+    pairs = count_pairs(table[:, :1], members, clients, torch.zeros_like(clients))
     value = float(pairs.won.sum() / pairs.total.sum()) if len(pairs.owner) else float("nan")
     return Measure(
         key="auc_across_classes",
@@ -363,50 +301,6 @@ def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
         value=finite(value),
         n=pairs.compared,
     )
-
-
-def _bootstrap(table: Tensor, pairs: _Comparisons, draws: int, seed: int) -> Tensor:
-    """AUC of each column under resampling of clients and of candidates within strata, (draws, q).
-
-    The columns share the resamples, so their differences are paired.
-    """
-    owners, position = pairs.owner.unique(return_inverse=True)
-    rng = stream(seed, "membership bootstrap")
-    picked = torch.randint(len(owners), (draws, len(owners)), generator=rng)
-    times = torch.zeros(draws, len(owners)).double()
-    times.scatter_add_(1, picked, torch.ones_like(times))
-    won = torch.zeros(draws, table.shape[1]).double()
-    total = torch.zeros(draws).double()
-    for number, (inside, outside) in enumerate(pairs.strata):
-        weight = times[:, position[number]]
-        first = _multiplicities(len(inside), draws, rng)
-        second = _multiplicities(len(outside), draws, rng)
-        for column in range(table.shape[1]):
-            high, low = table[inside, column], table[outside, column]
-            right = _ordered_pairs(first, second, high, low)
-            won[:, column] += weight * right
-        total += weight * len(inside) * len(outside)
-    return won / total[:, None]
-
-
-def _multiplicities(count: int, draws: int, rng: torch.Generator) -> Tensor:
-    """How often each of `count` is drawn, with replacement, in each resample: (draws, count)."""
-    picked = torch.randint(count, (draws, count), generator=rng)
-    times = torch.zeros(draws, count).double()
-    return times.scatter_add_(1, picked, torch.ones_like(times))
-
-
-def _ordered_pairs(first: Tensor, second: Tensor, high: Tensor, low: Tensor) -> Tensor:
-    """Pairs in the right order in each resample (draws,), ties as halves; n log n each."""
-    order = low.argsort()
-    ordered = low[order].contiguous()
-    running = torch.nn.functional.pad(second[:, order].cumsum(1), (1, 0))
-    below = torch.searchsorted(ordered, high.contiguous())
-    upto = torch.searchsorted(ordered, high.contiguous(), right=True)
-    return (first * (running[:, below] + running[:, upto]) / 2).sum(1)
-
-
-# --- rates at a threshold ----------------------------------------------------------------------
 
 
 def _standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:

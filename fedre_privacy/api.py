@@ -47,6 +47,7 @@ from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
@@ -248,7 +249,7 @@ def run_training(
     if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
         restart = False
     elif attack is not None:
-        attacking.check_ahead(settings, attack)
+        check_ahead(settings, attack)
         prepared = training.prepare(settings, device)
         for metric in attack.metrics.values():
             metric.check(prepared.data.image_shape)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.optimisers import Adam
+
 from .labels import SMALL
 
 PUBLIC_SHARE = 0.3
@@ -232,7 +234,7 @@ def simulate_and_match(
     scale = common.square().mean(2, keepdim=True).sqrt().clamp(min=1e-12)
     values = (common / scale + 0.05 * noise).requires_grad_()
     scores = share.clamp(min=1e-8).log().requires_grad_()
-    optimiser = torch.optim.Adam([values, scores] if free_share else [values], lr=lr)
+    optimiser = Adam([values, scores] if free_share else [values], lr=lr)
     present = share > 0
 
     def current() -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.optimisers import LBFGS
+
 from ..running.driver import Tick
 from ..running.graphs import GraphCapture, Step, captured
 from ..running.objectives import total_variation
@@ -317,7 +319,7 @@ def lbfgs(
     images = start.clone().requires_grad_()
     free = scores.clone().requires_grad_()
     wanted = [images] if labels is not None else [images, free]
-    optimiser = torch.optim.LBFGS(
+    optimiser = LBFGS(
         wanted,
         lr=1.0,
         max_iter=inner,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.optimisers import AdamW
 from fedre_privacy.core.rng import seeded, stream
 
 from ..running.graphs import GraphCapture, Step, captured, set_rate
@@ -185,7 +186,7 @@ def train_refiner(
     pool = Pool(examples, how)
     draws = stream(seed, f"refiner batches {purpose}", index=stage)
     parameters = list(net.parameters())
-    optimiser = torch.optim.AdamW(
+    optimiser = AdamW(
         parameters,
         lr=torch.full((), how.lr, device=device) if capturer else how.lr,
         foreach=True,

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.optimisers import Adam
+
 from ..running.graphs import GraphCapture, Step, captured, set_rate
 from ..running.objectives import Objective, total_variation
 
@@ -305,10 +307,10 @@ class Search:
         self.clock = torch.zeros((), device=wanted.device)
         self.begun = False
 
-    def _adam(self) -> torch.optim.Adam:
+    def _adam(self) -> Adam:
         """Adam whose step size a captured step reads from a tensor."""
         lr = self.budget.lr
-        return torch.optim.Adam(
+        return Adam(
             self.parameters,
             lr=self.parameters[0].new_full((), lr) if self.capturable else lr,
             betas=self.budget.betas,
@@ -389,7 +391,7 @@ def imitate(
 ) -> list[Tensor]:
     """Fit a prior's parameters to pictures (N, C, H, W) by squared error; returns new ones."""
     found = [p.detach().clone().requires_grad_() for p in parameters]
-    optimiser = torch.optim.Adam(found, lr=lr, foreach=True)
+    optimiser = Adam(found, lr=lr, foreach=True)
     for step in range(steps):
         error = (prior.images(found, constants, step / steps) - images).square()
         optimiser.zero_grad(set_to_none=True)

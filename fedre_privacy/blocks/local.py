@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.optimisers import SGD
+
 from .state import Samples
 
 EVAL_BATCH = 256
@@ -81,7 +83,7 @@ def fit(
     ]
     if not any(group["params"] for group in groups):
         return 0.0
-    optimiser = torch.optim.SGD(groups, momentum=momentum, weight_decay=weight_decay)
+    optimiser = SGD(groups, momentum=momentum, weight_decay=weight_decay)
     for module in modules:
         module.train()
     device = samples.labels.device

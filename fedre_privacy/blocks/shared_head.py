@@ -14,6 +14,7 @@ from torch import nn
 
 from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.optimisers import SGD
 from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
@@ -98,7 +99,7 @@ def aggregate(self: TrainsHead, server: Server, uploads: Sequence[Upload], task:
                 encodings.append(labels)
     device = task.setting.device
     inputs, targets = torch.cat(reps).to(device), torch.cat(encodings).to(device)
-    optimiser = torch.optim.SGD(head.parameters(), lr=settings.lr)
+    optimiser = SGD(head.parameters(), lr=settings.lr)
     rng = task.rng("server")
     for _ in range(settings.epochs):
         order = torch.randperm(len(inputs), generator=rng).to(device)

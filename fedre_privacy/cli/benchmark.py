@@ -197,9 +197,10 @@ def _rehearse(jobs: Sequence[Job], device: Any, output: Output) -> int:
     """Take one step of each kind of job and add the estimates up."""
     firsts = {job.label: job for job in reversed(jobs)}
     seconds = 0.0
+    known: dict[str, float] = {}
     for label in dict.fromkeys(job.label for job in jobs):
         job = firsts[label]
-        train_s, attack_s = rehearse_suite(job.training, job.attacks, device)
+        train_s, attack_s = rehearse_suite(job.training, job.attacks, device, known)
         own = train_s + attack_s
         times = sum(other.label == label for other in jobs)
         seconds += own * times

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ..core.config import knob
 from ..core.errors import IncompatibleError, MissingInputError
@@ -167,7 +168,7 @@ def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Resize to size x size with torchvision's antialiased bilinear filter.
+    """Resize to size x size with torch's antialiased bilinear filter.
 
     An oblong image is first cut to the square at its centre. Computed in float64 and rounded, so
     that the bytes do not depend on the processor.
@@ -182,13 +183,17 @@ def resize(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
         return images
-    from torchvision.transforms.v2.functional import resize as antialiased  # slow to import
-
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     square = images[..., top : top + side, left : left + side]
-    resized: Tensor = antialiased(square.double(), [size, size], antialias=True)
-    return resized.round().clamp(0, 255).to(torch.uint8)
+    resized = interpolate(
+        square.double().reshape(-1, *square.shape[-3:]),
+        size=(size, size),
+        mode="bilinear",
+        antialias=True,
+    )
+    found = resized.round().clamp(0, 255).to(torch.uint8)
+    return found.reshape(*images.shape[:-2], size, size)
 
 
 def as_images(array: npt.NDArray[Any], what: str) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo  # torch.optim imports it in the first step, where walls may stand already
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Samples, Setting, Task, Training

@@ -20,8 +20,12 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import Prepared, prepare, summary, train
 from fedre_privacy.sealed.door import play
 
-from .attack import check_ahead, peak_memory, prepare_attack
-from .questions.base import question_of
+from .attack import peak_memory, prepare_attack
+from .fit import check_ahead
+from .questions.base import Trial, question_of
+
+LONG_S = 2.0
+"""An attack that took longer is not repeated to measure it warm."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +74,8 @@ def rehearse(
         if settings is not None:
             trial = prepare_attack(run, settings)
             lines |= {k: v for k, v in trial.lines().items() if k != "Uploaded" or train_s == 0}
-            budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
-            shortened = dataclasses.replace(settings.attack, **budget)
+            attack_s = _attack_seconds(trial, settings, device)
             targets = _targets(trial.observation)
-            for _ in range(2):  # the first pass warms up
-                started = time.monotonic()
-                play(
-                    shortened,
-                    trial.observation,
-                    Context(trial.attack_seed, device),
-                    outcome=question_of(settings).outcome(),
-                    hidden=trial.hidden(),
-                )
-                attack_s = time.monotonic() - started
-            attack_s *= getattr(settings.attack, "steps", 1) / budget.get("steps", 1)
             lines["Attack"] = (
                 f"{settings.attack.name} on {targets} in all: about {human_seconds(attack_s)}"
             )
@@ -93,9 +85,16 @@ def rehearse(
 
 
 def rehearse_suite(
-    training: TrainSettings, suite: Sequence[AttackSettings], device: torch.device
+    training: TrainSettings,
+    suite: Sequence[AttackSettings],
+    device: torch.device,
+    known: dict[str, float],
 ) -> tuple[float, float]:
     """Estimate the seconds of one training and of all attacks on it, from their first steps.
+
+    Args:
+        known: seconds of each attack on each target that was measured before, for another training
+            of the same benchmark. Those are not measured again, and new ones are added.
 
     Raises:
         FedreError: whatever the real commands would refuse.
@@ -107,10 +106,32 @@ def rehearse_suite(
         attack_s = 0.0
         for settings in suite:
             last = dataclasses.replace(settings.evaluation, round=None)
-            attack_s += rehearse(
-                run, dataclasses.replace(settings, evaluation=last), device
-            ).attack_s
+            trial = prepare_attack(run, dataclasses.replace(settings, evaluation=last))
+            what = f"{settings.attack.name} on {settings.target}"
+            if what not in known:
+                known[what] = _attack_seconds(trial, settings, device)
+            attack_s += known[what]
     return train_s, attack_s
+
+
+def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device) -> float:
+    """Estimate the seconds of an attack from two steps of it, or from all of one without steps."""
+    budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
+    shortened = dataclasses.replace(settings.attack, **budget)
+    seconds = 0.0
+    for _ in range(2):  # the first pass warms up, which matters to a short one
+        if seconds > LONG_S:
+            break
+        started = time.monotonic()
+        play(
+            shortened,
+            trial.observation,
+            Context(trial.attack_seed, device),
+            outcome=question_of(settings).outcome(),
+            hidden=trial.hidden(),
+        )
+        seconds = time.monotonic() - started
+    return float(seconds * getattr(settings.attack, "steps", 1) / budget.get("steps", 1))
 
 
 def _targets(observation: Observation) -> str:

@@ -38,7 +38,7 @@ from fedre_privacy.runs.training import prepare, shared_out, train
 from fedre_privacy.sealed.door import AUTO, play
 from fedre_privacy.threats.base import threats
 
-from .attack import check_ahead
+from .fit import check_ahead
 from .observe import observe
 from .questions.base import only_kinds
 from .targets import TargetSource

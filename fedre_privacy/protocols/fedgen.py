@@ -16,6 +16,7 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, o
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, floats
 from fedre_privacy.core.artifacts import Counts, GeneratorState, HeadState, ModelState
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.optimisers import Adam
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
@@ -167,7 +168,7 @@ class FedGen(Protocol):
         weights = torch.stack([state[f"{prefix}weight"] for state in states]).to(device)
         biases = torch.stack([state[f"{prefix}bias"] for state in states]).to(device)
         mix = (share / share.sum()).float().to(device)
-        optimiser = torch.optim.Adam(generator.parameters(), lr=self.server_lr)
+        optimiser = Adam(generator.parameters(), lr=self.server_lr)
         rng = task.rng("generator")
         count = max(2, task.setting.training.batch_size)  # BatchNorm needs two
         for _ in range(self.steps):

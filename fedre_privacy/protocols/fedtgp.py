@@ -14,6 +14,7 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, o
 from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.optimisers import SGD
 from fedre_privacy.core.types import Emission, Mixture, Upload
 
 from .base import Protocol, protocols
@@ -108,7 +109,7 @@ class FedTGP(Protocol):
         net, setting = server.modules["prototypes"], task.setting
         points, labels = (t.to(setting.device) for t in global_prototypes.gather(uploads))
         margin = adaptive_margin(points, labels, setting.num_classes, self.tau, self.margin)
-        optimiser = torch.optim.SGD(net.parameters(), lr=self.server_lr or setting.training.lr)
+        optimiser = SGD(net.parameters(), lr=self.server_lr or setting.training.lr)
         every = torch.arange(setting.num_classes, device=setting.device)
         rng = task.rng("server")
         for _ in range(self.server_epochs):

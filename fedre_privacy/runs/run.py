@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
+from typing import Any
 
 import pandas as pd
 import torch
-from msgspec import Meta
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
@@ -24,7 +23,6 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
@@ -32,41 +30,9 @@ from fedre_privacy.federation.recorder import read_messages, rounds_recorded
 from fedre_privacy.models.families import build_model
 from fedre_privacy.models.split import SplitModel
 
-from .folder import COMPLETE, Status
+from .folder import COMPLETE
+from .record import AT_END, NEEDED, Record, misfit
 from .settings import AttackSettings, TrainSettings, required, resolve_training
-
-
-class Record(TypedDict, total=False):
-    """``record.json`` of a training; `NEEDED` is in every one."""
-
-    status: Required[Status]
-    started: Word
-    device: Word
-    versions: dict[Word, Word]
-    data_sha256: Hash
-    name: Word
-    image_shape: list[Size]
-    classes: Annotated[list[Word], Meta(min_length=1, max_length=1 << 20)]
-    dim: Size
-    data_notes: list[Line]
-    partition_sha256: list[Hash]
-    class_counts: list[list[Count]]
-    architectures: list[Word]
-    summary: Line
-    wall_s: Seconds
-    final: dict[Word, Number | None]
-    defense: list[dict[str, Any]]
-    privacy: dict[str, Any]
-    active_server: Line
-    failure: str
-
-
-NEEDED = (
-    "started", "device", "image_shape", "classes", "dim", "data_sha256", "partition_sha256",
-    "class_counts", "architectures", "summary",
-)  # fmt: skip
-AT_END = ("wall_s", "final")
-"""What a record holds besides where its run is complete."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +79,7 @@ class Run:
                 it, it is not the record that was covered, or it does not fit the settings.
         """
         record = self._record
-        problem = _misfit(record, self.settings) if record["status"] == COMPLETE else ""
+        problem = misfit(record, self.settings) if record["status"] == COMPLETE else ""
         if problem:
             raise DamagedInputError(
                 f"{self.folder / 'record.json'} and config.yaml do not belong to one run: "
@@ -432,28 +398,6 @@ class Run:
     def __repr__(self) -> str:
         record = self.record
         return f"Run({self.name}: {record['summary']}, {record['status']})"
-
-
-def _misfit(record: Record, settings: TrainSettings) -> str:
-    """Say where a complete record does not fit itself or the settings; empty where it does."""
-    clients, classes = settings.train.clients, len(record["classes"])
-    side = getattr(settings.data, "size", None)
-    facts = {
-        "the number of class_counts": (len(record["class_counts"]), clients),
-        "the number of architectures": (len(record["architectures"]), clients),
-        "the number of defences": (len(record.get("defense", ())), len(settings.defense)),
-        "the declaration of an active server": (record.get("active_server", ""), settings.active),
-        "the length of image_shape": (len(record["image_shape"]), 3),
-        "the size of images": (record["image_shape"][-1:], [side]) if side else (0, 0),
-        "the last round": (record["final"].get("round"), settings.train.rounds),
-        "dim": (record["dim"], settings.model.dim or record["dim"]),
-    }
-    facts |= {
-        f"the number of classes of client {k}": (len(counts), classes)
-        for k, counts in enumerate(record["class_counts"])
-    }
-    wrong = [name for name, (found, told) in facts.items() if found != told]
-    return f"{wrong[0]} is {facts[wrong[0]][0]}, not {facts[wrong[0]][1]}" if wrong else ""
 
 
 def _rounds(names: Iterable[str], head: str) -> list[int]:

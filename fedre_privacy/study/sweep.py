@@ -34,7 +34,8 @@ from fedre_privacy.core.errors import (
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.lock import held, is_held, remove_left, remove_stale
 from fedre_privacy.core.schema import check
-from fedre_privacy.play.attack import AttackResult, attack, check_ahead, only_recorded
+from fedre_privacy.play.attack import AttackResult, attack
+from fedre_privacy.play.fit import check_ahead, only_recorded
 from fedre_privacy.runs.folder import COMPLETE, FAILED, status_of
 from fedre_privacy.runs.settings import (
     AttackSettings,

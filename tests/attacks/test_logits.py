@@ -16,7 +16,7 @@ from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, Observation, Upload
 from fedre_privacy.play.attack import attack as play
-from fedre_privacy.play.attack import check_ahead
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train

@@ -11,7 +11,7 @@ from fedre_privacy.core.artifacts import Artifact, Holds, Role, Sum
 from fedre_privacy.core.config import build_plugin, plain_plugin
 from fedre_privacy.federation.ledger import measure
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.play.attack import check_ahead
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.reproduction.recorded import sizes_of_run
 from fedre_privacy.runs.settings import resolve_attack

@@ -17,7 +17,8 @@ from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.types import Knowledge
-from fedre_privacy.play.attack import check_ahead, prepare_attack
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import TARGETS, AttackSettings, resolve_attack

@@ -11,7 +11,8 @@ from fedre_privacy.defenses.base import defenses
 from fedre_privacy.defenses.secagg import aggregated
 from fedre_privacy.defenses.statement import check_all, state
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.play.attack import attack, check_ahead
+from fedre_privacy.play.attack import attack
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import facts_of, prepare, train

@@ -16,7 +16,7 @@ from fedre_privacy.core.errors import (
     IncompatibleError,
 )
 from fedre_privacy.federation import loop, steps
-from fedre_privacy.play.attack import check_ahead
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import resolve_attack, resolve_training

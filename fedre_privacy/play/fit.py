@@ -1,0 +1,177 @@
+"""Whether an attack fits a training, found out before either is run."""
+
+from __future__ import annotations
+
+from fedre_privacy.attacks.base import (
+    attacks,
+    can_read,
+    lacking,
+    mismatch,
+    needed_for,
+    readers_of_any,
+)
+from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.units import plural
+from fedre_privacy.defenses.base import Defense
+from fedre_privacy.federation.loop import select
+from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
+from fedre_privacy.steering.apply import alone
+from fedre_privacy.threats.base import threats
+
+from .observe import effective, stale
+from .questions.base import is_uploaded, question_of
+
+
+def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse, before anything is trained, an attack that the trained run could not serve.
+
+    Raises:
+        IncompatibleError: see `check_fit`.
+        ConfigError: the round would not exist or not be kept, or the truth would be missing.
+    """
+    check_fit(training, settings)
+    check_sums(training, settings)
+    last, every = training.train.rounds, training.record.keep_every
+    wanted = settings.evaluation.round or (1 if settings.earliest else last)
+    problems = []
+    if wanted > last:
+        problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
+    elif not training.record.keeps(wanted, last) and not only_recorded(training, settings):
+        add = "record.keep_first=true" if wanted == 1 else f"record.keep_every={wanted}"
+        asked = "'eval.round' is" if settings.evaluation.round else "The attack is on round"
+        problems.append(
+            f"{asked} {wanted}, whose extractors would not be kept: record.keep_every is {every}. "
+            f"Add --set {add}."
+        )
+    if settings.attack.several_rounds and wanted > 1 and not (every and every < wanted):
+        problems.append(
+            f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "
+            f"those of one round would be kept: record.keep_every is {every}. Add --set "
+            "record.keep_every=1, or read one round alone: --set attack.rounds=1."
+        )
+    if not training.record.truth:
+        problems.append(
+            "Without the truth (--no-truth) no attack can be scored. Leave it out, or train alone "
+            "with fedre-train."
+        )
+    if problems:
+        raise ConfigError(*problems)
+    age = settings.evaluation.staleness
+    if age:
+        kept = [r for r in range(1, last + 1) if training.record.keeps(r, last)]
+        threat = effective(settings.threat, training.protocol.uploads, training.model)
+        stale(threat, training.protocol, wanted, age, kept)
+
+
+def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
+    """Whether any recorded round can be attacked, its extractors kept or not.
+
+    So it is of images behind parameters, which hold what an attack reads; all of a client's images
+    made them.
+    """
+    question = question_of(settings)
+    kinds = question.kinds(training.protocol, settings)
+    sent = all(kind.updates and kind.holds is not Holds.GRADIENT for kind in kinds)
+    return settings.attack.answers == "images" and bool(kinds) and sent
+
+
+def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse an attack that cannot read the target, before anything is trained or loaded.
+
+    Raises:
+        IncompatibleError: with the attacks or the threat model that would do.
+    """
+    protocol = training.protocol
+    if not protocol.uploads and is_uploaded(settings.target):
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads nothing, so target '{settings.target}' is empty.",
+            next_step="Ask what it would leak if it did: --target representations, prototypes or "
+            "entangled (counterfactual).",
+        )
+    kinds = question_of(settings).kinds(protocol, settings)
+    if not kinds:
+        raise IncompatibleError(
+            f"Protocol '{protocol.name}' uploads "
+            f"{', '.join(kind.__name__ for kind in protocol.uploads) or 'nothing'}, none of which "
+            f"is a target '{settings.target}'.",
+            next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
+            "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
+        )
+    simulated = question_of(settings).simulates and any(kind.updates for kind in kinds)
+    if training.unseen and simulated:
+        raise IncompatibleError(
+            "Attacks on parameters repeat the training of clients, or compute its loss, on images "
+            f"they try; '{protocol.name}' {training.unseen}.",
+            next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
+            "labels.",
+        )
+    threat = effective(settings.threat, protocol.uploads, training.model)
+    problems = mismatch(settings.attack, threat, kinds)
+    if settings.via is not None:
+        problems += lacking(settings.via, threat, set(settings.via.consumes))
+        if not any(can_read(settings.via, kind) for kind in protocol.uploads):
+            problems.append(
+                f"Attack '{settings.via.name}', which would recover the prototypes, reads "
+                f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "
+                f"uploads {', '.join(k.__name__ for k in protocol.uploads) or 'nothing'}."
+            )
+    if not problems:
+        return
+    step = "See: fedre-attack list."
+    fitting = [
+        name
+        for name, read in readers_of_any(kinds).items()
+        if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
+    ]
+    needed = needed_for(settings.attack, kinds)
+    if needed & settings.threat.grants - threat.grants:
+        step = (
+            "Each client draws its own initial weights (model.init=private), so nobody knows them. "
+            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
+            "attack.start=random. Or train with model.init=shared."
+        )
+    elif needed - threat.grants:
+        options = [
+            f"--threat {name}" for name in threats.names() if needed <= threats.get(name).grants
+        ][:1]
+        options += [
+            f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants
+        ]
+        step = f"Use {', or '.join(options)}." if options else step
+    elif fitting and settings.target == "uploaded" and all(kind.updates for kind in kinds):
+        step = f"Use --target update, or --attack {' or '.join(fitting)}."
+    elif fitting and settings.target in ATTACKS_FOR:
+        step = f"Use --attack {' or '.join(fitting)}."
+    elif not fitting:
+        step = (
+            "Ask what it would leak if it uploaded them: --target representations, prototypes or "
+            "entangled (counterfactual)."
+        )
+    raise IncompatibleError(*problems, next_step=step)
+
+
+def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
+    """Refuse an attack on single clients where the server sees their sum only.
+
+    A sum of gradients or parameters is that of one larger batch and can be attacked as such.
+
+    Raises:
+        IncompatibleError: the attack asks about single clients.
+    """
+    summed = [d.name for d in training.defense if type(d).seen is not Defense.seen]
+    joined = len(select(training.train, 1))
+    last = settings.evaluation.round or training.train.rounds
+    if alone(training.steering, training.train.clients, joined, range(1, last + 1)):
+        return  # the server took what its own clients sent out of every sum
+    updates = any(kind.updates for kind in training.protocol.uploads)
+    on_updates = settings.target == "update" or (settings.target == "uploaded" and updates)
+    if not summed or (on_updates and settings.attack.answers == "images"):
+        return
+    raise IncompatibleError(
+        f"Under defence '{summed[0]}' the server sees one sum over clients a round; attack "
+        f"'{settings.attack.name}' on target '{settings.target}' asks about single clients.",
+        next_step="Attack the sum as one update of more images (--attack inverting-gradients "
+        "--target update, for protocols that send gradients or parameters), or a run without "
+        f"{summed[0]}.",
+    )
