@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedre_privacy.core import files
@@ -28,6 +29,12 @@ from .server import Facts, refused, serve
 POLL_SECONDS = 0.25
 TRIES = 3
 """Times that a message is sent to a client whose app fails."""
+AWAY = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Errors of Flower's that say that a SuperNode is not there."""
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -120,6 +127,8 @@ class Posts:
                 if isinstance(got, bytes):
                     answers[k] = got
                     continue
+                if reply.has_error() and reply.error.code in AWAY:
+                    continue
                 failed[k] += 1
                 why[k] = str(reply.error.reason) if reply.has_error() else "it sent no bytes"
             lost = [k for k in failed if failed[k] >= TRIES]
@@ -132,7 +141,11 @@ class Posts:
         """By client: its SuperNode that is up, and since when."""
         nodes: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():
-            if node.name.startswith("client") and node.name[6:].isdecimal():
+            if (
+                node.status == "online"
+                and node.name.startswith("client")
+                and node.name[6:].isdecimal()
+            ):
                 k = int(node.name[6:])
                 if k in nodes:
                     raise FedreError(

@@ -30,8 +30,9 @@ from fedre_privacy.runs.device import choose_device
 from .client import Worker
 from .commands import require_flower, start, stop
 
-QUICK_DEATHS, QUICK_SECONDS = 5, 60.0
-"""A SuperNode that dies so many times in a row, each within so long of its start, is given up."""
+QUICK_DEATHS, QUICK_SECONDS, PAUSE_SECONDS = 25, 60.0, 3.0
+"""A SuperNode that dies so many times in a row, each within so long of its start, is given up. A
+SuperLink lets a SuperNode that was killed come back after a minute."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,7 +128,7 @@ class _Node:
                 pass
             stop([process])
             deaths = deaths + 1 if time.monotonic() - began < QUICK_SECONDS else 0
-            self.over.wait(0.5)
+            self.over.wait(PAUSE_SECONDS)
         if not self.over.is_set():
             print(f"The SuperNode ended {deaths} times; see {self.log}.", file=sys.stderr)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -32,7 +32,7 @@ def kill(path):
 def test_killed_nodes_and_a_killed_server_change_no_byte(tmp_path):
     settings = tiny("fedtgp", train={"clients": 2, "eval_every": 2})
     here = train(settings, runs=tmp_path / "here")
-    with Loopback(tmp_path / "fed", 2, CPU, patience=150) as federation:
+    with Loopback(tmp_path / "fed", 2, CPU, patience=300) as federation:
 
         def trouble(event):
             if event.data.get("round") == 1:
