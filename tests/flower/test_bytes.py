@@ -7,7 +7,7 @@ from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.training import train
 from tests.flower.conftest import recorded, tiny
 
-QUICK = ("fedavg", "fedre", "fedtgp")
+QUICK = ("fedre", "fedtgp")
 EVERY = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in protocols.names()

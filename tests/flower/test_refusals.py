@@ -85,7 +85,9 @@ def test_a_message_that_comes_twice_is_answered_alike(tmp_path, bytes_engine):
     assert recorded(here.folder) == recorded(there.folder)
 
 
-@pytest.mark.parametrize("fatal", [1, 6, 9, 14])
+@pytest.mark.parametrize(
+    "fatal", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9, 14))]
+)
 def test_a_server_that_died_goes_on(tmp_path, bytes_engine, fatal):
     """It dies at the so-many-th message: in the first exchange, in training, in the last test."""
     settings = tiny("fedtgp", train={"rounds": 3, "join_ratio": 0.67, "broadcast_to": "all"})
