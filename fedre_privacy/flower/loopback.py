@@ -223,8 +223,8 @@ class Loopback:
         if self.link is not None and self.link.poll() is not None:
             return True
         with suppress(OSError, ValueError):
-            os.kill(int((told / PID).read_text()), 0)
-            return False
+            if _alive(int((told / PID).read_text())):
+                return False
         return (told / PID).is_file() or time.monotonic() > until
 
     def _revive(self) -> None:
@@ -274,6 +274,17 @@ class Loopback:
             with suppress(OSError), socket.create_connection((HOST, self.port), 1):
                 return
             time.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended but was not waited for does not.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    os.kill(pid, 0)
+    state = Path(f"/proc/{pid}/stat")
+    return not state.is_file() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def _free_port() -> int:
