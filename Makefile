@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow bench gpu lint dist clean
+.PHONY: attack test test-slow bench gpu docs lint dist clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -33,6 +33,10 @@ bench: $(STAMP)
 gpu:
 	$(PYTHON) benchmarks/gpu.py --minutes 9
 
+# The documentation as a site that works offline: site/index.html.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 # mypy cannot follow `package_dir`: it gets links laid out as the package is imported.
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -53,4 +57,4 @@ dist: $(STAMP)
 	$(BIN)/python make_dist.py
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -147,6 +147,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     run.rename(folder / "recorded")
     (folder / "settings.yaml").write_text("protocol: {name: fedgh}\n", encoding="utf-8")
     (folder / "my_schemes.py").write_text(classes_in("add_your_own.md", {"TopHeavy"}))
+    (folder / "my_pair.py").write_text(classes_in("tutorial.md", {"Pair"}))
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))
     (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))

@@ -133,6 +133,7 @@ def plain(cli: Any, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Undi
     return Undisturbed(folder.name, (folder / "recovered.safetensors").read_bytes(), done.table)
 
 
+@pytest.mark.slow
 def test_interrupted_attack(
     cli: Any,
     copy: Path,

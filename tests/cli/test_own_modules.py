@@ -107,6 +107,7 @@ def test_a_typed_name_is_allowed_and_no_other(cli, hostile, ran, copy, fast):
     assert "--runs-dir ../../.. --plugin strange" in page
 
 
+@pytest.mark.slow
 def test_a_sweep_and_its_jobs(cli, ran, tmp_path, tiny):
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("schemes: ['strange:Scheme']\nseeds: [0]\nattacks: [labels]\n")
@@ -122,6 +123,7 @@ def test_a_sweep_and_its_jobs(cli, ran, tmp_path, tiny):
         job(str(file), str(out), str(tmp_path / "runs"), "cpu")
 
 
+@pytest.mark.slow
 def test_an_installed_command_imports_nothing_from_the_working_directory(hostile, ran, nowhere):
     for name in ("yaml", "skimage", "adjustText"):  # imported late, some of them
         (nowhere / f"{name}.py").write_text("raise SystemExit('it ran')\n")

@@ -64,6 +64,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", str(made[0])], check=True)
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow(
     cli: Any, run: Path, tiny: list[str], tmp_path: Path, read_json: Callable[[Path], Any]
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_full_disk(cli: Any, run: Path, tiny: list[str], disk: Callable[[str],
     assert not [path for path in place.rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_an_attack(
     cli: Any, copy: Path, fast: list[str], disk: Callable[[str], Path]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_disk_that_cannot_be_written_is_read(
     assert "Make it writable, or choose another folder" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_fails_late(
     cli: Any, run: Path, tiny: list[str], tmp_path: Path, monkeypatch: Any, number: int
@@ -151,6 +154,7 @@ def test_a_disk_that_fails_late(
     assert {name: found[name] for name in whole} == whole
 
 
+@pytest.mark.slow
 def test_standard_output_on_a_full_disk(cli: Any, run: Path) -> None:
     with open("/dev/full", "w") as full:
         process = cli.start("attack", "list", stdout=full)
@@ -166,6 +170,7 @@ def until(met: Callable[[], object], process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_trainings_of_one_run(cli: Any, tiny: list[str], tmp_path: Path) -> None:
     options = [*tiny, "--rounds", "100000", "--runs-dir", tmp_path]
     first = cli.start("train", *options)

@@ -114,6 +114,7 @@ def _contents(runs):
     return out, rows, {k: v for k, v in record.items() if k not in ("started", "wall_s")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     moment, arguments, whole, killed, monkeypatch, capsys

@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_every_block_runs(blocks, execute, in_process, tmp_path, capsys):
     pieces = blocks("python")
     assert len(pieces) >= 6

@@ -106,6 +106,7 @@ def test_it_is_in_a_benchmarks_rows_table_page_comparison_and_frontier(made):
     assert "brightness levels" in page
 
 
+@pytest.mark.slow
 def test_its_frontier_is_written_beside_the_first(made, monkeypatch):
     job = made.jobs[0]
     monkeypatch.setattr(benchmarking, "run_jobs", lambda *_, **__: [job])

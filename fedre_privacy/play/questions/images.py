@@ -71,7 +71,8 @@ class ImageTrial(Trial):
         if self.recovered is not None and self.settings.via is not None:
             lines["Target"] += f" by {self.settings.via.name}"
             if self.recovered.notes:
-                lines["Note"] = " ".join(self.recovered.notes[:4])
+                told, more = self.recovered.notes[:4], len(self.recovered.notes) - 4
+                lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
         if not self.observation.images_per_target:
             channels, height, width = self.run.image_shape
             count, dim = len(self.groups[TARGET]), self.observation.target_rows()[0].shape[1]

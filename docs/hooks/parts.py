@@ -1,0 +1,96 @@
+"""Pages of the reference that follow from what is registered, and the notebooks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.core.config import knobs
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.data.base import datasets
+from fedre_privacy.defenses.base import defenses
+from fedre_privacy.detectors.base import detectors
+from fedre_privacy.entanglement.base import schemes
+from fedre_privacy.eval.metrics.base import metrics
+from fedre_privacy.partition.base import partitions
+from fedre_privacy.protocols.base import protocols
+from fedre_privacy.steering.base import steerings
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+PAGES: dict[str, tuple[str, str, Registry]] = {
+    "attacks": ("Attacks", "what `--attack` takes", attacks),
+    "protocols": ("Protocols", "what `--protocol` takes", protocols),
+    "schemes": ("Entanglement schemes", "what `--scheme` takes", schemes),
+    "defences": ("Defences", "what `--defense` takes", defenses),
+    "steerings": ("Steerings of an active server", "what `--steering` takes", steerings),
+    "detectors": ("Detectors of active servers", "what `fp.twins` tries", detectors),
+    "metrics": ("Metrics", "what `--metrics` takes", metrics),
+    "datasets": ("Data sets", "what `--dataset` takes", datasets),
+    "partitions": ("Partitions", "what `--partition` takes", partitions),
+}
+
+
+FACT = re.compile(r"^\s*([A-Z][a-z]+):\s+(?=\S)")
+
+
+def described(docstring: str) -> list[str]:
+    """A part's docstring in Markdown: prose, then its facts (shape, needs, cost, source)."""
+    lines: list[str] = []
+    facts = False
+    for line in docstring.splitlines():
+        start = FACT.match(line)
+        if start and (facts or not line.startswith(" ")):
+            lines += ["", f"*{start[1]}*", f":   {line[start.end() :]}"]
+            facts = True
+        elif facts and line.startswith(" "):
+            lines.append(f"    {line.strip()}")
+        elif line.strip() in ("Args:", "Raises:"):
+            break
+        else:
+            lines.append(line)
+            facts = facts and bool(line)
+    return lines
+
+
+def settings_of(part: type) -> list[str]:
+    """The settings of a part as a table."""
+    rows = [
+        f"| `{one.name}` | `{one.default}` | {one.help}{f' ({one.bounds})' if one.bounds else ''} |"
+        for one in knobs(part)
+    ]
+    return ["| setting | default | |", "|---|---|---|", *rows] if rows else []
+
+
+def page(title: str, what: str, registry: Registry) -> str:
+    """The text of a page: one entry a part, from its docstring and its settings."""
+    lines = [f"# {title}", "", f"Names are {what}.", ""]
+    for name in registry.names():
+        part = registry.get(name)
+        if part.__module__.startswith("fedre_privacy."):
+            lines += [f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
+            lines += [*settings_of(part), ""]
+            lines += [f"In Python: `{part.__module__}.{part.__qualname__}`", ""]
+    return "\n".join(lines)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Notebooks lie beside the documentation in the repository, and below it in the site."""
+    return markdown.replace("](../notebooks/", "](notebooks/")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and the notebooks."""
+    for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+        where = f"notebooks/{notebook.name}"
+        files.append(File.generated(config, where, content=notebook.read_bytes()))
+    for name, (title, what, registry) in PAGES.items():
+        text = page(title, what, registry)
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files

@@ -1,0 +1,82 @@
+"""The documentation builds as a site, every link leads somewhere, and nothing is fetched."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.protocols.base import protocols
+
+pytestmark = pytest.mark.slow
+
+
+class Loads(HTMLParser):
+    """What a page loads by itself: scripts, styles, pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.unnamed: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe") and given.get("src"):
+            self.found.append(str(given["src"]))
+        if tag == "link" and given.get("rel") in ("stylesheet", "preconnect", "icon"):
+            self.found.append(str(given["href"]))
+        if tag == "img" and not given.get("alt"):
+            self.unnamed.append(str(given.get("src")))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    repo = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", out]
+    done = subprocess.run(command, cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_every_part_is_in_the_reference(site: Path) -> None:
+    for page, registry in (("attacks", attacks), ("protocols", protocols)):
+        text = (site / "reference" / f"{page}.html").read_text()
+        assert {name for name in registry.names() if f'id="{name}"' not in text} == set()
+
+
+def test_functions_show_their_arguments(site: Path) -> None:
+    text = (site / "reference" / "functions.html").read_text()
+    for name in ("train", "attack", "benchmark", "attack_module"):
+        assert re.search(rf'id="[a-z_.]*\.{name}"', text), name
+    assert "isolation" in text
+
+
+def test_pages_load_nothing_from_elsewhere_and_pictures_are_described(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        loads = Loads()
+        loads.feed(page.read_text())
+        assert [one for one in loads.found if "//" in one] == [], page.name
+        assert loads.unnamed == [], page.name
+        missing = [one for one in loads.found if not (page.parent / one.split("?")[0]).is_file()]
+        assert page.name == "404.html" or missing == [], page.name
+
+
+def test_search_works_in_pages_opened_as_files(site: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    page = f"{(site / 'index.html').as_uri()}?q=canary"
+    shown = subprocess.run(
+        [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",
+         f"--user-data-dir={tmp_path}", "--dump-dom", page],
+        capture_output=True, text=True, timeout=180,
+    ).stdout  # fmt: skip
+    assert re.search(r"[0-9]+ matching documents", shown)
+    assert "auditing.html" in shown
