@@ -76,4 +76,6 @@ def test_strangers_are_refused(tmp_path):
         stop(list(strangers.values()))
         said = {name: (tmp_path / f"{name}.log").read_text() for name in strangers}
         assert "CERTIFICATE_VERIFY_FAILED" in said["authority"]
-        assert "auth" in said["key"].lower()
+        assert "Failed to activate SuperNode" in said["key"]
+        told = federation.log("superlink").read_text()
+        assert "Attempted to register SuperNode with public key" in told
