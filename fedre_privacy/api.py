@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.config import load_yaml, merge, nested
-from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import ThreatModel
@@ -34,6 +34,7 @@ from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
+from fedre_privacy.flower.loopback import flower
 from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.pages import run_figures
@@ -74,6 +75,10 @@ from fedre_privacy.viewing import page as viewing
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
+
+IN_PROCESS = "in-process"
+ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
+"""Where clients are while a federation trains: in this process, or each in its own on Flower."""
 
 
 class Run(recorded.Run):
@@ -156,6 +161,7 @@ def train(
     resume: bool = False,
     restart: bool = False,
     report: Report = silent,
+    engine: str = IN_PROCESS,
 ) -> Run:
     """Train a federation and record what it exchanges, or return the identical earlier run.
 
@@ -172,6 +178,8 @@ def train(
         resume: go on with an unfinished run of these settings.
         restart: remove an earlier run of these settings first.
         report: called with an `Event` for every round.
+        engine: where clients are: ``in-process``, or ``flower``, each in a process of its own on
+            a federation that is started on this machine. The run is the same either way.
 
     Raises:
         FedreError: whatever the command would refuse, with what is needed.
@@ -186,7 +194,7 @@ def train(
     settings = resolve_training(values, where, problems)
     return run_training(
         required(settings, problems, see="fedre-train --explain"), runs=Path(runs),
-        device=choose_device(device), resume=resume, restart=restart, report=report,
+        device=choose_device(device), resume=resume, restart=restart, report=report, engine=engine,
     )  # fmt: skip
 
 
@@ -227,13 +235,17 @@ def run_training(
     restart: bool = False,
     report: Report = silent,
     attack: AttackSettings | None = None,
+    engine: str = IN_PROCESS,
 ) -> Run:
     """Train a federation of resolved settings, or return the identical earlier run; see `train`.
 
     Args:
         attack: what the run is for. What this attack would refuse is refused before anything is
             trained, and a run that is complete is kept in spite of `restart`.
+        engine: see `train`.
     """
+    if engine not in ENGINES:
+        raise ConfigError(unknown("engine", engine, list(ENGINES)))
     prepared = None
     if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
         restart = False
@@ -244,7 +256,7 @@ def run_training(
             metric.check(prepared.data.image_shape)
     run = training.train(
         settings, runs=runs, device=device, resume=resume, restart=restart, report=report,
-        prepared=prepared,
+        prepared=prepared, engine=ENGINES[engine],
     )  # fmt: skip
     return Run(run.folder)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedre_privacy.api import run_training
+from fedre_privacy.api import ENGINES, IN_PROCESS, run_training
 from fedre_privacy.core.registry import import_plugins, plugin_words
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.pages.run_figures import draw
@@ -45,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
         description="Train a federation and record every upload and broadcast in a run folder.",
     )
     add_training_options(made)
+    made.add_argument(
+        "--engine",
+        choices=list(ENGINES),
+        default=IN_PROCESS,
+        help="where clients are: in this process, or each in its own on a Flower federation that "
+        f"is started on this machine; the run is the same (default: {IN_PROCESS})",
+    )
     add_common_options(made, restart="remove the run of these settings and train it anew")
     return made
 
@@ -84,6 +91,7 @@ def _run(options: argparse.Namespace, output: Output) -> int:
         resume=options.resume,
         restart=options.restart,
         report=output,
+        engine=options.engine,
     )
     print_run(run, output, trained_now="train.reused" not in output.reused)
     best = run.best_round()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,18 @@ def save(
     folder: Path, clients: Sequence[Client], server: Server, *, round: int, metrics: list[Any]
 ) -> None:
     """Write the state after `round`, replacing the one before it in a single rename."""
+    meta = {"round": str(round), "metrics": json.dumps(metrics)}
+    files.write_tensors(folder / FILE, gathered(clients, server), metadata=meta)
+
+
+def gathered(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
+    """Everything that clients and server keep from round to round, by owner and name."""
     tensors: dict[str, Tensor] = {}
     for owner, kept in _tensors(clients, server).items():
         tensors |= {f"{owner}|{name}": value for name, value in kept.items()}
     for owner, module in _modules(clients, server).items():
         tensors |= {f"{owner}|{name}": value for name, value in module.state_dict().items()}
-    meta = {"round": str(round), "metrics": json.dumps(metrics)}
-    files.write_tensors(folder / FILE, tensors, metadata=meta)
+    return tensors
 
 
 def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, list[Any]] | None:
@@ -55,6 +60,21 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
         return None
     tensors = files.read_tensors(path)
     done, metrics = _told(path)
+    put_back(tensors, clients, server, path)
+    return done, metrics
+
+
+def put_back(
+    tensors: Mapping[str, Tensor], clients: Sequence[Client], server: Server, path: Path
+) -> None:
+    """Undo `gathered`.
+
+    Args:
+        path: the file that the tensors were read from, for the error.
+
+    Raises:
+        DamagedInputError: they do not fit these models.
+    """
     owned: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         owner, _, name = key.partition("|")
@@ -66,14 +86,12 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
     for owner, kept in _tensors(clients, server).items():
         loaded = owned.get(owner, {})
-        device = _device(clients)
         kept.clear()
         kept |= (
-            {name: value.to(device) for name, value in loaded.items()}
+            {name: value.to(_device(clients)) for name, value in loaded.items()}
             if (owner != "server:tensors")
             else loaded
         )
-    return done, metrics
 
 
 def _told(path: Path) -> tuple[int, list[Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ import torch
 
 from fedre_privacy.blocks.local import count_correct
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Emission, Upload
@@ -33,7 +35,15 @@ from fedre_privacy.steering.base import Steering
 from . import checkpoint
 from .ledger import measure
 from .recorder import Recorder, read_messages
-from .steps import Broadcasts, client_step, next_broadcast, on_device, server_step, setup
+from .steps import (
+    Broadcasts,
+    client_step,
+    first_answer,
+    first_uploads,
+    next_broadcast,
+    on_device,
+    server_step,
+)
 from .together import train_together
 
 CHECKPOINT_SECONDS = 10.0
@@ -64,16 +74,29 @@ def select(training: Training, round: int) -> tuple[int, ...]:
     return tuple(sorted(order[:count].tolist()))
 
 
+def measured(training: Training, round: int) -> bool:
+    """Whether accuracy is measured in a round."""
+    return round % training.eval_every == 0 or round == training.rounds
+
+
+def count(protocol: Protocol, client: Client, setting: Setting) -> tuple[int, int]:
+    """How many of its own test samples a client gets right, and how many it has."""
+    for module in (client.model, *client.memory.values()):
+        module.eval()
+    with on_device(client, setting):
+        correct = count_correct(partial(protocol.logits, client), client.test)
+    return correct, len(client.test)
+
+
 def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
     """Accuracy of every client on its own test samples."""
-    correct, totals = [], []
-    for client in clients:
-        for module in (client.model, *client.memory.values()):
-            module.eval()
-        with on_device(client, setting):
-            correct.append(count_correct(partial(protocol.logits, client), client.test))
-        totals.append(len(client.test))
-    per_client = tuple(c / n if n else None for c, n in zip(correct, totals, strict=True))
+    return accuracy([count(protocol, client, setting) for client in clients])
+
+
+def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
+    """Accuracy of clients, of whose test samples so many are right out of so many."""
+    correct, totals = zip(*counts, strict=True)
+    per_client = tuple(c / n if n else None for c, n in counts)
     tested = [value for value in per_client if value is not None]
     mean = sum(tested) / len(tested) if tested else float("nan")
     return Accuracy(
@@ -84,15 +107,121 @@ def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) ->
     )
 
 
+Sent = dict[int, tuple[tuple[Artifact, ...], float]]
+"""By client: what it uploads in a round, and its mean training loss."""
+
+
+class Cohort(ABC):
+    """All clients of a federation, in this process or elsewhere: what the loop asks of them."""
+
+    clients: Sequence[Client] = ()
+    """Clients whose state the server's checkpoint holds."""
+    elsewhere: bool = False
+    """Whether clients keep their own state, so that the server saves its own after every round."""
+
+    @abstractmethod
+    def first(self) -> list[Upload]:
+        """What clients send once, before the first round; see `steps.first_upload`."""
+
+    @abstractmethod
+    def answered(self, answer: Message) -> None:
+        """Hand all clients the answer to it."""
+
+    @abstractmethod
+    def resumed(self, folder: Path, done: int) -> None:
+        """The training goes on after round `done`; messages until then are recorded in a folder."""
+
+    @abstractmethod
+    def receive(self, post: Post) -> None:
+        """Hand every receiver its message."""
+
+    @abstractmethod
+    def train(self, post: Post) -> Sent:
+        """Let the chosen clients train, and keep the evaluator's share of it."""
+
+    @abstractmethod
+    def evaluate(self) -> Accuracy:
+        """Accuracy of all clients as they are now."""
+
+
+class Here(Cohort):
+    """Clients in this process, one after another or together.
+
+    Args:
+        keep: called with (round, clients, emissions by client) while clients still hold the
+            models that made the round's uploads.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        clients: Sequence[Client],
+        setting: Setting,
+        keep: Keep,
+        defenses: Sequence[Defense] = (),
+    ) -> None:
+        self.protocol, self.clients, self.setting = protocol, clients, setting
+        self.keep, self.defenses = keep, defenses
+
+    def first(self) -> list[Upload]:
+        return first_uploads(self.protocol, self.clients, self.setting, self.defenses)
+
+    def answered(self, answer: Message) -> None:
+        for client in self.clients:
+            self.protocol.setup_receive(client, answer, Task(self.setting, 0, client.id))
+
+    def resumed(self, folder: Path, done: int) -> None:
+        """Nothing is left to do: the checkpoint held the clients too."""
+
+    def receive(self, post: Post) -> None:
+        post.deliver(self.protocol, self.clients)
+
+    def train(self, post: Post) -> Sent:
+        defenses, round, chosen = self.defenses, post.round, post.chosen
+        step = partial(client_step, defenses=defenses) if defenses else client_step
+        emissions: dict[int, tuple[Emission, ...]] = {}
+        losses: dict[int, float] = {}
+        trained = train_together(self.protocol, self.clients, chosen, self.setting, round, defenses)
+        for k in chosen:
+            known: dict[str, Any] = {"trained": trained[k]} if k in trained else {}
+            with on_device(self.clients[k], self.setting):
+                emissions[k], losses[k] = step(
+                    self.protocol,
+                    self.clients[k],
+                    post.message(k),
+                    Task(self.setting, round, k),
+                    **known,
+                )
+        self.keep(round, self.clients, emissions)
+        return {k: (tuple(e.artifact for e in emissions[k]), losses[k]) for k in chosen}
+
+    def evaluate(self) -> Accuracy:
+        return evaluate(self.protocol, self.clients, self.setting)
+
+
 def run(
     protocol: Protocol,
     clients: Sequence[Client],
     server: Server,
     setting: Setting,
     *,
+    keep: Keep,
+    defenses: Sequence[Defense] = (),
+    **others: Any,
+) -> list[Row]:
+    """Train a federation in this process; see `lead` and `Here`."""
+    cohort = Here(protocol, clients, setting, keep, defenses)
+    return lead(protocol, cohort, server, setting, defenses=defenses, **others)
+
+
+def lead(
+    protocol: Protocol,
+    cohort: Cohort,
+    server: Server,
+    setting: Setting,
+    *,
     recorder: Recorder,
     checkpoints: Path,
-    keep: Keep,
     report: Report,
     resume: bool = False,
     on_row: Callable[[list[Row]], None] = lambda rows: None,
@@ -102,8 +231,6 @@ def run(
     """Train a federation and record every message; return one row of metrics per round.
 
     Args:
-        keep: called with (round, clients, emissions by client) while clients still hold the
-            models that made the round's uploads.
         on_row: called with all rows after every round.
         defenses: what clients do to their training and uploads, in order.
         steering: what a malicious server does to its broadcasts and its choice of clients, in
@@ -117,40 +244,34 @@ def run(
     sizes = [sum(counts) for counts in setting.class_counts]
     rows: list[Row] = []
     done = 0
-    restored = checkpoint.load(checkpoints, clients, server) if resume else None
+    restored = checkpoint.load(checkpoints, cohort.clients, server) if resume else None
     if restored is not None:
         done, rows = restored
         recorder.resume(done)
+        cohort.resumed(recorder.folder, done)
         if steering:
             conduct.saw(*read_messages(recorder.folder, range(done + 1)))
         post = Post(setting, done + 1, next_broadcast(protocol, server), conduct)
     else:
-        first, answer = setup(protocol, clients, server, setting, defenses)
+        first = cohort.first()
         if first:
+            answer = first_answer(protocol, server, first, setting)
+            if answer:
+                cohort.answered(answer)
             everyone = tuple(range(training.clients))
             seen = visible(defenses, first, setting.class_counts)
             answered = [Broadcast(0, everyone, answer)] if answer else []
             recorder.write(0, seen, answered)
             conduct.saw(seen, answered)
         post = Post(setting, 1, next_broadcast(protocol, server), conduct)
-        post.deliver(protocol, clients)
-    step = partial(client_step, defenses=defenses) if defenses else client_step
+        cohort.receive(post)
     last_saved, took = time.monotonic(), 0.0
     for round in range(done + 1, training.rounds + 1):
         started = time.monotonic()
         chosen = post.chosen
-        emissions: dict[int, tuple[Emission, ...]] = {}
-        losses = []
-        trained = train_together(protocol, clients, chosen, setting, round, defenses)
-        for k in chosen:
-            known: dict[str, Any] = {"trained": trained[k]} if k in trained else {}
-            with on_device(clients[k], setting):
-                emissions[k], loss = step(
-                    protocol, clients[k], post.message(k), Task(setting, round, k), **known
-                )
-            losses.append(loss)
-        keep(round, clients, emissions)
-        uploads = [Upload(k, round, tuple(e.artifact for e in emissions[k])) for k in chosen]
+        made = cohort.train(post)
+        uploads = [Upload(k, round, made[k][0]) for k in chosen]
+        losses = [made[k][1] for k in chosen]
         sent = post.broadcasts()
         seen = visible(defenses, uploads, setting.class_counts)
         seen = conduct.resolved(seen, uploads, sizes, partial(left_of, defenses))
@@ -160,22 +281,22 @@ def run(
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
         last = round == training.rounds
-        measured = round % training.eval_every == 0 or last
-        post_local = evaluate(protocol, clients, setting) if measured else None
+        looked = measured(training, round)
+        post_local = cohort.evaluate() if looked else None
         messages = server_step(protocol, server, uploads, Task(setting, round))
         post = Post(setting, round + 1, messages, conduct)
-        post.deliver(protocol, clients)
+        cohort.receive(post)
         if last:
             recorder.write(round + 1, [], post.broadcasts())
             recorder.save()
-        post_broadcast = evaluate(protocol, clients, setting) if measured else None
+        post_broadcast = cohort.evaluate() if looked else None
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
-        for moment, accuracy in (("post_local", post_local), ("post_broadcast", post_broadcast)):
-            row[f"acc_{moment}"] = accuracy.mean_client if accuracy else None
-            row[f"acc_{moment}_sd"] = accuracy.sd_client if accuracy else None
-            row[f"acc_{moment}_pooled"] = accuracy.pooled if accuracy else None
-            row[f"{PER_CLIENT}{moment}"] = list(accuracy.per_client) if accuracy else None
+        for moment, found in (("post_local", post_local), ("post_broadcast", post_broadcast)):
+            row[f"acc_{moment}"] = found.mean_client if found else None
+            row[f"acc_{moment}_sd"] = found.sd_client if found else None
+            row[f"acc_{moment}_pooled"] = found.pooled if found else None
+            row[f"{PER_CLIENT}{moment}"] = list(found.per_client) if found else None
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
             row[f"{direction}_scalars_paper"] = traffic.scalars_paper
@@ -184,9 +305,10 @@ def run(
         rows.append(row)
         on_row(rows)
         now = time.monotonic()
-        if now - last_saved > CHECKPOINT_SECONDS * max(1.0, took) and not last:
+        due = cohort.elsewhere or now - last_saved > CHECKPOINT_SECONDS * max(1.0, took)
+        if due and not last:
             recorder.save()
-            checkpoint.save(checkpoints, clients, server, round=round, metrics=rows)
+            checkpoint.save(checkpoints, cohort.clients, server, round=round, metrics=rows)
             last_saved = time.monotonic()
             took = last_saved - now
         headline = row[f"acc_{protocol.headline}"]

@@ -206,6 +206,46 @@ def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
     return Broadcasts(usual, tuple(a.detached() for a in protocol.resync(server)))
 
 
+def first_upload(
+    protocol: Protocol, client: Client, setting: Setting, defenses: Defenses = ()
+) -> tuple[Emission, ...]:
+    """What one client sends once, before the first round; usually nothing.
+
+    Raises:
+        DivergedError, IncompatibleError: as in `client_step`.
+    """
+    task = Task(setting, 0, client.id)
+    with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
+        with collecting(client.model.extractor, defenses) as seen:
+            made = protocol.setup_upload(client, task)
+        sent = _sent(protocol, made, task)
+        return _defended(protocol, client, sent, task, (), defenses, seen)
+
+
+def first_uploads(
+    protocol: Protocol, clients: Sequence[Client], setting: Setting, defenses: Defenses = ()
+) -> list[Upload]:
+    """What clients send once, before the first round; empty where the protocol has no such step."""
+    if not begins_with_uploads(protocol):
+        return []
+    sent = {c.id: first_upload(protocol, c, setting, defenses) for c in clients}
+    uploads = [Upload(k, 0, tuple(e.artifact for e in sent[k])) for k in sent]
+    return uploads if any(upload.artifacts for upload in uploads) else []
+
+
+def begins_with_uploads(protocol: Protocol) -> bool:
+    """Whether clients send something before the first round."""
+    return type(protocol).setup_upload is not Protocol.setup_upload
+
+
+def first_answer(
+    protocol: Protocol, server: Server, uploads: Sequence[Upload], setting: Setting
+) -> Message:
+    """Let the server take the first uploads, and return its answer to all clients."""
+    protocol.setup_aggregate(server, uploads, Task(setting, 0))
+    return tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
+
+
 def setup(
     protocol: Protocol,
     clients: Sequence[Client],
@@ -218,21 +258,10 @@ def setup(
     Raises:
         DivergedError, IncompatibleError: as in `client_step`.
     """
-    if type(protocol).setup_upload is Protocol.setup_upload:
+    uploads = first_uploads(protocol, clients, setting, defenses)
+    if not uploads:
         return [], ()
-    uploads = []
-    for client in clients:
-        task = Task(setting, 0, client.id)
-        with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
-            with collecting(client.model.extractor, defenses) as seen:
-                made = protocol.setup_upload(client, task)
-            sent = _sent(protocol, made, task)
-            sent = _defended(protocol, client, sent, task, (), defenses, seen)
-        uploads.append(Upload(client.id, 0, tuple(e.artifact for e in sent)))
-    if not any(upload.artifacts for upload in uploads):
-        return [], ()
-    protocol.setup_aggregate(server, uploads, Task(setting, 0))
-    answer = tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
+    answer = first_answer(protocol, server, uploads, setting)
     if answer:
         for client in clients:
             protocol.setup_receive(client, answer, Task(setting, 0, client.id))

@@ -6,7 +6,7 @@ import copy
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,6 +77,30 @@ class Prepared:
     split: Split
     setting: Setting
     defense: tuple[Defense, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What an engine trains, and where it puts what it records.
+
+    Args:
+        folder: the run's own. resume: go on after the last checkpoint in it.
+        on_row: to be called with all rows of metrics after every round.
+    """
+
+    settings: TrainSettings
+    prepared: Prepared
+    folder: Path
+    resume: bool
+    report: Report
+    on_row: Callable[[list[loop.Row]], None]
+
+
+Engine = Callable[[Work], None]
+"""Trains a federation and records its uploads, models and mixtures in the run's folder."""
+
+UPLOADS, CHECKPOINTS = "uploads", "checkpoints"
+"""Folders of a run: what crossed the wire, and the state to go on from."""
 
 
 def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
@@ -240,32 +264,49 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
     """Make every client's model and put its samples on the device, pixels as uint8."""
     device = prepared.setting.device
     images, labels = prepared.data.images.to(device), prepared.data.labels.to(device)
-
-    def samples(index: np.ndarray[Any, np.dtype[np.int64]]) -> Samples:
-        where = torch.from_numpy(index).to(device)
-        return Samples(images[where], labels[where])
-
-    clients: list[Client] = []
+    data = Samples(images, labels)
     first: dict[str, SplitModel] = {}
-    shape, classes = prepared.data.image_shape, prepared.data.num_classes
-    for k, architecture in enumerate(prepared.setting.architectures):
-        own = samples(prepared.split.train[k])
-        if settings.model.init == PRIVATE:
-            secret = client_secret(own.fingerprint(), settings.train.seed, k)
-            with seeded(secret, "model"):
-                model = build_model(settings.model, k, shape, classes)
-        else:  # clients of one architecture begin with equal parameters
-            if architecture not in first:
-                first[architecture] = shared_start(settings, k, shape, classes)
-            model = copy.deepcopy(first[architecture])
-        client = Client(k, model, own, samples(prepared.split.test[k]))
-        with seeded(settings.train.seed, "protocol state", client=k):
-            settings.protocol.start_client(client, prepared.setting)
-        clients.append(client)
+    clients = [
+        build_client(settings, prepared, k, data, first) for k in range(settings.train.clients)
+    ]
     if _fit_together(clients, device):
         for client in clients:
             client.model.to(device)
     return clients
+
+
+def build_client(
+    settings: TrainSettings,
+    prepared: Prepared,
+    k: int,
+    data: Samples,
+    first: dict[str, SplitModel],
+) -> Client:
+    """Make one client's model and take its samples.
+
+    Args:
+        data: all samples, on the device.
+        first: the model that clients of an architecture begin with, by its name; filled here.
+    """
+    shape, classes = prepared.data.image_shape, prepared.data.num_classes
+
+    def samples(index: np.ndarray[Any, np.dtype[np.int64]]) -> Samples:
+        return data.take(torch.from_numpy(index).to(data.labels.device))
+
+    own = samples(prepared.split.train[k])
+    if settings.model.init == PRIVATE:
+        secret = client_secret(own.fingerprint(), settings.train.seed, k)
+        with seeded(secret, "model"):
+            model = build_model(settings.model, k, shape, classes)
+    else:  # clients of one architecture begin with equal parameters
+        architecture = prepared.setting.architectures[k]
+        if architecture not in first:
+            first[architecture] = shared_start(settings, k, shape, classes)
+        model = copy.deepcopy(first[architecture])
+    client = Client(k, model, own, samples(prepared.split.test[k]))
+    with seeded(settings.train.seed, "protocol state", client=k):
+        settings.protocol.start_client(client, prepared.setting)
+    return client
 
 
 def shared_start(
@@ -294,6 +335,7 @@ def train(
     wait: bool = False,
     report: Report = silent,
     prepared: Prepared | None = None,
+    engine: Engine | None = None,
 ) -> Run:
     """Train and record a run, or return the identical one that was trained before.
 
@@ -302,6 +344,7 @@ def train(
         resume: go on with an unfinished run of the same settings.
         restart: remove an earlier run of the same settings first.
         wait: wait for another process that trains it, and go on with what that leaves.
+        engine: what does the work; None: `in_process`.
 
     Raises:
         FedreError: anything that `prepare` refuses, divergence, an unfinished run, one in which
@@ -316,7 +359,7 @@ def train(
         if finished:
             return _reused(folder, report)
         with logging_to(folder):
-            return _train(settings, prepared, folder, resume or wait, report)
+            return _train(settings, prepared, folder, resume or wait, report, engine or in_process)
 
 
 def _reused(folder: Path, report: Report) -> Run:
@@ -325,7 +368,12 @@ def _reused(folder: Path, report: Report) -> Run:
 
 
 def _train(
-    settings: TrainSettings, prepared: Prepared, folder: Path, resume: bool, report: Report
+    settings: TrainSettings,
+    prepared: Prepared,
+    folder: Path,
+    resume: bool,
+    report: Report,
+    engine: Engine,
 ) -> Run:
     started = time.monotonic()
     record = _first_record(settings, prepared)
@@ -346,20 +394,20 @@ def _train(
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
         _write_split(folder, prepared.split)
-    clients = build_clients(settings, prepared)
-    with seeded(settings.train.seed, SERVER_STATE):
-        server = settings.protocol.start_server(prepared.setting)
+    table = _Metrics(folder)
     try:
-        rows = _run_loop(settings, prepared, clients, server, folder, resume, report)
+        engine(Work(settings, prepared, folder, resume, report, table.take))
     except BaseException as error:
         write_end(folder, record, error)
         raise
+    finally:
+        table.write()
     record |= {
         "status": COMPLETE,
         "wall_s": time.monotonic() - started,
-        "final": {k: v for k, v in _columns(rows[-1]).items() if k != "wall_s"},
+        "final": {k: v for k, v in _columns(table.rows[-1]).items() if k != "wall_s"},
     }
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     _cover(folder, record)
     files.write_json(folder / "record.json", record)
     log.info("complete: %s", record["final"])
@@ -371,20 +419,16 @@ def _cover(folder: Path, record: dict[str, Any]) -> None:
     """List what was recorded with its hashes, the record too, which is written after that."""
     names = ("config.yaml", "metrics.csv", "clients.csv")
     written = [path for name in names if (path := folder / name).is_file()]
-    for name in ("uploads", "models", "private"):
+    for name in (UPLOADS, "models", "private"):
         written += sorted((folder / name).glob("*"))
     write_manifest(folder, written, ahead={"record.json": files.json_text(record)})
 
 
-def _run_loop(
-    settings: TrainSettings,
-    prepared: Prepared,
-    clients: list[Client],
-    server: Server,
-    folder: Path,
-    resume: bool,
-    report: Report,
-) -> list[loop.Row]:
+def in_process(work: Work) -> None:
+    """Train all clients in this process, one after another or together."""
+    settings, prepared, folder = work.settings, work.prepared, work.folder
+    clients = build_clients(settings, prepared)
+    server = begin_server(settings, prepared.setting)
     last, record = settings.train.rounds, settings.record
 
     def keep(
@@ -397,28 +441,30 @@ def _run_loop(
             for client in clients
             for name, value in client.model.state_dict().items()
         }
-        files.write_tensors(folder / "models" / f"r{round:04d}.safetensors", tensors)
+        files.write_tensors(models_file(folder, round), tensors)
         if settings.record.truth:
-            _write_mixtures(folder, round, emissions)
+            files.write_tensors(mixtures_file(folder, round), mixtures(emissions))
 
-    table = _Metrics(folder)
-    try:
-        return loop.run(
-            settings.protocol,
-            clients,
-            server,
-            prepared.setting,
-            recorder=Recorder(folder / "uploads"),
-            checkpoints=folder / "checkpoints",
-            keep=keep,
-            report=report,
-            resume=resume,
-            on_row=table.take,
-            defenses=prepared.defense,
-            steering=settings.steering,
-        )
-    finally:
-        table.write()
+    loop.run(
+        settings.protocol,
+        clients,
+        server,
+        prepared.setting,
+        recorder=Recorder(folder / UPLOADS),
+        checkpoints=folder / CHECKPOINTS,
+        keep=keep,
+        report=work.report,
+        resume=work.resume,
+        on_row=work.on_row,
+        defenses=prepared.defense,
+        steering=settings.steering,
+    )
+
+
+def begin_server(settings: TrainSettings, setting: Setting) -> Server:
+    """The server as it is before the first round."""
+    with seeded(settings.train.seed, SERVER_STATE):
+        return settings.protocol.start_server(setting)
 
 
 def _columns(row: loop.Row) -> loop.Row:
@@ -518,7 +564,18 @@ def _write_split(folder: Path, shares: Split) -> None:
     files.write_tensors(folder / "private" / "split.safetensors", tensors)
 
 
-def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emission, ...]]) -> None:
+def models_file(folder: Path, round: int) -> Path:
+    """Where clients' models of a round are kept."""
+    return folder / "models" / f"r{round:04d}.safetensors"
+
+
+def mixtures_file(folder: Path, round: int) -> Path:
+    """Where it is kept which samples made a round's uploads."""
+    return folder / "private" / f"mixtures-r{round:04d}.safetensors"
+
+
+def mixtures(emissions: dict[int, tuple[Emission, ...]]) -> dict[str, Tensor]:
+    """Which samples made clients' uploads, as tensors by name."""
     tensors: dict[str, Tensor] = {}
     for client, sent in emissions.items():
         for number, emission in enumerate(sent):
@@ -532,4 +589,4 @@ def _write_mixtures(folder: Path, round: int, emissions: dict[int, tuple[Emissio
                 }
                 # copies: a mixture may use one tensor twice, which safetensors refuses
                 tensors |= {f"{client}/{number}/{key}": t.clone() for key, t in parts.items()}
-    files.write_tensors(folder / "private" / f"mixtures-r{round:04d}.safetensors", tensors)
+    return tensors

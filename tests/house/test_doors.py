@@ -41,6 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "eval.metrics.base", "threats", "entanglement.base", "presets", "steering.base",
         "detectors.base",
     },
+    "flower": {
+        "core", "models", "blocks", "federation", "defenses.base", "runs", "__version__",
+    },
     "play": {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
         "blocks", "protocols", "federation", "sealed", "runs", "threats", "steering",
@@ -65,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "viewing",
         "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
         "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
-        "steering.base", "detectors.base",
+        "steering.base", "detectors.base", "flower",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
