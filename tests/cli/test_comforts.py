@@ -12,7 +12,8 @@ from fedre_privacy.__main__ import COMMANDS, main
 from fedre_privacy.cli import attack, audit, benchmark, membership, train, view
 
 PARSERS = {
-    one.__name__.rpartition(".")[2]: one for one in (attack, audit, benchmark, membership, train, view)
+    one.__name__.rpartition(".")[2]: one
+    for one in (attack, audit, benchmark, membership, train, view)
 }
 
 
