@@ -20,21 +20,25 @@ import pandas as pd
 import torch
 
 from fedre_privacy.core import files
-from fedre_privacy.core.config import load_yaml
+from fedre_privacy.core.config import knobs, load_yaml
 from fedre_privacy.core.errors import DamagedInputError, FedreError, MissingInputError
 from fedre_privacy.core.manifest import MANIFEST, covering
+from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.schema import MOST_TEXT, Count, Line, Number, Seconds, Word, check
 from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.defenses.base import defenses
+from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.eval.measures import FRONTIER, TABLE, Measure, group_name
 from fedre_privacy.eval.report.frontier import pareto
 from fedre_privacy.pages.attack import COUNTERFACTUAL, STEERED
 from fedre_privacy.pages.shared import versions
+from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL, Status
 from fedre_privacy.runs.record import Record
 from fedre_privacy.runs.settings import NAIVE
-from fedre_privacy.steering.base import ACTIVE
+from fedre_privacy.steering.base import ACTIVE, steerings
 from fedre_privacy.study.benchmark import panels_of, points_of, table_of
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import read_result
@@ -341,14 +345,18 @@ def _name(part: object) -> str:
     return str(part.get("name", "?")) if isinstance(part, Mapping) else str(part or "")
 
 
-def _part(given: object) -> str:
-    """A part as on the command line: ``name:key=value,...``."""
+def _part(given: object, registry: Registry[Any]) -> str:
+    """A part as on the command line, ``name:key=value,...``, without settings of their defaults."""
     if not isinstance(given, Mapping):
         return str(given or "")
+    name = _name(given)
+    usual = (
+        {k.name: k.default for k in knobs(registry.get(name))} if name in registry.names() else {}
+    )
     more = [
-        f"{key}={_part(value) if isinstance(value, Mapping) else value}"
+        f"{key}={_part(value, registry) if isinstance(value, Mapping) else value}"
         for key, value in given.items()
-        if key != "name" and value is not None
+        if key != "name" and value is not None and not (key in usual and usual[key] == value)
     ]
     return ":".join([_name(given), *([",".join(more)] if more else [])])
 
@@ -360,14 +368,14 @@ def _facets(settings: Values) -> dict[str, str]:
     protocol, data = settings["protocol"], settings.get("data")
     scheme = protocol.get("entanglement") if isinstance(protocol, Mapping) else None
     path = data.get("path") if isinstance(data, Mapping) else None
-    defences = [_part(one) for one in settings.get("defense") or ()]
+    defences = [_part(one, defenses) for one in settings.get("defense") or ()]
     return {
         "protocol": _name(protocol),
-        "scheme": _part(scheme),
+        "scheme": _part(scheme, schemes),
         "defence": " + ".join(defences) or "none",
         "data": f"{_name(data)}:{Path(str(path)).stem}" if path else _name(data),
-        "partition": _part(settings.get("partition")),
-        **({"server": _part(s[0])} if (s := settings.get("steering")) else {}),
+        "partition": _part(settings.get("partition"), partitions),
+        **({"server": _part(s[0], steerings)} if (s := settings.get("steering")) else {}),
     }
 
 

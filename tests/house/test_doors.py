@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "viewing": {
         "core", "eval", "runs", "play", "study", "pages", "protocols.base", "steering.base",
+        "defenses.base", "entanglement.base", "partition.base",
     },
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
