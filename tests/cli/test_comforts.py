@@ -47,12 +47,12 @@ def test_bash_completes_options(
     script = tmp_path / "completion"
     script.write_text(capsys.readouterr().out)
     asked = (
-        f"source {script}; COMP_WORDS=(fedre-{name} --prot); COMP_CWORD=1; "
+        f"source {script}; COMP_WORDS=(fedre-{name} --vers); COMP_CWORD=1; "
         rf"$(complete -p fedre-{name} | sed 's/.*-F \([^ ]*\).*/\1/'); "
         "echo ${COMPREPLY[@]}"
     )
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True)
-    assert "--protocol" in done.stdout, done.stderr
+    assert "--version" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
