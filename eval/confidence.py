@@ -43,11 +43,11 @@ RANK = Measure(
     floor=0.0,
     floor_name="a coin",
     against="chance",
-    shown=TABLE,
+    shown=RECORD,
 )
 SUREST = Measure(
     key="confidence_surest",
-    title="PSNR over the floor, surest quarter",
+    title="surest quarter, over floor",
     definition="mean over the quarter of the targets of which the attack is surest, beside the "
     "mean over all targets",
     unit="dB",

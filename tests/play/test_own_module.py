@@ -143,7 +143,10 @@ def test_a_gradient_gives_its_images_away(images, named):
     without = fp.attack_module(
         model, gradient=sent, images=2, image_shape=SHAPE, attack="analytic", device="cpu"
     )
-    assert without.images.shape == (2, *SHAPE) and without.frame().columns.tolist()[-1] == "fit"
+    assert without.images.shape == (2, *SHAPE) and without.frame().columns.tolist()[-2:] == [
+        "fit",
+        "confidence",
+    ]
 
 
 def test_a_module_in_training_mode_is_attacked_as_it_evaluates_and_left_alone(images):
