@@ -33,7 +33,7 @@ AUC = Measure(
     floor=0.5,
     floor_name="a coin",
     against="chance",
-    shown=TABLE,
+    shown=RECORD,
 )
 RANK = Measure(
     key="confidence_rank",
@@ -54,7 +54,7 @@ SUREST = Measure(
     digits=2,
     floor_name="all targets",
     against="all targets",
-    shown=TABLE,
+    shown=RECORD,
 )
 CALIBRATION = Measure(
     key="confidence_calibration",
@@ -65,6 +65,7 @@ CALIBRATION = Measure(
     higher_is_more_leakage=False,
     shown=RECORD,
 )
+CONFIDENCE = (AUC.key, RANK.key, SUREST.key, CALIBRATION.key)
 CERTIFIED = Measure(
     key="certified",
     title="answers with a certificate",

@@ -13,6 +13,7 @@ from fedre_privacy.core.manifest import DRAWN, covering, drawn, write_manifest
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
+from fedre_privacy.eval.confidence import CONFIDENCE
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.play.questions.unscored import WORDS, Unscored
 from fedre_privacy.steering.base import ACTIVE
@@ -154,6 +155,7 @@ def _targets(result: AttackResult) -> Html:
             "of the attack's own confidence, which it has without the truth.",
             soft=True,
         ),
+        html.bullets([str(m) for m in map(scores.find, CONFIDENCE) if m is not None]),
         html.gallery(shown),
     )
 
