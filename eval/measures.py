@@ -157,6 +157,12 @@ class Measure:
         text = f"{self.number(gap, sign=True)}{unit} {'over' if gap >= 0 else 'under'}"
         return f"{text} {self.against}{self._between(between, sign=True)}"
 
+    def line(self) -> str:
+        """All of it in one line."""
+        if self.value is None:
+            return f"{self.heading}: {self.note or '-'}"
+        return f"{self.heading}: {self.value_text()}, {self.floor_text()}, n = {self.n}"
+
     def _between(self, interval: Interval | None, *, sign: bool = False) -> str:
         if interval is None:
             return ""

@@ -155,7 +155,7 @@ def _targets(result: AttackResult) -> Html:
             "of the attack's own confidence, which it has without the truth.",
             soft=True,
         ),
-        html.bullets([str(m) for m in map(scores.find, CONFIDENCE) if m is not None]),
+        html.bullets(m.line() for m in map(scores.find, CONFIDENCE) if m is not None),
         html.gallery(shown),
     )
 

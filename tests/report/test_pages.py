@@ -54,6 +54,14 @@ def test_every_target_shows_truth_answer_and_floor(attacked, read):
     assert "image-rendering: pixelated" in found.texts["style"]
 
 
+def test_how_far_confidence_can_be_trusted_stands_above_the_targets(attacked):
+    text = (attacked.folder / "report.html").read_text(encoding="utf-8")
+    told = attacked.card.get("confidence_rank")
+    assert told.n == 6 and f"{told.line()}" in text
+    assert text.index(told.line()) < text.index("Target 0: ")
+    assert "confidence" not in " ".join(row["metric"] for row in attacked.table())
+
+
 def test_the_same_record_gives_the_same_page(attacked):
     path = attacked.folder / "report.html"
     before = path.read_bytes()
