@@ -123,10 +123,14 @@ class Reconstruction(Outcome):
             found.append(f"returned {len(self.labels)} labels for {count} images.")
         if len(self.spread) not in (0, count):
             found.append(f"returned {len(self.spread)} spreads for {count} images.")
-        if len(self.confidence) not in (0, count):
-            found.append(f"returned {len(self.confidence)} confidences for {count} images.")
-        if len(self.certified) not in (0, count):
-            found.append(f"returned {len(self.certified)} certificates for {count} images.")
+        if self.confidence.shape not in ((0,), (count,)):
+            found.append(
+                f"returned confidences of shape {tuple(self.confidence.shape)} for {count} images."
+            )
+        if self.certified.shape not in ((0,), (count,)):
+            found.append(
+                f"returned certificates of shape {tuple(self.certified.shape)} for {count} images."
+            )
         if not bool((finite | self.diverged.bool()).all()):
             found.append("returned NaN without marking it as diverged.")
         if bool(finite.any()):
