@@ -34,6 +34,7 @@ from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
+from fedre_privacy.flower.commands import require_flower
 from fedre_privacy.flower.loopback import flower
 from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
@@ -79,6 +80,8 @@ P = ParamSpec("P")
 IN_PROCESS = "in-process"
 ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
 """Where clients are while a federation trains: in this process, or each in its own on Flower."""
+NEEDS: Mapping[str, Callable[[], None]] = {"flower": require_flower}
+"""What refuses an engine that cannot work here, before a folder is begun or an earlier one goes."""
 
 
 class Run(recorded.Run):
@@ -246,6 +249,8 @@ def run_training(
     """
     if engine not in ENGINES:
         raise ConfigError(unknown("engine", engine, list(ENGINES)))
+    if engine in NEEDS and (restart or status_of(runs / settings.run_name) != COMPLETE):
+        NEEDS[engine]()
     prepared = None
     if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
         restart = False

@@ -8,6 +8,7 @@ import socket
 import pytest
 import torch
 
+import fedre_privacy as fp
 from fedre_privacy.core.errors import (
     DamagedInputError,
     IncompatibleError,
@@ -174,3 +175,11 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(InUseError, match=f"Port {port} "):
             Loopback(tmp_path, 2, torch.device("cpu"), port=port).__enter__()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
+def test_without_flower_nothing_is_begun_and_nothing_goes(tmp_path):
+    for restart in (False, True):
+        with pytest.raises(MissingExtraError, match="needs Flower"):
+            fp.train("fedre", engine="flower", runs=tmp_path, restart=restart)
+    assert list(tmp_path.iterdir()) == []
