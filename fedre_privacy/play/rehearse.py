@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.base import RECOVERED, Context
+from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
@@ -65,8 +66,7 @@ def rehearse(
         else:
             if settings is not None:
                 check_ahead(training, settings)
-                last = dataclasses.replace(settings.evaluation, round=None)
-                settings = dataclasses.replace(settings, evaluation=last)
+                settings = _after_one_step(settings)
             prepared = prepare(training, device)
             run, train_s = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
@@ -105,13 +105,24 @@ def rehearse_suite(
         run, train_s = _first_step(training, prepare(training, device), Path(scratch), device)
         attack_s = 0.0
         for settings in suite:
-            last = dataclasses.replace(settings.evaluation, round=None)
-            trial = prepare_attack(run, dataclasses.replace(settings, evaluation=last))
+            trial = prepare_attack(run, _after_one_step(settings))
             what = f"{settings.attack.name} on {settings.target}"
             if what not in known:
                 known[what] = _attack_seconds(trial, settings, device)
             attack_s += known[what]
     return train_s, attack_s
+
+
+def _after_one_step(settings: AttackSettings) -> AttackSettings:
+    """The attack on the only round of a rehearsal, which is too little to recover prototypes from.
+
+    The true prototypes, which are as many and as long, stand in for recovered ones.
+    """
+    last = dataclasses.replace(settings.evaluation, round=None)
+    settings = dataclasses.replace(settings, evaluation=last)
+    if settings.target == RECOVERED:
+        return dataclasses.replace(settings, target=Prototypes.kind, via=None)
+    return settings
 
 
 def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device) -> float:

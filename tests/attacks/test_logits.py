@@ -170,6 +170,7 @@ def training(**record):
     return made
 
 
+@pytest.mark.slow
 def test_a_run_of_fd_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {

@@ -62,6 +62,7 @@ def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixtur
     assert "protocol" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_report_opens_in_a_browser(
     cli: Any, run: Path, fast: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_steps_are_those_of_torch(name: str, settings: dict[str, float]) -> None
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_training_and_attacking_import_nothing_slow(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", JOB, str(tmp_path)], capture_output=True, text=True, check=True

@@ -120,6 +120,7 @@ def test_protocols_that_need_single_uploads_are_refused_with_the_reason(facts):
     assert state([SECAGG], fedavg).lines() == ["secagg: no formal privacy"]
 
 
+@pytest.mark.slow
 def test_a_sum_of_gradients_is_one_update_of_more_images(tiny, tmp_path):
     settings = tiny(protocol="fedsgd", defense="secagg", train={"rounds": 1})
     run = train(settings, runs=tmp_path)

@@ -160,6 +160,7 @@ def test_what_fits_is_not_refused(facts):
     assert check_all([make("clip"), GAUSSIAN, make("prune")], facts(**FEDAVG)) == []
 
 
+@pytest.mark.slow
 def test_noise_is_worked_out_from_epsilon(facts):
     small = facts(**FEDAVG, participations=(100, 50) + (100,) * 8, rounds=100)
     wanted = make("dp-sgd", clip=1.0, epsilon=8.0)

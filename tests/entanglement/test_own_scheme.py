@@ -112,6 +112,7 @@ def test_the_documented_prediction_prints(repo, capsys):
     assert capsys.readouterr().out.startswith("WeightMatrix(uploads=40, classes=10, s_min=0.01")
 
 
+@pytest.mark.slow
 def test_the_documented_table_is_what_is_computed(repo):
     """The three columns of numbers, for every scheme by its own name."""
     from_table = {}

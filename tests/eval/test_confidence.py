@@ -31,6 +31,7 @@ def test_an_attack_that_knows_and_one_that_does_not():
     assert blind["confidence_auc"].clients == 8
 
 
+@pytest.mark.slow
 def test_a_blind_attack_is_rarely_called_knowing():
     wrong = 0
     for seed in range(24):

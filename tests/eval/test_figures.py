@@ -220,6 +220,7 @@ def test_nothing_drawn_lies_outside_the_page_or_on_the_caption(drawn):
             assert axes.bbox.width > 8 and axes.bbox.height > 8, kind
 
 
+@pytest.mark.slow
 def test_images_and_their_notes_do_not_overlap(drawn):
     for kind in ("sheet", "ceiling", "three", "twenty-four", "boundary", "rounds", "comparison"):
         figure = drawn[kind]

@@ -36,6 +36,7 @@ def attacked(run: api.recorded.Run) -> api.AttackResult:
     )
 
 
+@pytest.mark.slow
 def test_every_result_says_so(pair):
     (steered,), (honest,) = pair.steered, pair.honest
     assert steered.record["active_server"] == MARK and steered.record["summary"].endswith(MARK)
@@ -116,6 +117,7 @@ def test_separation_counts_by_hand():
     assert (found["steered"], found["honest"]) == (2, 3)
 
 
+@pytest.mark.slow
 def test_an_isolated_victim_is_attacked_in_spite_of_secure_aggregation(tmp_path):
     options = {**SMALL, "rounds": 1, "defense": "secagg", "runs": tmp_path}
     with pytest.raises(IncompatibleError, match="the server sees one sum over clients a round"):

@@ -177,6 +177,7 @@ def test_objects_are_checked_like_names():
     assert len(refused.value.problems) == 3
 
 
+@pytest.mark.slow
 def test_train_and_attack_by_object_are_those_by_name(tmp_path):
     small = {"data.size": 16, "data.per_class": 12}
     runs = tmp_path / "runs"

@@ -86,6 +86,7 @@ def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, rep
     assert Knowledge.AUX_DATA in found.trial.observation.threat.grants
 
 
+@pytest.mark.slow
 def test_images_of_any_number_of_channels_are_scored_and_those_that_can_are_drawn(tmp_path):
     images = torch.rand(20, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     flat = nn.Flatten()
@@ -178,6 +179,7 @@ def test_an_attack_gets_copies(extractor, reps):
     assert torch.equal(reps, given) and float(found.frame()["residual"].min()) > 0
 
 
+@pytest.mark.slow
 def test_a_folder_is_written_where_one_is_asked_for(extractor, reps, tmp_path):
     given = {"representations": reps, "image_shape": SHAPE, **QUICK}
     found = fp.attack_module(extractor, folder=tmp_path / "mine", **given)

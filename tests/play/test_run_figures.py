@@ -18,6 +18,7 @@ def drawn(tiny, tmp_path_factory):
     return run, draw(run)
 
 
+@pytest.mark.slow
 def test_pictures_with_their_data(drawn):
     run, pictures = drawn
     assert [path.stem for path in pictures] == ["accuracy", "clients", "partition", "prototypes"]
@@ -28,6 +29,7 @@ def test_pictures_with_their_data(drawn):
     assert held.to_numpy().tolist() == run.record["class_counts"]
 
 
+@pytest.mark.slow
 def test_the_map_has_every_prototype_and_every_entangled_upload(drawn):
     run, _ = drawn
     placed = pd.read_csv(run.folder / "prototypes.csv")
@@ -39,6 +41,7 @@ def test_the_map_has_every_prototype_and_every_entangled_upload(drawn):
     assert (placed["class"] < 0).sum() == len(counts)  # one entangled upload a client
 
 
+@pytest.mark.slow
 def test_pictures_that_are_there_are_not_drawn_again(drawn):
     run, _ = drawn
     before = (run.folder / "prototypes.png").stat().st_mtime_ns
@@ -46,6 +49,7 @@ def test_pictures_that_are_there_are_not_drawn_again(drawn):
     assert (run.folder / "prototypes.png").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_without_truth_there_is_no_map(tiny, tmp_path):
     run = train(tiny(protocol="fedre", record={"truth": False}), runs=tmp_path)
     assert [path.stem for path in draw(run)] == ["accuracy", "clients", "partition"]
@@ -71,6 +75,7 @@ def test_neighbours_stay_neighbours_and_seeds_repeat():
         embed(rows[:4])
 
 
+@pytest.mark.slow
 def test_the_curve_says_what_partial_participation_mixes(drawn, tiny, tmp_path):
     words = "counts the others with the model they kept"
     assert words not in caption(drawn[0])

@@ -96,6 +96,7 @@ def noised(observation):
 # --- the leak, and its controls ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_uploads_of_the_first_round_leak_without_any_extractor(run):
     trial = prepare_attack(run, ask(target="representations", evaluation={"round": None}))
     seen = trial.observation

@@ -74,6 +74,7 @@ def test_it_is_said_and_recorded(kept):
     assert "newest extractor" not in prepare_attack(kept, ask()).lines()["Attacker"]
 
 
+@pytest.mark.slow
 def test_disentangling_leaves_out_what_it_has_no_extractor_for(kept):
     fresh = attack(kept, ask("uploaded", "disentangle", "strong")).outcome
     old = attack(kept, ask("uploaded", "disentangle", "strong", staleness=2)).outcome
@@ -103,6 +104,7 @@ def test_what_means_nothing_is_refused(kept, settings, words):
         prepare_attack(kept, ask(**settings))
 
 
+@pytest.mark.slow
 def test_a_round_that_was_not_kept_is_refused(tiny, tmp_path):
     some = tiny(protocol="fedre", train={"rounds": 5}, record={"keep_every": 2})
     run = train(some, runs=tmp_path)

@@ -103,6 +103,7 @@ def test_the_suite_fits_what_is_uploaded():
     }
 
 
+@pytest.mark.slow
 def test_an_attack_that_refuses_leaves_the_others(tmp_path):
     via = {"attack": {"name": "pixel", "steps": 1}, "target": "recovered-prototypes"}
     base = {"record": {"keep_every": 1}}

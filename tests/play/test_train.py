@@ -315,6 +315,7 @@ def test_metrics_have_empty_cells_between_evaluations(tiny, tmp_path):
     assert all(row["loss"] and row["up_scalars"] == "0" for row in rows)
 
 
+@pytest.mark.slow
 def test_models_are_kept_as_asked(tiny, tmp_path):
     settings = tiny(train={"rounds": 5, "batch_size": 64}, record={"keep_every": 2})
     run = train(settings, runs=tmp_path)

@@ -41,6 +41,7 @@ def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
     assert low - 0.05 < floor.auc < high + 0.05
 
 
+@pytest.mark.slow
 def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
     wrong = played.coins.roll(1, 0)
     low, high = chance(wrong, (0.1,)).auc_interval
@@ -51,6 +52,7 @@ def test_with_the_coins_of_other_worlds_everything_is_at_chance(played):
         assert low - 0.06 < found.auc < high + 0.06, name
 
 
+@pytest.mark.slow
 def test_a_view_holds_no_coin_of_its_world_and_no_seed(played):
     assert [field.name for field in dataclasses.fields(View)] == [
         "sent", "before", "shadows", "coins", "clients", "labels",
@@ -70,6 +72,7 @@ def test_a_view_holds_no_coin_of_its_world_and_no_seed(played):
     assert torch.equal(same, leave_one_out(attack, kept, other, slots)[2])
 
 
+@pytest.mark.slow
 def test_a_world_that_is_lost_comes_back_the_same_and_the_others_are_not_trained(played):
     path = played.folder / "w0003.safetensors"
     before = path.read_bytes()
@@ -88,6 +91,7 @@ def test_a_world_that_is_lost_comes_back_the_same_and_the_others_are_not_trained
     assert not list(played.folder.glob("fedavg-*"))  # runs of worlds are removed
 
 
+@pytest.mark.slow
 def test_the_result_says_what_was_played_and_writes_it(played):
     done = WorldsResult(played)
     done.write()

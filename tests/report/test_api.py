@@ -30,6 +30,7 @@ def test_an_unknown_name_is_an_attribute_error():
         from fedre_privacy import nothing  # noqa: F401
 
 
+@pytest.mark.slow
 def test_the_command_finds_what_the_function_trained(run, runs, capsys):
     options = ["--clients", "4", "--rounds", "2", "--runs-dir", str(runs), "--quiet"]
     for setting in ("data.size=16", "data.per_class=12", "record.keep_every=1"):

@@ -69,6 +69,7 @@ def test_the_same_record_gives_the_same_page(attacked):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_command_on_the_page_finds_the_attack(attacked, run, monkeypatch, capsys):
     page = (attacked.folder / "report.html").read_text(encoding="utf-8")
     command = "fedre-attack --config config.yaml --runs-dir ../../.."
@@ -78,6 +79,7 @@ def test_the_command_on_the_page_finds_the_attack(attacked, run, monkeypatch, ca
     assert Path(capsys.readouterr().out.strip()).resolve() == attacked.folder.resolve()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "threat", "column"),
     [("labels", "realistic", "jaccard"), ("membership", "strong", "member"),

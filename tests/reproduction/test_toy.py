@@ -117,6 +117,7 @@ def test_same_seed_same_numbers(result):
     assert row["confidence"] == toy.confidence(again.clients)
 
 
+@pytest.mark.slow
 def test_training_learns_an_easy_plane():
     easy = dataclasses.replace(SMALL, gap=2.5, rounds=15)
     for heading, protocol in methods(easy.server).items():
@@ -158,6 +159,7 @@ def test_means_stand_beside_the_published(result):
     assert (means["seeds"] == 2).all()
 
 
+@pytest.mark.slow
 def test_files(result, tmp_path):
     written = toy.write_toy(result, tmp_path)
     assert {path.name for path in written} == {

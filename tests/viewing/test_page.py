@@ -51,6 +51,7 @@ def images_of(result) -> set[bytes]:
     return {image.tobytes() for image in originals}
 
 
+@pytest.mark.slow
 def test_the_page_holds_everything_and_asks_for_nothing(small, tmp_path):
     page = view(small.runs, tmp_path / "page.html").path.read_text(encoding="utf-8")
     held = blocks(page)
@@ -65,6 +66,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(small, tmp_path):
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 def test_without_the_truth_no_byte_of_it_is_there(small, tmp_path):
     whole = view(small.runs, tmp_path / "whole.html").path.read_text(encoding="utf-8")
     page = view(small.runs, tmp_path / "page.html", truth=False).path.read_text(encoding="utf-8")
@@ -85,6 +87,7 @@ def test_without_the_truth_no_byte_of_it_is_there(small, tmp_path):
     assert all(key < 1000 for key in keys)
 
 
+@pytest.mark.slow
 def test_a_folder_has_its_pictures_beside_it_and_none_of_before(small, tmp_path):
     out = tmp_path / "site"
     made = view(small.runs, out)
@@ -106,6 +109,7 @@ def test_a_folder_has_its_pictures_beside_it_and_none_of_before(small, tmp_path)
     assert not images_of(small.linear) & held
 
 
+@pytest.mark.slow
 def test_addresses_of_results_stay_when_others_come(small, tmp_path):
     entries = collect(small.runs)
     ids = []
@@ -130,12 +134,14 @@ def test_text_of_strangers_ends_nothing_and_hides_nothing(tmp_path):
     assert blocks(text)["index"]["entries"][0]["problem"].startswith("</script><script>doc")
 
 
+@pytest.mark.slow
 def test_numbers_that_json_has_not_are_nothing(small, tmp_path):
     entry = dataclasses.replace(collect(small.runs)[1], accuracy=float("nan"))
     page = write_page([entry], small.runs, tmp_path / "p.html", truth=True).read_text()
     assert blocks(page)["index"]["entries"][0]["accuracy"] is None
 
 
+@pytest.mark.slow
 def test_the_command(small, tmp_path, capsys):
     out = tmp_path / "v.html"
     assert command.main([str(small.runs), "--out", str(out)]) == 0
@@ -150,6 +156,7 @@ def test_the_command(small, tmp_path, capsys):
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["view.html"])
 def test_without_a_place_it_is_beside_the_runs(small, name):
     made = view(small.runs)

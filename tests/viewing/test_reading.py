@@ -36,6 +36,7 @@ def opened(of: Sheets, target: int) -> np.ndarray:
     return sheet[y * of.height : (y + 1) * of.height, x * of.width : (x + 1) * of.width]
 
 
+@pytest.mark.slow
 def test_every_kind_is_found_with_what_it_is_found_by(small):
     entries = collect(small.runs)
     assert [entry.kind for entry in entries].count("attack") == 3
@@ -55,6 +56,7 @@ def test_every_kind_is_found_with_what_it_is_found_by(small):
     assert audit.facets["protocol"] == "fedallrep" and audit.parent == run.path
 
 
+@pytest.mark.slow
 def test_scores_of_targets_are_those_that_were_made(small):
     targets = found(collect(small.runs), small.path(small.linear.folder)).targets
     rows = small.linear.frame()
@@ -64,6 +66,7 @@ def test_scores_of_targets_are_those_that_were_made(small):
     assert targets.doubts == ("fit",)
 
 
+@pytest.mark.slow
 def test_pictures_are_those_of_the_attack(small):
     entry = found(collect(small.runs), small.path(small.linear.folder))
     card, outcome = small.linear.card, small.linear.outcome
@@ -84,6 +87,7 @@ def test_sheets_hold_every_picture_once(count, size):
         assert np.array_equal(opened(laid, target), image)
 
 
+@pytest.mark.slow
 def test_without_the_truth_nothing_of_it_is_read(small):
     entries = collect(small.runs, truth=False)
     targets = found(entries, small.path(small.linear.folder)).targets
@@ -95,6 +99,7 @@ def test_without_the_truth_nothing_of_it_is_read(small):
     assert found(entries, small.run.name).settings["data"] == {"name": "digits"}
 
 
+@pytest.mark.slow
 def test_attacks_on_the_same_truth_are_paired(small):
     entries = collect(small.runs)
     one, other = (
@@ -132,6 +137,7 @@ def test_marks_are_equal_for_the_same_images_and_for_no_others():
     assert turned[:2] == [marks[0], marks[2]] and turned[2] not in marks
 
 
+@pytest.mark.slow
 def test_a_benchmark_under_way_tells_how_far_it_is(small):
     entry = found(collect(small.runs), "benchmarks/two")
     assert entry.status == "partial" and entry.facts["Trainings"] == "4 of 5 finished"
@@ -142,6 +148,7 @@ def test_a_benchmark_under_way_tells_how_far_it_is(small):
     assert set(entry.panels[0].best) == {"weak <b>", "strong"}
 
 
+@pytest.mark.slow
 def test_files_of_data_sets_are_named_with_the_truth_alone(small, tmp_path):
     root = damaged(small.runs, tmp_path)
     for path in (root / "benchmarks" / "two" / "jobs").glob("*.json"):
@@ -152,6 +159,7 @@ def test_files_of_data_sets_are_named_with_the_truth_alone(small, tmp_path):
     assert told == ["npz:patients", "npz"]
 
 
+@pytest.mark.slow
 def test_a_game_of_membership_is_read(small, tmp_path):
     folder = tmp_path / "worlds-x"
     folder.mkdir()
@@ -181,6 +189,7 @@ def change(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1) + b" ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["record.json", "config.yaml", "scores.csv", "recovered.safetensors",
              "pictures.safetensors", "manifest.json"],
@@ -225,6 +234,7 @@ def test_any_record_of_a_stranger_is_an_entry_and_no_crash(tmp_path, text):
     assert all(entry.status == "damaged" and entry.problem for entry in entries)
 
 
+@pytest.mark.slow
 def test_links_and_private_folders_are_not_followed(small, tmp_path):
     (tmp_path / "runs").mkdir()
     shutil.copytree(small.run.folder, tmp_path / "runs" / "one" / "private" / "hidden")
@@ -235,12 +245,14 @@ def test_links_and_private_folders_are_not_followed(small, tmp_path):
         collect(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_a_run_may_be_viewed_by_itself(small):
     entries = collect(small.run.folder)
     assert entries[0].kind == "run" and entries[0].path == small.run.name
     assert [entry.parent for entry in entries[1:]] == [small.run.name] * 4
 
 
+@pytest.mark.slow
 def test_results_of_before_are_shown_without_the_truth(small, tmp_path):
     root = damaged(small.runs, tmp_path)
     folder = root / small.path(small.linear.folder)
@@ -253,6 +265,7 @@ def test_results_of_before_are_shown_without_the_truth(small, tmp_path):
     assert len(set(entry.targets.keys)) == 12  # pairs with attacks that chose alike on this run
 
 
+@pytest.mark.slow
 def test_the_front_door_writes_the_page(small, tmp_path):
     made = fp.view(small.runs, tmp_path / "page.html")
     assert made.path.is_file() and made.counts()["attack"] == 3

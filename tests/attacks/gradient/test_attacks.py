@@ -287,6 +287,7 @@ def test_too_many_local_steps_are_matched_as_one_gradient(
     assert float(found.fit[0]) <= 2.1  # a cosine, whatever was asked for
 
 
+@pytest.mark.slow
 def test_a_gradient_on_the_path_explains_many_steps_better_than_one_at_the_start(
     smooth, small, small_labels, trained, watch, psnr
 ):
@@ -511,6 +512,7 @@ def per_class(found, truth):
     return torch.cat(scores), torch.tensor(answered)
 
 
+@pytest.mark.slow
 def test_the_default_tells_more_than_either_part_after_real_training(
     dense, small, small_labels, trained, watch
 ):
