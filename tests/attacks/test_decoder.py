@@ -188,6 +188,7 @@ def test_a_start_needs_auxiliary_images_and_no_start_does_not(kind, problem):
     assert Knowledge.AUX_DATA not in kind.needs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DeepImagePrior, PixelInversion])
 def test_a_search_begins_from_the_linear_answer(kind, problem):
     small = {"channels": (8,), "depth": 4} if kind is DeepImagePrior else {}

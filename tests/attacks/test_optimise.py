@@ -338,6 +338,7 @@ def test_a_lossless_extractor_gives_the_images_back(observe, rotation, originals
     assert bool((found.fit < 1e-4).all())
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_nowhere_is_begun_anew(observe, rotation, originals, monkeypatch):
     class Sometimes(Free):
         """Half of its starts answer one picture whatever is asked of them."""
@@ -581,6 +582,7 @@ def test_spread_marks_what_an_upload_leaves_open(observe, originals):
     assert float(error[6:].min()) > 3 * float(error[:6].max())
 
 
+@pytest.mark.slow
 def test_noise_is_not_made_to_look_certain(observe, rotation, originals):
     """No picture has these uploads: the match says so, and starts do not agree any better."""
     net = rotation()

@@ -60,6 +60,7 @@ def test_a_claim_that_does_not_hold_is_an_error_with_its_code(defended, capsys, 
     assert any(event.get("verdict") == "refuted" for event in events)
 
 
+@pytest.mark.slow
 def test_python_says_the_same(defended, capsys):
     assert audit.main([str(defended.folder), "--trials", "100", "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -122,6 +123,7 @@ def test_a_run_without_a_claim_is_refused(run, capsys):
     assert "no claim to audit" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_claim_for_one_record_is_audited_by_steps(tmp_path, tiny, capsys):
     private = ["--protocol", "fedavg", "--defense", "dp-sgd:clip=1,epsilon=8", "--trials", "60"]
     assert audit.main([*tiny, *private, "--runs-dir", str(tmp_path)]) == 0

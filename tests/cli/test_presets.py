@@ -127,6 +127,7 @@ def test_presets_of_published_partitions_keep_them_with_every_training_seed() ->
     assert not any("seed" in ALL[name].values["partition"] for name in shared_out - fedre)
 
 
+@pytest.mark.slow
 def test_every_published_partition_of_many_clients_can_be_made() -> None:
     from fedre_privacy.partition import split
 

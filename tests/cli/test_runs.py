@@ -166,6 +166,7 @@ def test_attack_writes_what_is_documented(
     assert all(text[where - 3 : where] == "   " for text in done.table)
 
 
+@pytest.mark.slow
 def test_identical_attack_is_read_back(
     cli: Any,
     runs: Path,
@@ -188,6 +189,7 @@ def test_identical_attack_is_read_back(
     assert by_folder.table == by_name.table == first.table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_command_printed_as_again_repeats_the_attack(
     cli: Any, run: Path, runs: Path, copy: Path, fast: list[str], elsewhere: bool
@@ -240,6 +242,7 @@ def test_weak_attack_is_a_notice_not_an_error(cli: Any, run: Path) -> None:
     assert done.line("Verdict").startswith(said)
 
 
+@pytest.mark.slow
 def test_attacked_round_is_the_one_asked_for(
     cli: Any, run: Path, fast: list[str], read_json: Callable[[Path], Any]
 ) -> None:

@@ -296,6 +296,7 @@ def test_what_cannot_be_covered_whole_is_not_covered_in_part(cli: Any, folder: P
     assert (folder / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_is_refused_until_it_is_accepted(
     cli: Any, folder: Path, fast: list[str]
 ) -> None:

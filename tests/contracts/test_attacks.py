@@ -144,6 +144,7 @@ def test_an_attack_beats_every_trivial_answer(name, problem, originals, floor):
     assert psnr_db(found.prior, originals) < floor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_noise_for_an_upload_tells_nothing(name, problem, originals, floor):
     def noise(reps: Tensor) -> Tensor:

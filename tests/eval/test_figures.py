@@ -233,6 +233,7 @@ def test_images_and_their_notes_do_not_overlap(drawn):
             assert min(axes.bbox.width for axes in figure.axes) > 0.6 * figure.dpi, kind
 
 
+@pytest.mark.slow
 def test_names_are_drawn_letter_by_letter(drawn):
     seen = set()
     for figure in drawn.values():

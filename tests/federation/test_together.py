@@ -61,6 +61,7 @@ def test_the_result_is_that_of_one_after_another(federation, groups, name):
         assert all(parameter.grad is None for parameter in client.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "models"), [("fedavg", "cnn4"), ("fedre", "cnn4"), ("fedavg", "resnet8")]
 )

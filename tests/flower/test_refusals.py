@@ -78,6 +78,7 @@ def test_an_unknown_kind_is_refused(tmp_path):
         wire.unpack(wire.safetensors.torch.save({}, metadata=meta))
 
 
+@pytest.mark.slow
 def test_a_message_that_comes_twice_is_answered_alike(tmp_path, bytes_engine):
     settings = tiny("fedtgp")
     bytes_engine.twice = True
@@ -107,6 +108,7 @@ def test_a_server_that_died_goes_on(tmp_path, bytes_engine, fatal):
     assert recorded(here.folder) == recorded(there.folder)
 
 
+@pytest.mark.slow
 def test_a_client_that_lost_its_state_is_named(tmp_path, bytes_engine):
     settings = tiny("fedavg", train={"rounds": 3})
 

@@ -72,6 +72,7 @@ def test_four_layer_cnn_flattens_any_size(image_shape, flat):
     assert count_parameters("cnn4", image_shape, 10)["base"] == convolutions + flat * 512 + 512
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "base_32", "base_64"),
     [
@@ -165,6 +166,7 @@ def test_forward(name, channels):
     assert not torch.allclose(representations[0], representations[1], atol=0, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_shape"),
     [

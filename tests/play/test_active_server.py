@@ -53,6 +53,7 @@ def test_every_result_says_so(pair):
         assert threat.behaviour == ("malicious" if mark else "semi-honest")
 
 
+@pytest.mark.slow
 def test_twins_are_compared_on_the_same_targets(pair):
     learning = pair.learning()
     assert list(learning["moment"]) == ["post_broadcast", "post_local"]

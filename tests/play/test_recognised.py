@@ -60,6 +60,7 @@ def test_fixed_weights(trained, protocol):
     assert "the same weights in every round" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["rsr", "rsp"])
 def test_one_hot_encodings(trained, scheme):
     result = attack(trained({"entanglement": {"name": scheme}}), ask())
@@ -67,6 +68,7 @@ def test_one_hot_encodings(trained, scheme):
     assert bool(result.outcome.vectors.isfinite().all())
 
 
+@pytest.mark.slow
 def test_clients_of_one_class(tmp_path):
     problems: list[str] = []
     values = {

@@ -236,6 +236,7 @@ def test_what_is_packed_holds_nothing_private(run, tmp_path):
     assert run.name not in json.dumps(head)
 
 
+@pytest.mark.slow
 def test_an_attack_in_a_process_of_its_own_answers_alike(run):
     evaluation = {"max_images": 1, "targets": 3}
     settings = ask(evaluation=evaluation, views=1, shadows=2)

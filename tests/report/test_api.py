@@ -71,6 +71,7 @@ def test_settings_in_the_wrong_place_are_refused(run):
         fp.benchmark()
 
 
+@pytest.mark.slow
 def test_results_show_themselves(run, attacked):
     shown = attacked._repr_html_()
     assert "COUNTERFACTUAL" in shown and "class-mean-image" in shown and "<img" not in shown

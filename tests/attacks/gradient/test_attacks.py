@@ -245,6 +245,7 @@ def test_a_batch_is_recovered_in_the_order_of_its_labels(
     assert psnr(found.images, small[batch.sort().values]) > floor(small, small[batch], psnr) + 6
 
 
+@pytest.mark.slow
 def test_a_batch_norm_client_in_training_mode(smooth, small, small_labels, watch, psnr):
     model = smooth(norm=True)
     twin = smooth(norm=True).train().requires_grad_()
@@ -401,6 +402,7 @@ def test_a_head_tells_class_means_and_a_random_one_does_not(watch):
     assert scores[0] > 0.9 and scores[1] < 0.5
 
 
+@pytest.mark.slow
 def test_a_shortened_change_of_a_head_is_lengthened_again(watch):
     reps, labels, means, rng = four_classes()
     before, after = local_head(reps, labels, 0.1, 10)

@@ -43,6 +43,7 @@ def test_interrupted_or_not_the_same_bytes(world, monkeypatch, name):
     assert [key for key in one if not torch.equal(one[key], two[key])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_is_another_run(world, name):
     one, two = (world(name, train={"rounds": 1, "seed": s}) for s in (0, 1))

@@ -111,6 +111,7 @@ def test_parameters_come_from_the_samples_that_were_in_batches(world, name):
 # --- buffers ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedala", "fedavgdbe", "fedapen"])
 def test_buffers_travel_and_are_averaged(world, name):
     options = {"small": ModelSettings(name="resnet4", dim=8)} if name == "fedapen" else {}
@@ -314,6 +315,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_interrupted_or_not_the_same_state(world, monkeypatch, name, options):
     train = {"rounds": 3, "join_ratio": 0.67}
