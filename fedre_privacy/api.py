@@ -56,15 +56,12 @@ from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import training, verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import COMPLETE, status_of
+from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
 from fedre_privacy.runs.settings import (
     ATTACK_SECTIONS,
     TRAIN_SECTIONS,
     AttackSettings,
     TrainSettings,
-    check_sections,
-    required,
-    resolve_attack,
-    resolve_training,
 )
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO

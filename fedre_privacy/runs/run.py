@@ -32,7 +32,8 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .settings import AttackSettings, TrainSettings, required, resolve_training
+from .resolving import required, resolve_training
+from .settings import AttackSettings, TrainSettings
 
 
 @dataclass(frozen=True)

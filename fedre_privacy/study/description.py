@@ -11,7 +11,8 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.protocols.base import protocols as protocol_registry
-from fedre_privacy.runs.settings import TrainSettings, resolve_list
+from fedre_privacy.runs.resolving import resolve_list
+from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.values import brief, written
 from fedre_privacy.steering.base import declaration, steerings
 

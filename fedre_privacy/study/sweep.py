@@ -37,12 +37,8 @@ from fedre_privacy.core.schema import check
 from fedre_privacy.play.attack import AttackResult, attack
 from fedre_privacy.play.fit import check_ahead, only_recorded
 from fedre_privacy.runs.folder import COMPLETE, FAILED, status_of
-from fedre_privacy.runs.settings import (
-    AttackSettings,
-    TrainSettings,
-    resolve_attack,
-    resolve_training,
-)
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
 from .results import Attacked, JobResult, MeasureRow, Trained

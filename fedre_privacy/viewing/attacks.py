@@ -45,11 +45,9 @@ from .records import AttackRecord, StateRecord, Values
 DOUBTS = ("fit", "spread", "expected_error", "s_min", "residual")
 """Columns of scores that an attack tells of itself."""
 
-
 PLAIN = {"target", "client", "behind", "floor", "diverged", "label_used", "rounds_used", "grey",
          "mismatched", "score", "baseline", *DOUBTS}  # fmt: skip
 """Columns, beside measures and their floors, that tell nothing of the truth."""
-
 
 BESIDE = {
     "true": "the true prototypes",
@@ -57,7 +55,6 @@ BESIDE = {
     "ceiling": "single representations (ceiling)",
 }
 """What stands beside the targets of an attack, by group of its measures."""
-
 
 _KNOWN = {field.name for field in fields(Measure)}
 

@@ -26,8 +26,8 @@ from fedre_privacy.core.files import read_tensors
 from fedre_privacy.defenses import dp_sgd
 from fedre_privacy.play.attack import attack
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 if len(sys.argv) > 3:
