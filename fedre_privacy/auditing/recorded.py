@@ -19,9 +19,9 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
+from fedre_privacy.runs.preparing import facts_of, possible_participants, prepare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import facts_of, possible_participants, prepare
 
 from .claims import REFUTED, Audit, Claim, check_audit, claim_of
 from .inside import audit_inside, coins_of

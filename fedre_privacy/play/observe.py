@@ -34,10 +34,11 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.models.families import PRIVATE, ModelSettings
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.preparing import facts_of
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
-from fedre_privacy.runs.training import facts_of, shared_start
+from fedre_privacy.runs.starting import shared_start
 from fedre_privacy.sealed.modules import EXTRACTOR, HEAD, MODEL, Held, Modules, Recipe
 
 from .targets import TargetSource

@@ -33,7 +33,8 @@ from fedre_privacy.eval.worlds import (
     record_risk,
 )
 from fedre_privacy.runs.folder import COMPLETE, versions
-from fedre_privacy.runs.training import facts_of, prepare, summary
+from fedre_privacy.runs.preparing import facts_of, prepare
+from fedre_privacy.runs.writing import summary
 
 from .worlds import Played, WorldsPlan
 

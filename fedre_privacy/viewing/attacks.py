@@ -19,15 +19,7 @@ from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import NAIVE
 
-from .entries import (
-    ATTACK,
-    Column,
-    Entry,
-    Score,
-    Sheets,
-    Table,
-    Targets,
-)
+from .entries import ATTACK, Column, Entry, Score, Sheets, Table, Targets
 from .folders import (
     ResultFolder,
     digest,

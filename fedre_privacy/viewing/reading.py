@@ -19,16 +19,7 @@ from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.record import Record
 
 from .attacks import read_attack
-from .entries import (
-    ATTACK,
-    AUDIT,
-    BENCHMARK,
-    DAMAGED,
-    MEMBERSHIP,
-    RUN,
-    Entry,
-    Table,
-)
+from .entries import ATTACK, AUDIT, BENCHMARK, DAMAGED, MEMBERSHIP, RUN, Entry, Table
 from .folders import (
     ResultFolder,
     digest,

@@ -14,16 +14,7 @@ from fedre_privacy.study.benchmark import panels_of, points_of, table_of
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.sweep import read_result
 
-from .entries import (
-    AUDIT,
-    BENCHMARK,
-    MEMBERSHIP,
-    Entry,
-    Panel,
-    Row,
-    Score,
-    Table,
-)
+from .entries import AUDIT, BENCHMARK, MEMBERSHIP, Entry, Panel, Row, Score, Table
 from .folders import ResultFolder, facets_of, number_text, open_settings, seed_of, without_root
 from .records import AuditRecord, MembershipRecord, SettingsRecord, StateRecord
 

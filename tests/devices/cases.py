@@ -172,7 +172,7 @@ def trainings(folder: Path) -> Iterator[tuple[str, Callable[[], str | None]]]:
 
     def away() -> str | None:
         """A GPU too small for all models: each travels there and back."""
-        with mock.patch("fedre_privacy.runs.training.free_bytes", lambda device: 0):
+        with mock.patch("fedre_privacy.runs.starting.free_bytes", lambda device: 0):
             return case({"protocol": {"name": "fedproto"}, "train": {"rounds": 2}})
 
     for name, sections in TRAININGS.items():
