@@ -52,8 +52,8 @@ from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import preparing, training, verifying
+from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training

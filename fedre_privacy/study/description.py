@@ -16,8 +16,8 @@ from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.values import brief, written
 from fedre_privacy.steering.base import declaration, steerings
 
+from .jobs import Job, Variant, plan
 from .suite import default_suite, named_suite
-from .sweep import Job, Variant, plan
 
 Values = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import FRONTIER
 from fedre_privacy.eval.report.frontier import pareto
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL
-from fedre_privacy.study.benchmark import panels_of, points_of, table_of
+from fedre_privacy.study.jobs import read_result
+from fedre_privacy.study.panels import panels_of, points_of, table_of
 from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.study.sweep import read_result
 
 from .entries import AUDIT, BENCHMARK, MEMBERSHIP, Entry, Panel, Row, Score, Table
 from .folders import ResultFolder, facets_of, number_text, open_settings, seed_of, without_root
