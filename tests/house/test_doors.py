@@ -64,12 +64,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
     "job": {"runs", "study", "pages", "core"},
+    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door", "flower"},
     "api": {
-        "runs", "play", "study", "pages", "auditing", "job", "core", "attacks.base", "data.base",
-        "viewing",
-        "defenses.base", "entanglement.base", "eval.metrics.base", "eval.report",
-        "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
-        "steering.base", "detectors.base", "flower",
+        "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
+        "viewing", "defenses.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds",
+        "models.families", "partition.base", "protocols.base", "sealed.door", "steering.base",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
