@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Role, is_one_of
+from fedre_privacy.core.artifacts import is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.optimisers import SGD
 

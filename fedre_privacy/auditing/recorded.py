@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.manifest import cover
 from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, Facts

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedre_privacy.blocks.augment import augmented
 from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
-from fedre_privacy.core.artifacts import Artifact, Content
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission, Mixture, Upload

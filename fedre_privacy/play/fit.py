@@ -10,7 +10,7 @@ from fedre_privacy.attacks.base import (
     needed_for,
     readers_of_any,
 )
-from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Setting
-from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import Role
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.base import CLIENT

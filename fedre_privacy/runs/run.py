@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import DTYPES
 from fedre_privacy.core.config import Loaded, load_yaml
+from fedre_privacy.core.contents import DTYPES
 from fedre_privacy.core.errors import (
     DamagedInputError,
     MissingInputError,

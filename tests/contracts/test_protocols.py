@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.core.artifacts import Artifact, Holds, Role, Sum
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.contents import Holds, Role, Sum
 from fedre_privacy.federation.ledger import measure
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.fit import check_ahead
