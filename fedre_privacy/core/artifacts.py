@@ -13,7 +13,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from .contents import Content, Holds, Role, Sum, wrong_values
+# a kind of one's own is declared with these, imported from here
+from .contents import Content as Content
+from .contents import Holds as Holds
+from .contents import Role as Role
+from .contents import Sum as Sum
+from .contents import wrong_values
 
 
 def wire(content: Content, shape: str) -> Any:
