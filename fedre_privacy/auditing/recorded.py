@@ -170,14 +170,15 @@ def audit_run(
     check_audit(trials, alpha)
     plan = plan_audit(run.settings, unit, inside=inside)
     claim = plan.claim
-    how: dict[str, Any] = {"trials": trials, "alpha": alpha, "seed": seed}
     if inside or claim is None:
         found = audit_inside(run, claim, alpha=alpha)
     elif claim.unit == CLIENT:
         sent = _sent(run, claim.client, claim.rounds[-1])
-        found = audit_mechanism(plan.defenses, plan.facts, claim, sent, **how)
+        found = audit_mechanism(
+            plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
+        )
     else:
-        found = audit_steps(plan.defenses, plan.facts, claim, **how)
+        found = audit_steps(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
     audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -26,6 +26,20 @@ from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
+
+
+class LocalTraining(TypedDict):
+    """How a client trains in a round, by SGD or as a defence does; see `blocks.local.fit`."""
+
+    epochs: int
+    batch_size: int
+    lr: Sequence[float]
+    momentum: float
+    weight_decay: float
+    change: Callable[[Tensor], Tensor]
+    rng: torch.Generator
+    clip_norm: float | None
+    steps: int | None
 
 
 def client_step(
@@ -55,7 +69,7 @@ def client_step(
         return protocol.loss(client, images, labels, message)
 
     with seeded(training.seed, "client", client=client.id, round=task.round):
-        common: dict[str, Any] = {
+        common: LocalTraining = {
             "epochs": training.epochs,
             "batch_size": training.batch_size,
             "lr": [
@@ -75,8 +89,8 @@ def client_step(
         if trained is not None:
             mean_loss = trained
         elif trainer is None:
-            common["shuffle"] = not training.reference_loader
-            mean_loss = fit(modules, loss, samples, **common)
+            shuffle = not training.reference_loader
+            mean_loss = fit(modules, loss, samples, shuffle=shuffle, **common)
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
             noise = task.secret_rng(client, "defense training")
