@@ -261,28 +261,6 @@ def first_answer(
     return tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
 
 
-def setup(
-    protocol: Protocol,
-    clients: Sequence[Client],
-    server: Server,
-    setting: Setting,
-    defenses: Defenses = (),
-) -> tuple[list[Upload], Message]:
-    """The one-off exchange before the first round; usually empty.
-
-    Raises:
-        DivergedError, IncompatibleError: as in `client_step`.
-    """
-    uploads = first_uploads(protocol, clients, setting, defenses)
-    if not uploads:
-        return [], ()
-    answer = first_answer(protocol, server, uploads, setting)
-    if answer:
-        for client in clients:
-            protocol.setup_receive(client, answer, Task(setting, 0, client.id))
-    return uploads, answer
-
-
 @contextmanager
 def on_device(client: Client, setting: Setting) -> Iterator[None]:
     """Bring a client's modules to the device for its step when they are kept off it.
