@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Protocol, final
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, Content, is_read_as
+from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.channels import StepsAt
+from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction

@@ -28,8 +28,8 @@ from tools import options
 from fedre_privacy.core.config import merge, parse_assignments
 from fedre_privacy.federation.loop import select
 from fedre_privacy.play.attack import AttackResult, attack
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 from fedre_privacy.study.twins import Twins
 

@@ -29,8 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.core.types import Emission, Upload
-from fedre_privacy.federation.loop import Post, evaluate
-from fedre_privacy.federation.steps import client_step, next_broadcast, server_step, setup
+from fedre_privacy.federation.loop import Here, Post, evaluate
+from fedre_privacy.federation.steps import client_step, first_answer, next_broadcast, server_step
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.steering.apply import Conduct
 
@@ -74,7 +74,10 @@ def measure(name: str, *, repeats: int, device: torch.device, **size: Any) -> di
     federation = sizes.build(name, rounds=repeats + 1, device=device, **size)
     protocol, clients = timed(name, clock), federation.clients
     server, setting = federation.server, federation.setting
-    setup(protocol, clients, server, setting)
+    here = Here(protocol, clients, setting, keep=lambda *_: None)
+    first = here.first()
+    if first:
+        here.answered(first_answer(protocol, server, first, setting))
     training = setting.training
     honest = Conduct((), training.seed, training.clients, setting.num_classes)
     post = Post(setting, 1, next_broadcast(protocol, server), honest)

@@ -36,8 +36,8 @@ from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.runs.settings import resolve_training
-from fedre_privacy.runs.training import facts_of, prepare
+from fedre_privacy.runs.preparing import facts_of, prepare
+from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.study.benchmark import BenchmarkResult, benchmark
 from fedre_privacy.study.description import Benchmark, read_sweep
 

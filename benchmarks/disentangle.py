@@ -53,8 +53,8 @@ from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ scores, bit for bit, on one machine. Take a list before a change and compare aft
     python benchmarks/fingerprints.py --out before.json
     python benchmarks/fingerprints.py --out after.json --compare before.json
 
-Only the commands are used, so that versions with other insides can be compared. Attack `analytic`
-is not among them: it reads networks that no built-in architecture is.
+Only the commands are used, so that versions with other insides can be compared. Attacks `analytic`
+and `spear` are not among them: they read networks that no built-in architecture is.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ DEFENCES: dict[str, tuple[str, str]] = {
 }
 """A protocol for each defence, and the defence's parameters."""
 ATTACKS: dict[str, Values] = {
+    "alignment": {"protocol": "fedavg", "target": "membership", "threat": "strong"},
     "average": {"protocol": "fedgh", "threat": "strong"},
     "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
     "dip": {"attack": {"steps": 3, "restarts": 2, "patience": 2}},
@@ -75,9 +76,12 @@ ATTACKS: dict[str, Values] = {
     "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
     "linear": {"threat": "strong"},
     "loss-membership": {"protocol": "fedavg", "target": "membership"},
+    "logits": {"protocol": "fd", "threat": "strong"},
     "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
     "membership": {"target": "membership"},
+    "own-list-alignment": {"protocol": "fedavg", "target": "membership"},
     "pixel": {"attack": {"steps": 6}},
+    "shadow": {"threat": "public-init"},
     "update-inversion": {"protocol": "fedavg", "attack": {"steps": 6}, "target": "update"},
 }
 """How an attack is run, as short as can be; one without a row is run on fedre as it is."""
@@ -111,7 +115,7 @@ MORE: dict[str, Values] = {
 }  # fmt: skip
 """Attacks on changed uploads and in two stages."""
 EVAL = {"targets": 3, "ceiling": 2, "per_update": 2, "candidates": 10, "metrics": ["psnr", "ssim"]}
-ELSEWHERE = {"analytic"}
+ELSEWHERE = {"analytic", "spear"}
 
 
 def laid(base: Values, over: Values) -> Values:

@@ -65,10 +65,11 @@ from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
 from fedre_privacy.play.given import prepare_given
 from fedre_privacy.reproduction.recorded import measured
 from fedre_privacy.runs.folder import begin
-from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.verifying import verify
+from fedre_privacy.study.jobs import Place
 from fedre_privacy.study.results import frame
-from fedre_privacy.study.sweep import Place, run_job
+from fedre_privacy.study.sweep import run_job
 from fedre_privacy.threats.base import threats
 
 SAME, CLEAN, CHANGED, UNSEEN, UNCAUGHT, HANG, MEMORY = OUTCOMES = (

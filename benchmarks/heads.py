@@ -39,7 +39,7 @@ from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import VectorScores
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 
 PARTS = ("report", "tuning")
 TUNED_DIGITS = 60

@@ -143,7 +143,8 @@ def jobs(size: int, folder: Path, clock: Clock) -> None:
     from fedre_privacy import api
     from fedre_privacy.core import files
     from fedre_privacy.pages.attack import attack_page
-    from fedre_privacy.study.sweep import Place, run_job
+    from fedre_privacy.study.jobs import Place
+    from fedre_privacy.study.sweep import run_job
 
     data = _images(folder, 120, 3)
     base = {

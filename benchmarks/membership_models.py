@@ -29,7 +29,7 @@ from fedre_privacy.eval.measures import Interval
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.membership import MembershipTrial
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 TUNING = (101, 102)

@@ -42,8 +42,8 @@ from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.images import TARGET, ImageTrial
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack
 
 MISSED = 12.0
 """PSNR (dB) below which an answer counts as a miss."""

@@ -31,7 +31,7 @@ from fedre_privacy import api
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.models.families import PRIVATE, SHARED
 from fedre_privacy.play.attack import attack
-from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 
 PROTOCOLS = ("fedgh", "fedproto", "fedtgp", "fpl", "fedallrep", "fedre")

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, Role, is_one_of
+from fedre_privacy.core.artifacts import Artifact, is_one_of
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Emission, Upload

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, Role, is_one_of
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain_plugin
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.tradeoff import VACUOUS

@@ -7,16 +7,16 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Role, is_one_of
+from fedre_privacy.core.artifacts import is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.optimisers import SGD
+from fedre_privacy.core.optimisers import SGD, groups_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
 from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
@@ -185,11 +185,7 @@ class DPSGD(Defense):
             found = obstacle(module)
             if found:
                 raise IncompatibleError(refusal(who, *found))
-        rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
-            for module, rate in zip(modules, rates, strict=True)
-        ]
+        groups = groups_of(modules, lr)
         if not any(group["params"] for group in groups) or not len(samples):
             return 0.0
         from opacus.optimizers import DPOptimizer
@@ -198,7 +194,7 @@ class DPSGD(Defense):
         for module in modules:  # Opacus unfolds images by strides and needs the usual layout
             module.to(memory_format=torch.contiguous_format).train()
         device = samples.labels.device
-        sgd = SGD(groups, momentum=momentum, weight_decay=weight_decay)
+        sgd = SGD([dict(one) for one in groups], momentum=momentum, weight_decay=weight_decay)
         optimiser = DPOptimizer(
             sgd,
             noise_multiplier=float(self.noise or 0),

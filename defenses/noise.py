@@ -8,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, Role, is_one_of
+from fedre_privacy.core.artifacts import Artifact, is_one_of
 from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
+from fedre_privacy.core.contents import Role
 
 from .base import CLIENT, Defense, Facts, Sending
 from .values import (

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, Content, Counts, Role, Sum
+from fedre_privacy.core.artifacts import Artifact, Counts
 from fedre_privacy.core.channels import Channel, Summed
+from fedre_privacy.core.contents import Content, Role, Sum
 from fedre_privacy.core.types import AGGREGATE, Upload
 
 from .base import Defense, Facts, defenses

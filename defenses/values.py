@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, Content, Role, is_one_of
+from fedre_privacy.core.artifacts import Artifact, is_one_of
+from fedre_privacy.core.contents import Content, Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Mixture
 

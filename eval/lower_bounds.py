@@ -6,10 +6,10 @@ about a better attack; `ceiling` says what a perfect one could have proved with 
 
 Three kinds of trials:
 
-* independent ones, two kinds of errors counted apart: `epsilon_box`, `mu_box`;
+* independent ones, two kinds of errors counted apart: `epsilon_box`;
 * independent ones, right guesses counted, a claim tested: `accuracy_p`, `mu_of_accuracy`;
 * coins inside one training, whose guesses depend on each other: `epsilon_one_run` for
-  (epsilon, delta), `refutes_curve` for a claimed curve, `mu_one_run` for Gaussian ones.
+  (epsilon, delta), `refutes_curve` for a claimed curve.
 
 References: Clopper, Pearson, Biometrika 1934; Nasr et al., Tight auditing of differentially private
 machine learning, USENIX Security 2023 (box and Gaussian box); Steinke, Nasr, Jagielski, Privacy
@@ -28,7 +28,7 @@ import scipy  # type: ignore[import-untyped]
 from scipy.special import betaincinv, expit, ndtri  # type: ignore[import-untyped]
 
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.tradeoff import Curve, GaussianCurve
+from fedre_privacy.core.tradeoff import Curve
 
 ALPHA = 0.05
 """Chance that a lower bound is above the truth."""
@@ -89,16 +89,6 @@ def epsilon_box(errors: Errors, delta: float, alpha: float = ALPHA) -> float:
     return max(0.0, *(math.log(ratio) for ratio in above if ratio > 0))
 
 
-def mu_box(errors: Errors, alpha: float = ALPHA) -> float:
-    """Largest mu of a Gaussian curve that independent trials refute; 0 where they refute none.
-
-    It bounds epsilon only of a mechanism whose curve is Gaussian.
-    """
-    _check(0.0, alpha)
-    fpr, fnr = errors.rates(alpha)
-    return max(0.0, float(ndtri(1 - fpr) - ndtri(fnr)))
-
-
 def accuracy_p(right: int, trials: int, cap: float) -> float:
     """Chance of at least so many right guesses in independent trials if the claim holds.
 
@@ -153,21 +143,6 @@ def refutes_curve(slots: int, guessed: int, right: int, curve: Curve, alpha: flo
         hit = min(1.0, hit + i / (guessed - i) * (further - miss))
         miss = further
     return hit + miss > guessed / slots
-
-
-def mu_one_run(slots: int, guessed: int, right: int, alpha: float = ALPHA) -> float:
-    """Largest mu of a Gaussian curve that one run refutes; 0 where it refutes none.
-
-    It bounds epsilon only of a mechanism whose curve is Gaussian.
-
-    Raises:
-        ConfigError: alpha out of range, or more guesses than slots.
-    """
-    _check(0.0, alpha)
-    _check_guesses(slots, guessed, right)
-    if 2 * right <= guessed:
-        return 0.0
-    return _largest(lambda mu: refutes_curve(slots, guessed, right, GaussianCurve(mu), alpha))
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:

@@ -7,25 +7,20 @@ object will do: ``"fedre"``, ``{"name": "fedre", "resample": False}``, ``FedRE(r
 Other settings have dotted names: ``set={"train.lr": 0.1}`` is ``--set train.lr=0.1``.
 
 Each call resolves settings once, all problems together; the functions whose names begin with
-`run_` take settings that are resolved.
+`run_` take settings that are resolved. They and the results are made in `work`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import pandas as pd
-import torch
-from matplotlib.figure import Figure
-
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.config import load_yaml, merge, nested
-from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import ThreatModel
@@ -34,115 +29,62 @@ from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.metrics.base import Metric
-from fedre_privacy.flower.commands import require_flower
-from fedre_privacy.flower.loopback import flower
-from fedre_privacy.job import WORKER
 from fedre_privacy.models.families import ModelSettings
-from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.audit import write_audit_report
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.pages.html import fragment
-from fedre_privacy.pages.shared import NAME
-from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
-from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.play.worlds import WorldsPlan, plan_worlds, play_worlds
+from fedre_privacy.play.worlds import plan_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs import run as recorded
-from fedre_privacy.runs import training, verifying
+from fedre_privacy.runs import verifying
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import COMPLETE, status_of
-from fedre_privacy.runs.settings import (
-    ATTACK_SECTIONS,
-    TRAIN_SECTIONS,
-    AttackSettings,
-    TrainSettings,
-    check_sections,
-    required,
-    resolve_attack,
-    resolve_training,
-)
+from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
 from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.steering.base import Steering
-from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
 from fedre_privacy.study.twins import Twins
 from fedre_privacy.viewing import page as viewing
+from fedre_privacy.work import (
+    ENGINES,
+    IN_PROCESS,
+    AttackResult,
+    BenchmarkResult,
+    Run,
+    run_attack,
+    run_benchmark,
+    run_membership,
+    run_training,
+)
+
+__all__ = [
+    "ENGINES",
+    "IN_PROCESS",
+    "AttackResult",
+    "BenchmarkResult",
+    "Run",
+    "attack",
+    "attack_module",
+    "audit",
+    "benchmark",
+    "comparison",
+    "membership",
+    "run_attack",
+    "run_benchmark",
+    "run_membership",
+    "run_training",
+    "train",
+    "twins",
+    "verify",
+    "view",
+]
 
 Settings = Mapping[str, Any]
 P = ParamSpec("P")
-
-IN_PROCESS = "in-process"
-ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
-"""Where clients are while a federation trains: in this process, or each in its own on Flower."""
-NEEDS: Mapping[str, Callable[[], None]] = {"flower": require_flower}
-"""What refuses an engine that cannot work here, before a folder is begun or an earlier one goes."""
-
-
-class Run(recorded.Run):
-    """A recorded training run; what `train` returns and `attack` takes."""
-
-    def table(self) -> list[dict[str, str]]:
-        """One row: accuracy at both moments (mean over clients), and traffic per round."""
-        final = self.record["final"]
-
-        def accuracy(moment: str) -> str:
-            mean, sd = final.get(f"acc_{moment}"), final.get(f"acc_{moment}_sd")
-            return "-" if mean is None else f"{mean:.3f} +- {sd:.3f}"
-
-        return [
-            {
-                "protocol": self.settings.protocol.name,
-                "accuracy after local training": accuracy("post_local"),
-                "accuracy after the broadcast": accuracy("post_broadcast"),
-                "scalars up": f"{final['up_scalars']:,.0f}",
-                "scalars down": f"{final['down_scalars']:,.0f}",
-            }
-        ]
-
-    def frame(self) -> pd.DataFrame:
-        """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
-        return self.metrics()
-
-    def figure(self) -> Figure:
-        """Accuracy and loss per round."""
-        return run_figures.accuracy(self)[0]
-
-    def _repr_html_(self) -> str:
-        return fragment(self.table(), title=self.name, foot=self.record["summary"])
-
-
-class AttackResult(attacking.AttackResult):
-    """What an attack recovered and how well; what `attack` returns."""
-
-    def _repr_html_(self) -> str:
-        trial = self.trial
-        words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
-        flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
-        return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
-
-
-class BenchmarkResult(benchmarking.BenchmarkResult):
-    """Variants side by side; what `benchmark` returns."""
-
-    def frame(self) -> pd.DataFrame:
-        """One row per variant, attack and measure: means over seeds, as in ``summary.csv``."""
-        return self.summary
-
-    def _repr_html_(self) -> str:
-        failed = self.failures()
-        foot = f"FAILED: {'; '.join(failed)}. " if failed else ""
-        return fragment(
-            self.table(),
-            title=self.folder.name,
-            foot=f"{foot}Everything is in {self.folder / NAME}.",
-        )
 
 
 def train(
@@ -229,43 +171,6 @@ def twins(
     return Twins(steered, honest)
 
 
-def run_training(
-    settings: TrainSettings,
-    *,
-    runs: Path,
-    device: torch.device,
-    resume: bool = False,
-    restart: bool = False,
-    report: Report = silent,
-    attack: AttackSettings | None = None,
-    engine: str = IN_PROCESS,
-) -> Run:
-    """Train a federation of resolved settings, or return the identical earlier run; see `train`.
-
-    Args:
-        attack: what the run is for. What this attack would refuse is refused before anything is
-            trained, and a run that is complete is kept in spite of `restart`.
-        engine: see `train`.
-    """
-    if engine not in ENGINES:
-        raise ConfigError(unknown("engine", engine, list(ENGINES)))
-    if engine in NEEDS and (restart or status_of(runs / settings.run_name) != COMPLETE):
-        NEEDS[engine]()
-    prepared = None
-    if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
-        restart = False
-    elif attack is not None:
-        check_ahead(settings, attack)
-        prepared = training.prepare(settings, device)
-        for metric in attack.metrics.values():
-            metric.check(prepared.data.image_shape)
-    run = training.train(
-        settings, runs=runs, device=device, resume=resume, restart=restart, report=report,
-        prepared=prepared, engine=ENGINES[engine],
-    )  # fmt: skip
-    return Run(run.folder)
-
-
 def attack(
     run: recorded.Run | str | Path,
     attack: str | Settings | Attack | None = None,
@@ -327,25 +232,6 @@ def attack(
     )  # fmt: skip
 
 
-def run_attack(
-    run: recorded.Run,
-    settings: AttackSettings,
-    *,
-    device: torch.device,
-    resume: bool = False,
-    restart: bool = False,
-    report: Report = silent,
-    isolation: str = AUTO,
-) -> AttackResult:
-    """Attack a recorded run by resolved settings and write its page; see `attack`."""
-    result = attacking.attack(
-        run, settings, device=device, resume=resume, restart=restart, report=report,
-        isolation=isolation,
-    )  # fmt: skip
-    attack_page(result)
-    return AttackResult(**_fields(result))
-
-
 def audit(
     run: recorded.Run,
     *,
@@ -404,29 +290,6 @@ def membership(
     plan = plan_worlds(run.settings, worlds=worlds, rates=rates, chosen=attacks)
     runs = run.folder.parent
     return run_membership(plan, runs=runs, device=choose_device(device), report=report)
-
-
-def run_membership(
-    plan: WorldsPlan,
-    *,
-    runs: Path = Path("runs"),
-    device: torch.device = torch.device("cpu"),  # noqa: B008
-    restart: bool = False,
-    isolation: str = AUTO,
-    report: Report = silent,
-) -> WorldsResult:
-    """Train the worlds of a plan, attack each, and write what was found into their folder.
-
-    Raises:
-        FedreError: of a training or an attack.
-    """
-    played = play_worlds(
-        plan, runs=runs, device=device, restart=restart, isolation=isolation, report=report
-    )
-    done = WorldsResult(played)
-    done.write()
-    write_worlds_report(done)
-    return done
 
 
 def benchmark(
@@ -529,27 +392,6 @@ def comparison(
     return read_sweep(described, base, name="")
 
 
-def run_benchmark(
-    wanted: Benchmark,
-    *,
-    runs: Path,
-    out: Path | None = None,
-    jobs: int = 1,
-    engine: str = "local",
-    device: torch.device,
-    retry: bool = False,
-    prune: bool = False,
-    report: Report = silent,
-) -> BenchmarkResult:
-    """Run what a benchmark compares and write its page; see `benchmark`."""
-    result = benchmarking.benchmark(
-        wanted, folder=out or runs / "benchmarks" / wanted.name, runs=runs, device=str(device),
-        workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
-    )  # fmt: skip
-    write_benchmark_report(result)
-    return BenchmarkResult(**_fields(result))
-
-
 def _assigned(chosen: Settings | None) -> Settings:
     """Single settings by their dotted names, nested."""
     out: dict[str, Any] = {}
@@ -566,10 +408,6 @@ def _several(given: Any) -> list[Any]:
     """One or several as a list; text, settings and objects are one."""
     several = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
     return list(given) if several else [given]
-
-
-def _fields(result: Any) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
 
 
 def _with_page(

@@ -1,5 +1,6 @@
-"""What tests of several rooms share: the checkout, real digits, and a small known inversion."""
+"""What tests of several rooms share: checkout, browser, real digits, a small known inversion."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,15 @@ Owner = tuple[int, int]
 def repo() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """A headless browser."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if (found := shutil.which(name)) is not None:
+            return found
+    pytest.skip("no Chromium on this machine: install chromium to test pages in a browser")
 
 
 @pytest.fixture(scope="session")

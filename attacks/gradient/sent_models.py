@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, HeadState, Holds
+from fedre_privacy.core.artifacts import Artifact, HeadState
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
 

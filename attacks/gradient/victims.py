@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation
 

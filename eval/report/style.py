@@ -17,7 +17,7 @@ from fedre_privacy.core.text import visible
 
 # Okabe and Ito, "Color universal design", 2008.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 
 TEXT, SMALL, TITLE = 8.0, 7.0, 10.0

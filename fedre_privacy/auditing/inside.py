@@ -24,9 +24,9 @@ from fedre_privacy.core.tradeoff import Curve
 from fedre_privacy.defenses.base import RECORD
 from fedre_privacy.eval.lower_bounds import ALPHA, epsilon_one_run, refutes_curve
 from fedre_privacy.runs.coins import PAIR, Coins, Slots, draw_slots, planted, toss
+from fedre_privacy.runs.preparing import shared_out
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import shared_out
 
 from .claims import LEAST_TRIALS, Audit, Claim, check_audit
 from .steps import guesses

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Bound
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import derive, stream

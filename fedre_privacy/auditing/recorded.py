@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.manifest import cover
 from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, Facts
@@ -19,9 +20,9 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
+from fedre_privacy.runs.preparing import facts_of, possible_participants, prepare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import facts_of, possible_participants, prepare
 
 from .claims import REFUTED, Audit, Claim, check_audit, claim_of
 from .inside import audit_inside, coins_of
@@ -169,14 +170,15 @@ def audit_run(
     check_audit(trials, alpha)
     plan = plan_audit(run.settings, unit, inside=inside)
     claim = plan.claim
-    how: dict[str, Any] = {"trials": trials, "alpha": alpha, "seed": seed}
     if inside or claim is None:
         found = audit_inside(run, claim, alpha=alpha)
     elif claim.unit == CLIENT:
         sent = _sent(run, claim.client, claim.rounds[-1])
-        found = audit_mechanism(plan.defenses, plan.facts, claim, sent, **how)
+        found = audit_mechanism(
+            plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
+        )
     else:
-        found = audit_steps(plan.defenses, plan.facts, claim, **how)
+        found = audit_steps(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
     audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +11,13 @@ from torch.nn import functional as F
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Emission, Upload
 
+from .hooks import Named, Predicting
 from .local import represent
 from .prototypes import class_means
 from .state import Client, Message, Setting, Task, only
 
 
-def check(self: Any, setting: Setting) -> list[str]:
+def check(self: Named, setting: Setting) -> list[str]:
     """Prototypes are compared across clients, so lengths must agree."""
     if len(set(setting.dims)) == 1:
         return []
@@ -27,7 +27,7 @@ def check(self: Any, setting: Setting) -> list[str]:
     ]
 
 
-def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+def upload(self: object, client: Client, task: Task) -> tuple[Emission, ...]:
     """Class means of the trained extractor, in eval mode."""
     return (prototypes_of(client, task),)
 
@@ -39,7 +39,7 @@ def prototypes_of(client: Client, task: Task) -> Emission:
     return class_means(reps, samples.labels, task.setting.num_classes)
 
 
-def receive(self: Any, client: Client, message: Message, task: Task) -> None:
+def receive(self: object, client: Client, message: Message, task: Task) -> None:
     """Keep the global prototypes (C, d) and which classes have one (C,)."""
     sent = only(message, Prototypes)
     device = task.setting.device
@@ -77,7 +77,7 @@ def nearest_logits(client: Client, images: Tensor) -> Tensor:
     return logits
 
 
-def predict(self: Any, client: Client, images: Tensor) -> Tensor:
+def predict(self: Predicting, client: Client, images: Tensor) -> Tensor:
     """Logits by the protocol's `predict`: nearest global prototype, or the client's own head."""
     if self.predict == "nearest":
         return nearest_logits(client, images)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.optimisers import SGD
+from fedre_privacy.core.optimisers import SGD, groups_of
 
 from .state import Samples
 
@@ -76,14 +75,10 @@ def fit(
         change: what a batch's images (b, C, H, W) go through before the loss.
     """
     modules = list(modules)
-    rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
-        for module, rate in zip(modules, rates, strict=True)
-    ]
+    groups = groups_of(modules, lr)
     if not any(group["params"] for group in groups):
         return 0.0
-    optimiser = SGD(groups, momentum=momentum, weight_decay=weight_decay)
+    optimiser = SGD([dict(one) for one in groups], momentum=momentum, weight_decay=weight_decay)
     for module in modules:
         module.train()
     device = samples.labels.device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from fedre_privacy.core.optimisers import SGD
 from fedre_privacy.core.types import AGGREGATE, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
+from .hooks import Named
 from .state import Client, Message, Server, Setting, Task, only
 
 
@@ -38,14 +39,12 @@ class TrainsHead(Protocol):
     """A protocol with a `server` group of settings."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def server(self) -> HeadTraining:
         """How its server trains the head."""
         ...
 
 
-def check(self: Any, setting: Setting) -> list[str]:
+def check(self: Named, setting: Setting) -> list[str]:
     """A shared head needs the same representation length everywhere."""
     if len(set(setting.dims)) == 1:
         return []
@@ -59,18 +58,18 @@ def check(self: Any, setting: Setting) -> list[str]:
     ]
 
 
-def start_server(self: Any, setting: Setting) -> Server:
+def start_server(self: object, setting: Setting) -> Server:
     """A fresh random head Linear(d, C) that no client owns."""
     head = nn.Linear(setting.dims[0], setting.num_classes).to(setting.device)
     return Server({"head": head})
 
 
-def broadcast(self: Any, server: Server) -> Message:
+def broadcast(self: object, server: Server) -> Message:
     """The head's parameters."""
     return (HeadState(parameters_of(server.modules["head"])),)
 
 
-def receive(self: Any, client: Client, message: Message, task: Task) -> None:
+def receive(self: object, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's head."""
     load_parameters(client.model.head, only(message, HeadState).params)
 

@@ -7,7 +7,7 @@ broadcast that opens a round after the first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,7 @@ class Sizes:
     clusters: int | None = None
 
     @classmethod
-    def of(cls, class_counts: npt.ArrayLike, *, dim: int, **others: Any) -> Self:
+    def of(cls, class_counts: npt.ArrayLike, *, dim: int, model: int = 0, small: int = 0) -> Self:
         """Take the sizes of a partition from its training samples (K, C) by client and class."""
         counts = np.asarray(class_counts)
         return cls(
@@ -89,7 +89,8 @@ class Sizes:
             pairs=int((counts > 0).sum()),
             seen=int((counts.sum(0) > 0).sum()),
             samples=int(counts.sum()),
-            **others,
+            model=model,
+            small=small,
         )
 
     @property

@@ -6,7 +6,6 @@ The functions that take a protocol first are hooks: a protocol assigns them in i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -15,15 +14,16 @@ from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.models.families import PRIVATE, build_model
 
 from .averaging import load_state, state_of, weighted_mean
+from .hooks import Named, SharesModel, WithBuffers
 from .state import Client, Message, Server, Setting, Task, only
 
 
-def sends_buffers(self: Any) -> bool:
+def sends_buffers(self: WithBuffers) -> bool:
     """The protocol's setting `buffers`."""
     return bool(self.buffers)
 
 
-def check(self: Any, setting: Setting) -> list[str]:
+def check(self: Named, setting: Setting) -> list[str]:
     """Averaging whole models needs the same architecture and the same start everywhere."""
     if setting.model.init == PRIVATE:
         return [
@@ -39,33 +39,33 @@ def check(self: Any, setting: Setting) -> list[str]:
     ]
 
 
-def start_server(self: Any, setting: Setting) -> Server:
+def start_server(self: object, setting: Setting) -> Server:
     """A fresh model, which becomes every client's common start."""
     model = build_model(setting.model, 0, setting.image_shape, setting.num_classes)
     return Server({"model": model.to(setting.device)})
 
 
-def broadcast(self: Any, server: Server) -> Message:
+def broadcast(self: SharesModel, server: Server) -> Message:
     """All parameters; buffers only with the protocol's `buffers`."""
     return (ModelState(state_of(server.modules["model"], buffers=self.sends_buffers())),)
 
 
-def receive(self: Any, client: Client, message: Message, task: Task) -> None:
+def receive(self: object, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's model."""
     load_state(client.model, only(message, ModelState).params)
 
 
-def upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+def upload(self: SharesModel, client: Client, task: Task) -> tuple[Emission, ...]:
     """All parameters after training; buffers as in `broadcast`."""
     return (Emission(ModelState(state_of(client.model, buffers=self.sends_buffers()))),)
 
 
-def setup_upload(self: Any, client: Client, task: Task) -> tuple[Emission, ...]:
+def setup_upload(self: object, client: Client, task: Task) -> tuple[Emission, ...]:
     """The number of training samples, once."""
     return (Emission(Counts(torch.tensor([len(client.train)]))),)
 
 
-def setup_aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+def setup_aggregate(self: object, server: Server, uploads: Sequence[Upload], task: Task) -> None:
     """Keep the numbers of samples by client."""
     counts = torch.zeros(task.setting.training.clients, dtype=torch.int64)
     for upload in uploads:
@@ -78,7 +78,7 @@ def shares(server: Server, uploads: Sequence[Upload]) -> torch.Tensor:
     return server.tensors["counts"][[upload.client for upload in uploads]].double()
 
 
-def aggregate(self: Any, server: Server, uploads: Sequence[Upload], task: Task) -> None:
+def aggregate(self: object, server: Server, uploads: Sequence[Upload], task: Task) -> None:
     """Average by number of samples."""
     states = [only(upload.artifacts, ModelState).params for upload in uploads]
     mean = weighted_mean(states, shares(server, uploads))

@@ -17,13 +17,9 @@ from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.runs.coins import CANARIES, PAIR, Coins
 from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import Run, find_run
-from fedre_privacy.runs.settings import (
-    TrainSettings,
-    check_sections,
-    required,
-    resolve_training,
-)
+from fedre_privacy.runs.settings import TrainSettings
 
 from .explain import explain, list_presets
 from .options import add_common_options, add_training_options, gather, refuse_training_options

@@ -14,7 +14,8 @@ from fedre_privacy.play.attack import attack_into
 from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
 from fedre_privacy.play.given import prepare_given
 from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.settings import TRAIN_SECTIONS, resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.settings import TRAIN_SECTIONS
 
 from .options import assigned
 from .output import Output

@@ -13,8 +13,8 @@ from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds
 from fedre_privacy.runs.coins import COIN, GAMES, Coins
 from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import find_run
-from fedre_privacy.runs.settings import check_sections, required, resolve_training
 from fedre_privacy.sealed.door import AUTO, ISOLATION
 
 from .explain import explain, list_presets

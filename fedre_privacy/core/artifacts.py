@@ -8,71 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-
-class Content(StrEnum):
-    """What a tensor on the wire holds; the communication ledger counts scalars by these."""
-
-    PARAMETERS = "parameters"
-    REPRESENTATION = "representation"
-    PROTOTYPE = "prototype"
-    LABEL = "label"
-    LABEL_ENCODING = "label_encoding"
-    COUNT = "count"
-    LOGITS = "logits"
-    STATISTIC = "statistic"
-
-
-UNCOUNTED_IN_PAPER = frozenset({Content.LABEL, Content.LABEL_ENCODING, Content.COUNT})
-"""Contents that the published communication tables leave out (protocols' `paper` convention)."""
-
-
-class Role(StrEnum):
-    """What a kind of artifact is to clients and their defences; a kind declares its `roles`."""
-
-    VECTORS = "vectors"
-    """One or several vectors, bounded one by one."""
-    COLLECTED = "collected"
-    """Representations or means of them, each of which can be bounded before it enters."""
-    TRAINED = "trained"
-    """Parameters or gradients, bounded together as one update."""
-    PACKED = "packed"
-    """Parameters in another form, whose length is not bounded."""
-    OPEN = "open"
-    """No defence touches it; every statement of privacy lists it."""
-    ONCE = "once"
-    """Sent once, before the first round; all others are sent in every round."""
-    STARTED_FROM = "started-from"
-    """A client overwrites its own with it on receipt, so what it sends later is a change of it."""
-    WHOLE = "whole"
-    """All parameters of the client's own model, its extractor among them."""
-
-
-class Holds(StrEnum):
-    """What the tensors by parameter name in an artifact are, where they are those of a model."""
-
-    PARAMETERS = "parameters"
-    CHANGE = "change"
-    """What is added to the parameters that the client started the round from."""
-    GRADIENT = "gradient"
-
-
-class Sum(StrEnum):
-    """What secure aggregation lets the server see of a round's artifacts of one kind."""
-
-    BY_SAMPLES = "by-samples"
-    """Their mean, weighted by the clients' numbers of samples."""
-    BY_CLIENTS = "by-clients"
-    """Their plain mean."""
-    BY_CLASSES = "by-classes"
-    """Of labelled rows, the mean of each class, and numbers of contributors."""
-    TOTAL = "total"
-    """The sum of all numbers; left out where `BY_CLASSES` gives it for each class."""
+# a kind of one's own is declared with these, imported from here
+from .contents import Content as Content
+from .contents import Holds as Holds
+from .contents import Role as Role
+from .contents import Sum as Sum
+from .contents import wrong_values
 
 
 def wire(content: Content, shape: str) -> Any:
@@ -169,7 +115,7 @@ class Artifact:
                 return [f"'{item.name}' is not {shape}"]
             for name, tensor in value.items() if isinstance(value, Mapping) else [("", value)]:
                 called = f"{item.name}/{name}" if name else item.name
-                found += _of_content(called, tensor, content)
+                found += wrong_values(called, tensor, content)
             if isinstance(value, Mapping):
                 continue
             letters = [part.strip() for part in shape.strip("()").split(",") if part.strip()]
@@ -237,37 +183,6 @@ class Artifact:
     def __repr__(self) -> str:
         parts = ", ".join(f"{n} {tuple(t.shape)}" for n, t in self.tensors().items())
         return f"{type(self).__name__}({parts})"
-
-
-DTYPES = frozenset({
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-})  # fmt: skip
-"""Types of numbers that an artifact may hold."""
-
-
-def _of_content(name: str, tensor: Tensor, content: Content) -> list[str]:
-    """Say what is wrong with the values of a tensor on the wire."""
-    if tensor.dtype not in DTYPES:
-        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}"]
-    if not bool(tensor.isfinite().all()):
-        return [f"'{name}' holds values that are not finite numbers"]
-    whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
-    if content is Content.LABEL:
-        if not whole or (
-            len(tensor.reshape(-1)) and not 0 <= int(tensor.min()) <= int(tensor.max()) < 2**31
-        ):
-            return [f"'{name}' holds labels that are not whole numbers of 0 or more"]
-    elif content is Content.COUNT:
-        if tensor.dtype == torch.bool or bool((tensor < 0).any()):
-            return [f"'{name}' holds numbers of samples below 0"]
-    elif content is not Content.PARAMETERS and not tensor.is_floating_point():
-        return [f"'{name}' holds {str(tensor.dtype).removeprefix('torch.')}, not floating numbers"]
-    if content is Content.LABEL_ENCODING and abs(float(tensor.double().sum()) - 1) > 1e-3:
-        return [
-            f"'{name}' is an encoding that sums to {float(tensor.double().sum()):.4g}, not to 1"
-        ]
-    return []
 
 
 def _one_hot(labels: Tensor, num_classes: int) -> Tensor:

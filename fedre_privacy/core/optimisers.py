@@ -8,8 +8,11 @@ compiled. The classes of this file do what those of the same names do, to the la
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
+from torch import nn
 
 for _method in vars(torch.optim.Optimizer).values():
     _plain = getattr(_method, "__wrapped__", None)
@@ -39,3 +42,23 @@ class LBFGS(torch.optim.LBFGS):
     """`torch.optim.LBFGS`."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.LBFGS.step))
+
+
+class Group(TypedDict):
+    """Parameters that are trained with one step size."""
+
+    params: list[nn.Parameter]
+    lr: float
+
+
+def groups_of(modules: Sequence[nn.Module], lr: float | Sequence[float]) -> list[Group]:
+    """One group for each module, of the parameters that are trained.
+
+    Args:
+        lr: one step size, or one for each module.
+    """
+    rates = [lr] * len(modules) if isinstance(lr, int | float) else lr
+    return [
+        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate}
+        for module, rate in zip(modules, rates, strict=True)
+    ]

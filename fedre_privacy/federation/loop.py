@@ -183,14 +183,13 @@ class Here(Cohort):
         losses: dict[int, float] = {}
         trained = train_together(self.protocol, self.clients, chosen, self.setting, round, defenses)
         for k in chosen:
-            known: dict[str, Any] = {"trained": trained[k]} if k in trained else {}
             with on_device(self.clients[k], self.setting):
                 emissions[k], losses[k] = step(
                     self.protocol,
                     self.clients[k],
                     post.message(k),
                     Task(self.setting, round, k),
-                    **known,
+                    trained=trained.get(k),
                 )
         self.keep(round, self.clients, emissions)
         return {k: (tuple(e.artifact for e in emissions[k]), losses[k]) for k in chosen}
@@ -206,12 +205,20 @@ def run(
     setting: Setting,
     *,
     keep: Keep,
+    recorder: Recorder,
+    checkpoints: Path,
+    report: Report,
+    resume: bool = False,
+    on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
-    **others: Any,
+    steering: Sequence[Steering] = (),
 ) -> list[Row]:
     """Train a federation in this process; see `lead` and `Here`."""
     cohort = Here(protocol, clients, setting, keep, defenses)
-    return lead(protocol, cohort, server, setting, defenses=defenses, **others)
+    return lead(
+        protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
+        report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
+    )  # fmt: skip
 
 
 def lead(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from fedre_privacy.blocks.augment import augmented
 from fedre_privacy.blocks.local import batches, fit
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
-from fedre_privacy.core.artifacts import Artifact, Content
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission, Mixture, Upload
@@ -25,6 +26,20 @@ from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
+
+
+class LocalTraining(TypedDict):
+    """How a client trains in a round, by SGD or as a defence does; see `blocks.local.fit`."""
+
+    epochs: int
+    batch_size: int
+    lr: Sequence[float]
+    momentum: float
+    weight_decay: float
+    change: Callable[[Tensor], Tensor]
+    rng: torch.Generator
+    clip_norm: float | None
+    steps: int | None
 
 
 def client_step(
@@ -54,7 +69,7 @@ def client_step(
         return protocol.loss(client, images, labels, message)
 
     with seeded(training.seed, "client", client=client.id, round=task.round):
-        common: dict[str, Any] = {
+        common: LocalTraining = {
             "epochs": training.epochs,
             "batch_size": training.batch_size,
             "lr": [
@@ -74,8 +89,8 @@ def client_step(
         if trained is not None:
             mean_loss = trained
         elif trainer is None:
-            common["shuffle"] = not training.reference_loader
-            mean_loss = fit(modules, loss, samples, **common)
+            shuffle = not training.reference_loader
+            mean_loss = fit(modules, loss, samples, shuffle=shuffle, **common)
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
             noise = task.secret_rng(client, "defense training")
@@ -244,28 +259,6 @@ def first_answer(
     """Let the server take the first uploads, and return its answer to all clients."""
     protocol.setup_aggregate(server, uploads, Task(setting, 0))
     return tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
-
-
-def setup(
-    protocol: Protocol,
-    clients: Sequence[Client],
-    server: Server,
-    setting: Setting,
-    defenses: Defenses = (),
-) -> tuple[list[Upload], Message]:
-    """The one-off exchange before the first round; usually empty.
-
-    Raises:
-        DivergedError, IncompatibleError: as in `client_step`.
-    """
-    uploads = first_uploads(protocol, clients, setting, defenses)
-    if not uploads:
-        return [], ()
-    answer = first_answer(protocol, server, uploads, setting)
-    if answer:
-        for client in clients:
-            protocol.setup_receive(client, answer, Task(setting, 0, client.id))
-    return uploads, answer
 
 
 @contextmanager

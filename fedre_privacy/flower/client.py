@@ -27,8 +27,11 @@ from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import checkpoint
 from fedre_privacy.federation.loop import count
 from fedre_privacy.federation.steps import client_step, first_upload, on_device
-from fedre_privacy.runs.settings import TrainSettings, required, resolve_training
-from fedre_privacy.runs.training import build_client, mixtures, mixtures_file, prepare
+from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.starting import build_client
+from fedre_privacy.runs.writing import mixtures, mixtures_file
 
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, Order, Reply, order_of, pack, unpack
 

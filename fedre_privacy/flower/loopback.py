@@ -90,7 +90,7 @@ class Loopback:
         require_flower()
         from .keys import AUTHORITY, CERTIFICATE, KEY, write_keys
 
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         _refuse_taken(self.port)
         write_keys(self.keys, self.clients)
         certificate = json.dumps(str(self.keys / AUTHORITY))
@@ -252,7 +252,7 @@ class Loopback:
             "--superlink", f"{HOST}:{self.port}",
             "--root-certificates", str(self.keys / AUTHORITY),
             "--key", str(self.keys / f"client{k}"),
-            "--port", str(_free_port()),
+            "--port", str(free_port()),
             "--device", str(self.device),
             "--threads", str(torch.get_num_threads()),
             *(word for name in self.plugins for word in ("--plugin", name)),
@@ -287,7 +287,8 @@ def _alive(pid: int) -> bool:
     return not state.is_file() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as one:
         one.bind((HOST, 0))
         return int(one.getsockname()[1])

@@ -21,7 +21,8 @@ from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.federation.steps import begins_with_uploads
 from fedre_privacy.models.families import architecture_of, representation_dim
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import CHECKPOINTS, UPLOADS, begin_server
+from fedre_privacy.runs.starting import begin_server
+from fedre_privacy.runs.writing import CHECKPOINTS, UPLOADS
 
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, WORK, Order, Reply, pack, reply_of, unpack
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import mixtures_file, models_file
+from fedre_privacy.runs.writing import mixtures_file, models_file
 
 from .client import kept_model
 

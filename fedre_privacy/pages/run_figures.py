@@ -19,8 +19,8 @@ from fedre_privacy.eval.report import partition_picture, save_figure, training_c
 from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
+from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.training import loaded
 
 Drawn = tuple[Figure, pd.DataFrame]
 

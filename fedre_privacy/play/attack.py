@@ -41,9 +41,9 @@ from fedre_privacy.runs.folder import (
     versions,
     write_end,
 )
+from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
-from fedre_privacy.runs.training import loaded
 from fedre_privacy.sealed.door import AUTO, chosen, play
 
 from .fit import check_fit, check_sums

@@ -10,12 +10,13 @@ from fedre_privacy.attacks.base import (
     needed_for,
     readers_of_any,
 )
-from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
-from fedre_privacy.runs.settings import ATTACKS_FOR, AttackSettings, TrainSettings
+from fedre_privacy.runs.resolving import ATTACKS_FOR
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Setting
-from fedre_privacy.core.artifacts import Artifact, Role
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
@@ -34,10 +35,11 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.models.families import PRIVATE, ModelSettings
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.preparing import facts_of
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
-from fedre_privacy.runs.training import facts_of, shared_start
+from fedre_privacy.runs.starting import shared_start
 from fedre_privacy.sealed.modules import EXTRACTOR, HEAD, MODEL, Held, Modules, Recipe
 
 from .targets import TargetSource

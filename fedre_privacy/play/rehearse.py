@@ -16,9 +16,11 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
+from fedre_privacy.runs.preparing import Prepared, prepare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.runs.training import Prepared, prepare, summary, train
+from fedre_privacy.runs.training import train
+from fedre_privacy.runs.writing import summary
 from fedre_privacy.sealed.door import play
 
 from .attack import peak_memory, prepare_attack

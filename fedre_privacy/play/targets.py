@@ -12,7 +12,8 @@ from torch import Tensor
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples, client_secret
-from fedre_privacy.core.artifacts import Artifact, EntangledRep, Holds, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import derive, secret, stream

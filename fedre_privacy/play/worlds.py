@@ -33,8 +33,9 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.worlds import check_rates
 from fedre_privacy.runs.coins import Coins, Slots, draw_slots, toss
+from fedre_privacy.runs.preparing import prepare, shared_out
 from fedre_privacy.runs.settings import AttackSettings, Evaluation, TrainSettings
-from fedre_privacy.runs.training import prepare, shared_out, train
+from fedre_privacy.runs.training import train
 from fedre_privacy.sealed.door import AUTO, play
 from fedre_privacy.threats.base import threats
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import Role
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.base import CLIENT
@@ -33,7 +33,8 @@ from fedre_privacy.eval.worlds import (
     record_risk,
 )
 from fedre_privacy.runs.folder import COMPLETE, versions
-from fedre_privacy.runs.training import facts_of, prepare, summary
+from fedre_privacy.runs.preparing import facts_of, prepare
+from fedre_privacy.runs.writing import summary
 
 from .worlds import Played, WorldsPlan
 

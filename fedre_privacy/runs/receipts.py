@@ -12,8 +12,9 @@ from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.detectors.base import Receipt
 from fedre_privacy.federation.steps import on_device
 
+from .preparing import Prepared, prepare
 from .run import Run
-from .training import Prepared, build_clients, prepare
+from .starting import build_clients
 
 
 def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import DTYPES
 from fedre_privacy.core.config import Loaded, load_yaml
+from fedre_privacy.core.contents import DTYPES
 from fedre_privacy.core.errors import (
     DamagedInputError,
     MissingInputError,
@@ -32,7 +32,8 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .settings import AttackSettings, TrainSettings, required, resolve_training
+from .resolving import required, resolve_training
+from .settings import AttackSettings, TrainSettings
 
 
 @dataclass(frozen=True)

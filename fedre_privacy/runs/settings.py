@@ -1,32 +1,27 @@
-"""From plain values (YAML, options) to checked settings, all problems reported together."""
+"""Settings of trainings and attacks: what they hold, how they are written, what they name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-import yaml
-
-from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read
+from fedre_privacy.attacks.base import RECOVERED, Attack
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
-from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.config import build, build_plugin, knob, modules_of, plain, plain_plugin
-from fedre_privacy.core.errors import ConfigError, nearest, unknown
-from fedre_privacy.core.registry import Registry, not_installed
+from fedre_privacy.core.config import knob, modules_of, plain, plain_plugin
+from fedre_privacy.core.registry import not_installed
 from fedre_privacy.core.rng import derive
-from fedre_privacy.core.schema import parse_yaml, short
 from fedre_privacy.core.types import ThreatModel
-from fedre_privacy.data.base import Dataset, datasets
-from fedre_privacy.defenses.base import Defense, defenses
+from fedre_privacy.data.base import Dataset
+from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval.matching import RULES
-from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric, metrics
+from fedre_privacy.eval.metrics.base import DEFAULT_METRICS, Metric
 from fedre_privacy.models.families import PRIVATE, ModelSettings, members_of
 from fedre_privacy.models.zoo import architectures
-from fedre_privacy.partition.base import Partition, partitions
-from fedre_privacy.protocols.base import Protocol, protocols
-from fedre_privacy.steering.base import Steering, declaration, steerings
+from fedre_privacy.partition.base import Partition
+from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.steering.base import Steering, declaration
 from fedre_privacy.threats.base import threats
 
 from .coins import Coins
@@ -43,14 +38,8 @@ TARGETS = (
 )
 
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
-ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
-    "update": ("inverting-gradients",),
-    "labels": ("labels",),
-    "membership": ("membership", "loss-membership"),
-}
-"""Attacks for a target, where they are not the default one; the first that can read is taken."""
 
-T = TypeVar("T")
+
 Values = Mapping[str, Any]
 
 
@@ -239,223 +228,5 @@ class AttackSettings:
 TRAIN_SECTIONS = (
     "data", "partition", "model", "protocol", "train", "record", "defense", "coins", "steering",
 )  # fmt: skip
+
 ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
-LISTED = {"defense": "defences", "steering": "steerings"}
-"""Sections that are lists of parts, and what these are called."""
-DEFAULTS = {
-    "data": "digits",
-    "partition": "pra",
-    "protocol": "fedre",
-    "attack": "dip",
-    "via": "disentangle",
-    "target": "uploaded",
-    "threat": "fedre-paper",
-}
-
-
-def check_sections(values: Values, where: Values, problems: list[str]) -> None:
-    """Report sections that do not exist."""
-    known = (*TRAIN_SECTIONS, *ATTACK_SECTIONS)
-    for key in values:
-        if key not in known:
-            place = f" ({where[key]})" if key in where else ""
-            close = nearest(key, known)
-            hint = f" Did you mean '{close}'?" if close else ""
-            problems.append(f"Unknown section '{key}'{place}.{hint} Sections: {', '.join(known)}.")
-
-
-def required(settings: T | None, problems: Sequence[str], *, see: str = "") -> T:
-    """Return settings that were resolved without a problem.
-
-    Args:
-        see: command that lists all settings.
-
-    Raises:
-        ConfigError: the problems.
-    """
-    if problems or settings is None:
-        raise ConfigError(*problems, next_step=f"See {see} for every setting." if see else None)
-    return settings
-
-
-def resolve_training(
-    values: Values, where: Mapping[str, str], problems: list[str]
-) -> TrainSettings | None:
-    """Build the training settings; problems are appended."""
-
-    def group(cls: type[Any], key: str) -> Any:
-        section = values.get(key) or {}
-        if not isinstance(section, Mapping):
-            problems.append(f"'{key}' is a group of settings, not {short(section)}.")
-            return None
-        return build(cls, section, at=key, problems=problems, where=where)
-
-    parts: dict[str, Any] = {}
-    for key, registry in (("data", datasets), ("partition", partitions), ("protocol", protocols)):
-        value = values.get(key) or {}
-        if isinstance(value, Mapping):
-            value = {"name": DEFAULTS[key], **value}
-        parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
-    parts["model"] = group(ModelSettings, "model")
-    parts["train"] = group(Training, "train")
-    parts["record"] = group(RecordSettings, "record")
-    parts["defense"] = resolve_list(defenses, "defense", values.get("defense"), where, problems)
-    parts["steering"] = resolve_list(steerings, "steering", values.get("steering"), where, problems)
-    if any(part is None for part in parts.values()):
-        return None
-    coins = group(Coins, "coins") if values.get("coins") else None
-    if coins is None and values.get("coins"):
-        return None
-    return TrainSettings(**parts, coins=coins)
-
-
-def resolve_list(
-    registry: Registry[T], key: str, given: Any, where: Mapping[str, str], problems: list[str]
-) -> tuple[T, ...] | None:
-    """Build parts of one kind from one or a list of names, ``name:key=value,...`` or settings.
-
-    Args:
-        key: of their section of the settings.
-    """
-    if given in (None, "none"):
-        return ()
-    several = isinstance(given, list | tuple)
-    built = [
-        build_plugin(
-            registry,
-            _written_out(entry) if isinstance(entry, str) else entry,
-            at=f"{key}.{number}" if several else key,
-            problems=problems,
-            where=where,
-        )
-        for number, entry in enumerate(given if several else [given])
-    ]
-    made = tuple(part for part in built if part is not None)
-    return made if len(made) == len(built) else None
-
-
-def set_listed(section: str, given: Any, changes: Values) -> list[Any]:
-    """Lay settings over parts given before: those of ``--set defense.KEY=VALUE``.
-
-    With several parts a key must say whose it is: ``defense.NAME.KEY`` or ``defense.0.KEY``.
-
-    Args:
-        section: the key of their section, ``defense`` or ``steering``.
-
-    Raises:
-        ConfigError: a key that belongs to no part, or could belong to several.
-    """
-    several = list(given) if isinstance(given, list | tuple) else [given]
-    made = [_written_out(entry) if isinstance(entry, str) else dict(entry) for entry in several]
-    names = [entry.get("name") for entry in made]
-    problems = []
-    for key, value in changes.items():
-        whose = [place for place, name in enumerate(names) if key in (name, str(place))]
-        if isinstance(value, Mapping) and len(whose) == 1:
-            made[whose[0]].update(value)
-        elif len(made) == 1 and not isinstance(value, Mapping):
-            made[0][key] = value
-        else:
-            listed = ", ".join(map(str, names))
-            first = f"{section}.0.{key}" if not whose else f"{section}.0.KEY"
-            problems.append(
-                f"--set {section}.{key}: {len(made)} {LISTED[section]} are given ({listed}), and "
-                f"this does not say whose setting it is. Write {first} (for '{names[0]}'), or put "
-                f"it behind the name: --{section} NAME:KEY=VALUE."
-            )
-    if problems:
-        raise ConfigError(*problems)
-    return made
-
-
-def _written_out(text: str) -> dict[str, Any]:
-    """Turn ``name:key=value,...`` into settings; what is no value is left to be reported."""
-    name, _, tail = text.rpartition(":")
-    if not name or "=" not in tail:
-        return {"name": text}
-    out: dict[str, Any] = {"name": name}
-    for item in tail.split(","):
-        key, _, value = item.partition("=")
-        try:
-            out[key.strip()], _ = parse_yaml(value)
-        except (ValueError, yaml.YAMLError):
-            out[key.strip()] = value
-    return out
-
-
-def resolve_attack(
-    values: Values,
-    where: Mapping[str, str],
-    problems: list[str],
-    *,
-    uploads: Collection[type[Artifact]] = (),
-) -> AttackSettings | None:
-    """Build the attack settings; problems are appended.
-
-    Args:
-        uploads: what the protocol uploads, when known; the attack that is taken where none is
-            named reads some of it.
-    """
-    target = values.get("target") or DEFAULTS["target"]
-    if target not in TARGETS:
-        problems.append(unknown("target", str(target), TARGETS))
-    usual = _usual_attack(str(target), uploads)
-    value = values.get("attack") or {}
-    value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
-    attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
-    if attack is None and value["name"] in TARGETS:
-        problems.append(f"'{value['name']}' is a target, not an attack (--target, target=).")
-    threat = None
-    try:
-        threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
-    except ConfigError as error:
-        problems.extend(error.problems)
-    section = values.get("eval") or {}
-    evaluation = None
-    if isinstance(section, Mapping):
-        evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
-    else:
-        problems.append(f"'eval' is a group of settings, not {short(section)}.")
-    chosen: dict[str, Metric] = {}
-    own = values.get("metrics") or {}
-    if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
-        problems.append(f"'metrics' holds a group of settings per metric, not {short(own)}.")
-        own = {}
-    for name in evaluation.metrics if evaluation else ():
-        metric = build_plugin(
-            metrics,
-            {**(own.get(name) or {}), "name": name},
-            at=f"metrics.{name}",
-            problems=problems,
-            where=where,
-        )
-        if metric is not None:
-            chosen[name] = metric
-    for name in own:
-        if evaluation and own[name] and name not in evaluation.metrics:
-            problems.append(
-                f"'metrics.{name}' has settings, but eval.metrics asks for "
-                f"{', '.join(evaluation.metrics)}."
-            )
-    via = None
-    if target == RECOVERED:
-        section = values.get("via") or {}
-        section = {"name": DEFAULTS["via"], **section} if isinstance(section, Mapping) else section
-        via = build_plugin(attacks, section, at="via", problems=problems, where=where)
-        if via is not None and via.answers != "prototypes":
-            problems.append(
-                f"'via' is '{via.name}', which answers {via.answers}; target '{RECOVERED}' "
-                "needs an attack that answers prototypes."
-            )
-    elif values.get("via"):
-        problems.append(f"'via' goes with target '{RECOVERED}'; the target is '{target}'.")
-    if target not in TARGETS or attack is None or threat is None or evaluation is None:
-        return None
-    return AttackSettings(str(target), attack, threat, evaluation, chosen, via)
-
-
-def _usual_attack(target: str, uploads: Collection[type[Artifact]]) -> str:
-    """The attack for a target where none is named."""
-    names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
-    able = [n for n in names if any(can_read(attacks.get(n), kind) for kind in uploads)]
-    return (able or names)[0]

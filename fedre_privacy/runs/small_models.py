@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Holds
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.types import AGGREGATE, Broadcast
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of

@@ -27,7 +27,8 @@ from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.steering.base import Steering, steerings
 from fedre_privacy.threats.base import threats
 
-from .settings import LISTED, Values, set_listed
+from .resolving import LISTED, set_listed
+from .settings import Values
 
 REGISTRIES: Mapping[type, Registry[Any]] = {
     Attack: attacks,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from fedre_privacy.core.artifacts import Artifact, Content
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import AGGREGATE, Broadcast, Upload

@@ -19,59 +19,32 @@ from fedre_privacy.core.artifacts import is_read_as
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.lock import remove_stale
 from fedre_privacy.core.units import plural
-from fedre_privacy.eval.measures import COMPARISON, FRONTIER, PLACES
+from fedre_privacy.eval.measures import COMPARISON, FRONTIER
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
-from fedre_privacy.eval.report.frontier import Point, frontier, pareto
+from fedre_privacy.eval.report.frontier import Point, frontier
 from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
-from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 
 from .description import Benchmark
+from .jobs import Place
+from .panels import (
+    FEWEST,
+    PLACED_BY,
+    Panel,
+    as_number,
+    attack_name,
+    compared,
+    dot,
+    panels_of,
+    points_of,
+    table_of,
+)
 from .results import JobResult, frame, over_seeds
 from .suite import recovered_from
-from .sweep import Place, run_jobs
-
-PLACED_BY = "psnr"
-
-
-"""Key of the measure that places a variant on the first frontier and decides the Pareto set: over
-all targets or those of one image, the strongest over all attacks counts."""
-
-
-FEWEST = 6
-
-
-"""Targets, over all seeds, below which a mean decides no place on the frontier, as in a verdict."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A measure by which variants are compared.
-
-    Args:
-        key: of the measure.
-        answers: the question that it scores.
-        measure: its title.
-        unit: of value and floor.
-    """
-
-    key: str
-    answers: str
-    measure: str
-    unit: str
-
-    @property
-    def name(self) -> str:
-        """Question and measure."""
-        return f"{self.answers}: {self.measure}"
-
-    @property
-    def title(self) -> str:
-        """Question, measure and unit."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
+from .sweep import run_jobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +93,14 @@ class BenchmarkResult:
             Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
             *(
                 Column(
-                    textwrap.fill(panel.title, 20), tuple(_dot(part, panel.key) for part in parts)
+                    textwrap.fill(panel.title, 20), tuple(dot(part, panel.key) for part in parts)
                 )
                 for panel in self.panels()
             ),
             *(
                 Column(
                     title,
-                    tuple(Dot(_number(part[key].iloc[0])) for part in parts),
+                    tuple(Dot(as_number(part[key].iloc[0])) for part in parts),
                     absent="not entangled",
                 )
                 for title, key in (
@@ -175,7 +148,7 @@ class BenchmarkResult:
                         "reads": reads,
                         "measure": None if row is None else row["measure"],
                         "unit": None if row is None else row["unit"],
-                        "over": None if row is None else _number(row["over"]),
+                        "over": None if row is None else as_number(row["over"]),
                     }
                 )
         return pd.DataFrame(out)
@@ -185,7 +158,7 @@ class BenchmarkResult:
         return matrix(
             [
                 Cell(
-                    row["variant"], row["attack"], _number(row["over"]), row["unit"] or "",
+                    row["variant"], row["attack"], as_number(row["over"]), row["unit"] or "",
                     "not in\nthe suite" if row["reads"] else "cannot\nread",
                 )
                 for row in self.cells().to_dict("records")
@@ -219,19 +192,19 @@ class BenchmarkResult:
             if part[x].nunique() < 2:
                 continue
             first = part.iloc[0]
-            line = _attack_name(first)
+            line = attack_name(first)
             line = f"{first['label']}: {line}" if several else line
             if across == "read":
                 line += f", round {first['round']:.0f} attacked"
             elif not pd.isna(first["rounds_limit"]):
                 line += f", the latest {first['rounds_limit']:.0f} rounds"
             for panel in self.panels():
-                own = _compared(part, panel.key)
+                own = compared(part, panel.key)
                 own = own[own["over"].notna() & (own["group"] == own["group"].max())]
                 out += [
                     {
                         "panel": panel.title, "line": line, "rounds": int(row[x]),
-                        "over": row["over"], "spread": _number(row["over_sd"]),
+                        "over": row["over"], "spread": as_number(row["over_sd"]),
                         "value": row["value"], "floor": row["floor"], "n": row["n"],
                         "seeds": row["seeds"],
                     }
@@ -251,7 +224,7 @@ class BenchmarkResult:
         points = [
             RoundPoint(
                 row["panel"], row["line"], row["rounds"], float(row["over"]),
-                _number(row["spread"]),
+                as_number(row["spread"]),
             )
             for row in self.over_rounds(across).to_dict("records")
         ]  # fmt: skip
@@ -302,102 +275,6 @@ class BenchmarkResult:
         )
 
 
-def panels_of(summary: pd.DataFrame, place: str = COMPARISON) -> list[Panel]:
-    """The measures that are shown in a place, question by question.
-
-    Args:
-        summary: means over seeds (see `results.over_seeds`).
-    """
-    if summary.empty:
-        return []
-    shown = summary[summary["shown"].isin(PLACES[PLACES.index(place) :])]
-    found = {
-        str(row["measure"]): Panel(
-            str(row["measure"]), str(row["answers"]), str(row["title"]), str(row["unit"] or "")
-        )
-        for row in shown.drop_duplicates("measure").to_dict("records")
-    }
-    asked = questions.names()
-    return sorted(found.values(), key=lambda panel: asked.index(panel.answers))
-
-
-def points_of(summary: pd.DataFrame, key: str = PLACED_BY) -> list[Point]:
-    """One point per variant: accuracy, communication, and the attack strongest by a measure."""
-    if summary.empty:
-        return []
-    points = []
-    for label, part in summary.groupby("label", sort=False):
-        real = part["counterfactual"].fillna(True) == False  # noqa: E712 (a column of objects)
-        own = part[real & (part["n"] >= FEWEST) & part["over"].notna()]
-        own = _compared(own, key)
-        best = own.iloc[int(own["over"].argmax())] if len(own) else None
-        first = part.iloc[0]
-        points.append(
-            Point(
-                label=str(label),
-                accuracy=float(first["accuracy"]),
-                accuracy_sd=_number(first["accuracy_sd"]),
-                scalars=float(first["up_scalars"]),
-                over=None if best is None else float(best["over"]),
-                over_sd=None if best is None else _number(best["over_sd"]),
-                attack="" if best is None else _attack_name(best),
-                seeds=int(first["seeds"]),
-            )
-        )
-    return points
-
-
-def table_of(summary: pd.DataFrame) -> list[dict[str, str]]:
-    """One row per variant: accuracy, scalars per round, and each kind of leakage.
-
-    A measure with a frontier of its own is given over its floor, others with their floor in
-    brackets.
-    """
-    placed = {panel.key: points_of(summary, panel.key) for panel in panels_of(summary, FRONTIER)}
-    best = {point.label for point in pareto(points_of(summary))}
-    out = []
-    for at, point in enumerate(points_of(summary)):
-        part = summary[summary["label"] == point.label]
-        row = {
-            "variant": point.label,
-            "accuracy": _pm(point.accuracy, point.accuracy_sd),
-            "scalars up": f"{point.scalars:,.0f}",
-        }
-        for panel in panels_of(summary):
-            if panel.key in placed:
-                own = placed[panel.key][at]
-                row[f"{panel.title} over floor"] = _pm(own.over, own.over_sd, 2)
-            else:
-                row[panel.title] = _measure(part, panel.key)
-        out.append(
-            {**row, "seeds": str(point.seeds), "Pareto": "yes" if point.label in best else ""}
-        )
-    return out
-
-
-def _compared(part: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Rows of a measure that are compared with other variants."""
-    return part[(part["measure"] == key) & part["shown"].isin(PLACES[PLACES.index(COMPARISON) :])]
-
-
-def _strongest(part: pd.DataFrame, key: str) -> Any | None:
-    """The row with the largest leakage by a measure, of a single group where one is compared."""
-    found = _compared(part, key)
-    found = found[found["value"].notna()]
-    if not len(found):
-        return None
-    found = found[found["group"] == found["group"].max()]
-    leaking = found["over"].notna().any()
-    return found.iloc[int(found["over"].argmax())] if leaking else found.iloc[0]
-
-
-def _dot(part: pd.DataFrame, key: str) -> Dot:
-    row = _strongest(part, key)
-    if row is None:
-        return Dot(None)
-    return Dot(_number(row["value"]), _number(row["value_sd"]), _number(row["floor"]))
-
-
 def benchmark(
     wanted: Benchmark,
     *,
@@ -444,26 +321,3 @@ def benchmark(
             save_figure(result.rounds_figure(across), stem, data=drawn)
     remove_stale(folder)
     return result
-
-
-def _attack_name(row: Any) -> str:
-    return f"{row['attack']} on {row['target']}, {row['threat']}"
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)
-
-
-def _pm(mean: float | None, sd: float | None, digits: int = 3) -> str:
-    if mean is None or pd.isna(mean):
-        return "-"
-    return f"{mean:.{digits}f}" + (f" +- {sd:.{digits}f}" if sd is not None else "")
-
-
-def _measure(part: pd.DataFrame, key: str) -> str:
-    """The strongest value of a measure with its floor."""
-    row = _strongest(part, key)
-    if row is None:
-        return "-"
-    floor = "" if pd.isna(row["floor"]) else f" ({row['floor']:.2f})"
-    return f"{row['value']:.2f}{floor}"

@@ -11,12 +11,13 @@ from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
 from fedre_privacy.protocols.base import protocols as protocol_registry
-from fedre_privacy.runs.settings import TrainSettings, resolve_list
+from fedre_privacy.runs.resolving import resolve_list
+from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.values import brief, written
 from fedre_privacy.steering.base import declaration, steerings
 
+from .jobs import Job, Variant, plan
 from .suite import default_suite, named_suite
-from .sweep import Job, Variant, plan
 
 Values = Mapping[str, Any]
 

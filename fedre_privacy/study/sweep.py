@@ -8,188 +8,26 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
 from fedre_privacy.core import files
-from fedre_privacy.core.config import merge
-from fedre_privacy.core.errors import (
-    ConfigError,
-    DamagedInputError,
-    FedreError,
-    IncompatibleError,
-    MissingExtraError,
-)
+from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
-from fedre_privacy.core.lock import held, is_held, remove_left, remove_stale
-from fedre_privacy.core.schema import check
+from fedre_privacy.core.lock import held, remove_left, remove_stale
 from fedre_privacy.play.attack import AttackResult, attack
-from fedre_privacy.play.fit import check_ahead, only_recorded
-from fedre_privacy.runs.folder import COMPLETE, FAILED, status_of
-from fedre_privacy.runs.settings import (
-    AttackSettings,
-    TrainSettings,
-    resolve_attack,
-    resolve_training,
-)
+from fedre_privacy.runs.folder import COMPLETE, status_of
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
-from .results import Attacked, JobResult, MeasureRow, Trained
-
-Values = Mapping[str, Any]
-
-
-REFUSED = "refused"
-PARENT = "FEDRE_SWEEP_PARENT"
-"""Environment variable by which a job knows the process that started it."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training and the attacks on it.
-
-    Args:
-        label: what is compared; jobs of one label differ in their seed alone.
-        seed: of the training.
-    """
-
-    label: str
-    seed: int
-    training: TrainSettings
-    attacks: tuple[AttackSettings, ...]
-
-    def plain(self) -> dict[str, Any]:
-        """The job as written to disk."""
-        return {
-            "label": self.label,
-            "seed": self.seed,
-            "training": self.training.plain(),
-            "attacks": [settings.plain() for settings in self.attacks],
-        }
-
-    def plugins(self) -> list[str]:
-        """Modules of one's own that the process of the job has to import."""
-        of_attacks = {module for settings in self.attacks for module in settings.plugins()}
-        return sorted(of_attacks.union(self.training.plugins()))
-
-    def result(self) -> JobResult:
-        """A result of which nothing is known yet."""
-        return {
-            "label": self.label,
-            "seed": self.seed,
-            "training": self.training.plain(),
-            "status": FAILED,
-            "attacks": [],
-            "wall_s": None,
-        }
-
-    @property
-    def name(self) -> str:
-        """Label, seed and hash of all settings."""
-        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in self.label)
-        return f"{safe}-s{self.seed}-{files.settings_hash(self.plain())[:6]}"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Settings laid over the base, under a name of their own."""
-
-    label: str
-    values: Values
-
-
-def plan(
-    base: Values,
-    variants: Sequence[Variant],
-    seeds: Sequence[int],
-    suite: Callable[[TrainSettings], Sequence[Values]],
-) -> list[Job]:
-    """Resolve every job, or say what is wrong with all of them at once.
-
-    Args:
-        base: settings that all jobs share, as in a settings file.
-        suite: from a training to the settings of the attacks on it.
-
-    Raises:
-        ConfigError: settings that do not resolve, each with the variant it belongs to.
-        IncompatibleError: an attack that cannot read what the training would upload.
-    """
-    jobs: list[Job] = []
-    problems: list[str] = []
-    owners: dict[str, str] = {}
-    for variant in variants:
-        for seed in seeds:
-            values = merge(merge(dict(base), variant.values), {"train": {"seed": seed}})
-            own: list[str] = []
-            training = resolve_training(values, {}, own)
-            attacks = []
-            if training is not None:
-                found = [resolve_attack({**chosen}, {}, own) for chosen in suite(training)]
-                attacks = [settings for settings in found if settings is not None]
-                training = _keeping(training, attacks)
-                for settings in attacks:
-                    check_ahead(training, settings)
-            problems += [f"{variant.label}: {text}" for text in own if seed == seeds[0]]
-            if training is not None and not own:
-                owner = owners.setdefault(training.run_name, variant.label)
-                if owner != variant.label:
-                    problems.append(f"{variant.label} is the same training as {owner}.")
-                jobs.append(Job(variant.label, seed, training, tuple(attacks)))
-    if problems:
-        raise ConfigError(*problems)
-    return jobs
-
-
-def _keeping(training: TrainSettings, attacks: Sequence[AttackSettings]) -> TrainSettings:
-    """A training that keeps its first round where one of the attacks is on it."""
-    first = any(
-        one.earliest and one.evaluation.round is None and not only_recorded(training, one)
-        for one in attacks
-    )
-    if not first or training.record.keeps(1, training.train.rounds):
-        return training
-    return replace(training, record=replace(training.record, keep_first=True))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a benchmark lives: its own folder, and the folder of the runs it trains."""
-
-    folder: Path
-    runs: Path
-
-    def result(self, job: Job) -> Path:
-        """The file of a job's result."""
-        return self.folder / "jobs" / f"{job.name}.json"
-
-    def turn(self, job: Job) -> Path:
-        """The folder that a process holds while it runs a job."""
-        return self.folder / "jobs" / job.name
-
-    def read(self, job: Job) -> JobResult | None:
-        """A job's result, or None where it has none yet.
-
-        Raises:
-            DamagedInputError: it is not what this version writes.
-        """
-        path = self.result(job)
-        return read_result(path) if path.is_file() else None
-
-    def done(self, job: Job) -> bool:
-        """Whether a job has finished well."""
-        found = self.read(job)
-        return found is not None and found["status"] == COMPLETE
+from .jobs import REFUSED, Job, Place
+from .processes import ENGINES
+from .results import Attacked, JobResult
 
 
 def run_job(
@@ -256,26 +94,6 @@ def _run_job(
     result["wall_s"] = time.monotonic() - started
     files.write_json(place.result(job), result)
     return result
-
-
-def read_result(path: Path) -> JobResult:
-    """Read the result of a job.
-
-    Raises:
-        DamagedInputError: it is not what this version writes.
-    """
-    try:
-        found = files.read_json(path, JobResult)
-        check(found["training"], Trained, path)
-        rows = [one for own in found["attacks"] for one in own.get("measures", ())]
-        check(rows, list[MeasureRow], path)
-    except DamagedInputError as error:
-        raise DamagedInputError(
-            *error.problems,
-            next_step=f"It was changed, or an earlier version wrote it. Remove {path.parent}; "
-            "finished runs and attacks are read back.",
-        ) from None
-    return found
 
 
 def _rounds_limit(settings: AttackSettings) -> int | None:
@@ -390,80 +208,3 @@ def run_jobs(
     for job in jobs:
         remove_left(place.turn(job))
     return [found for job in jobs if (found := place.read(job)) is not None]
-
-
-Arguments = Mapping[str, Sequence[str]]
-"""Of each job's process by the job's name: its module, its settings file, and the rest."""
-
-
-def _local(
-    jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
-) -> Iterator[tuple[Job, int]]:
-    """Child processes of this one, so many at once; what another process does comes last."""
-    left = list(jobs)
-    choosing = threading.Lock()
-
-    def next_one() -> tuple[Job, int]:
-        with choosing:
-            job = next((job for job in left if not is_held(place.turn(job))), left[0])
-            left.remove(job)
-        return job, 0 if place.done(job) else call(arguments[job.name], threads)
-
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(next_one) for _ in jobs]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            for process in list(RUNNING):  # Ctrl-C leaves no job behind
-                process.terminate()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def _ray(
-    jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
-) -> Iterator[tuple[Job, int]]:
-    """Ray tasks; every machine must see the benchmark's and the runs' folders."""
-    try:
-        import ray  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            "Engine 'ray' needs the package ray, which is not installed.",
-            next_step="pip install 'fedre-privacy[ray]', or leave --engine out to use this "
-            "machine alone.",
-        ) from None
-    ray.init(ignore_reinit_error=True)
-    remote = ray.remote(num_cpus=threads)(call)
-    futures = {remote.remote(list(arguments[job.name]), threads): job for job in jobs}
-    waiting = list(futures)
-    while waiting:
-        (ready, *_), waiting = ray.wait(waiting)
-        yield futures[ready], ray.get(ready)
-
-
-ENGINES = {"local": _local, "ray": _ray}
-
-
-RUNNING: set[subprocess.Popen[bytes]] = set()
-"""Jobs under way in this process."""
-
-
-def call(arguments: Sequence[str], threads: int) -> int:
-    """Run one job's process, its output beside its settings; return the exit code.
-
-    The job watches this process and ends when it is gone, so that a killed sweep leaves nothing
-    that writes into its folders. It uses `threads`, or what OMP_NUM_THREADS says if that is set.
-    """
-    log = Path(arguments[1]).with_suffix(".log")
-    # -P: a folder named like this package in the working directory is not imported
-    command = [sys.executable, "-P", "-m", *arguments]
-    wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
-    own = {"OMP_NUM_THREADS": wanted, PARENT: str(os.getpid())}
-    with log.open("w", encoding="utf-8") as handle:
-        process = subprocess.Popen(command, stdout=handle, stderr=handle, env={**os.environ, **own})
-        RUNNING.add(process)
-        try:
-            return process.wait()
-        finally:
-            RUNNING.discard(process)

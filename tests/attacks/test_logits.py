@@ -17,8 +17,8 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, Observation, Upload
 from fedre_privacy.play.attack import attack as play
 from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
 

@@ -16,7 +16,8 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
 from fedre_privacy.runs.coins import COIN, PAIR, Coins, draw_slots, planted
-from fedre_privacy.runs.training import shared_out, train
+from fedre_privacy.runs.preparing import shared_out
+from fedre_privacy.runs.training import train
 
 tiny = runpy.run_path(str(Path(__file__).parent.parent / "play" / "conftest.py"))["resolve"]
 FEW = {

@@ -10,7 +10,7 @@ import pytest
 
 from fedre_privacy.data.base import keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.runs.settings import resolve_training
+from fedre_privacy.runs.resolving import resolve_training
 
 
 @pytest.fixture(scope="module")

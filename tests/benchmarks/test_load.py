@@ -15,7 +15,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 from fedre_privacy.federation.steps import Broadcasts
-from fedre_privacy.runs import training
+from fedre_privacy.runs import preparing
 from fedre_privacy.steering.apply import Conduct
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -73,7 +73,7 @@ def test_the_index_is_not_written_after_every_round(monkeypatch, tmp_path):
 
 
 def test_models_that_no_machine_can_hold_are_refused_before_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(training, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(preparing, "available_bytes", lambda: 1_000_000)
     with pytest.raises(IncompatibleError, match=r"of 10 clients \(cnn4, .* take .* has 976"):
         train("fedre", "digits", runs=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -31,7 +31,7 @@ from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs import training
+from fedre_privacy.runs import preparing
 from fedre_privacy.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -170,7 +170,7 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(audit, "plan_audit", stop)
     monkeypatch.setattr(membership, "run_membership", stop)
     monkeypatch.setattr(attack, "rehearse", stop)
-    monkeypatch.setattr(training, "prepare", stop)  # comes after the checks of attack and training
+    monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
     monkeypatch.setattr(verify, "verify", stop)

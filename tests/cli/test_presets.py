@@ -19,8 +19,8 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.federation.loop import select
 from fedre_privacy.models.families import FAMILIES
 from fedre_privacy.presets import preset, presets
+from fedre_privacy.runs.resolving import check_sections, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import check_sections, resolve_attack, resolve_training
 
 ALL = presets()
 PAPERS = [name for name in ALL if name.startswith("paper:")]

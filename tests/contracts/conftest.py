@@ -11,8 +11,9 @@ import pytest
 
 from fedre_privacy.core.config import knobs
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import TrainSettings, resolve_training
+from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import train
 
 TINY: dict[str, Any] = {

@@ -68,8 +68,8 @@ def run(site: Path, *command: str, at: Path) -> str:
 def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     groups = {group.removeprefix("fedre_privacy.") for group in points()}
     assert groups == {
-        "entanglement", "protocols", "attacks", "eval.metrics", "threats", "data", "partition",
-        "play.questions", "steering", "detectors",
+        "entanglement", "protocols", "defenses", "attacks", "eval.metrics", "threats", "data",
+        "partition", "play.questions", "steering", "detectors",
     }  # fmt: skip
     assert all(len(block.splitlines()) <= LONGEST for block in blocks())
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)
@@ -93,13 +93,15 @@ base:
   train: {clients: 3, rounds: 2, batch_size: 8}
 protocols: [few-shot]
 schemes: [top-heavy]
+vary:
+  fedgh under noise: {protocol: {name: fedgh}, defense: [uniform-noise]}
 seeds: [0]
 targets: 4
 """
 CONTRACTS = (
     "few-shot or mean-head or nearest-public or max-error or stripes or sorted or few-means "
-    "or leaked-model or top-heavy or smoothed or largest-class or name-largest or one-class "
-    "or large-row"
+    "or uniform-noise or leaked-model or top-heavy or smoothed or largest-class or name-largest "
+    "or one-class or large-row"
 )
 
 
@@ -119,8 +121,14 @@ def test_the_examples_are_benchmarked_and_drawn(site, tmp_path):
     folder = tmp_path / json.loads(said.splitlines()[-1])["folder"]
     page = (folder / "report.html").read_text(encoding="utf-8")
     results = (folder / "results.csv").read_text(encoding="utf-8")
-    for label in ("few-shot", "top-heavy"):
-        assert label in page and label in results
+    drawn = {name: (folder / f"{name}.csv").read_text() for name in ("comparison", "matrix")}
+    for label in ("few-shot", "top-heavy", "fedgh under noise"):
+        assert label in page and label in results and all(label in text for text in drawn.values())
     for part in ("nearest-public", "largest class named"):
         assert part in page and part in results
-    assert (folder / "frontier.png").is_file()
+    assert "nearest-public" in drawn["matrix"]
+    assert all((folder / f"{name}.png").is_file() for name in ("frontier", *drawn))
+    jobs = [json.loads(path.read_text()) for path in (folder / "jobs").glob("*.json")]
+    assert len(jobs) == 3 and all(job["status"] == "complete" for job in jobs)
+    attacked = {one["attack"]: one["verdict"] for job in jobs for one in job["attacks"]}
+    assert attacked["nearest-public"] not in ("refused", "")

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedre_privacy.core.artifacts import Artifact, Prototypes, Role, is_one_of
+from fedre_privacy.core.artifacts import Artifact, Prototypes, is_one_of
 from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.contents import Role
 from fedre_privacy.defenses.base import Defense, defenses
 from fedre_privacy.defenses.statement import state
 

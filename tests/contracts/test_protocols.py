@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.core.artifacts import Artifact, Holds, Role, Sum
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.contents import Holds, Role, Sum
 from fedre_privacy.federation.ledger import measure
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.reproduction.recorded import sizes_of_run
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 from fedre_privacy.study.suite import default_suite
 

@@ -21,7 +21,8 @@ from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import TARGETS, AttackSettings, resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.runs.settings import TARGETS, AttackSettings
 from fedre_privacy.threats.base import threats
 
 settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]

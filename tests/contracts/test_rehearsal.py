@@ -16,7 +16,9 @@ from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.training import prepare, shared_start, train
+from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.starting import shared_start
+from fedre_privacy.runs.training import train
 
 from .conftest import settings_of
 

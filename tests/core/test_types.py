@@ -13,7 +13,6 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import (
     Artifact,
     ClassLogits,
-    Content,
     Counts,
     EntangledRep,
     GeneratorState,
@@ -29,6 +28,7 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
     wire,
 )
+from fedre_privacy.core.contents import Content
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Mixture
 from fedre_privacy.threats.base import threats

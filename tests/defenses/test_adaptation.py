@@ -34,7 +34,7 @@ from fedre_privacy.play.adaptation import Adaptation, adaptations, sentence
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.images import ImageTrial
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 from fedre_privacy.sealed.packing import pack, unpack
 from fedre_privacy.threats.base import threats

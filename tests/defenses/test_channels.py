@@ -27,7 +27,7 @@ from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.entanglement.quantised import largest_remainder
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.attack import attack
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
 

@@ -14,8 +14,9 @@ from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
-from fedre_privacy.runs.training import facts_of, prepare, train
+from fedre_privacy.runs.preparing import facts_of, prepare
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.training import train
 
 SECAGG = defenses.get("secagg")()
 SUPER = {"name": "fedre", "super_pair": True}

@@ -10,8 +10,8 @@ from fedre_privacy.cli.train import parser
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.entanglement.base import schemes
 from fedre_privacy.play.targets import TargetSource
+from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
 
 OWN = '''

@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.settings import resolve_training
+from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.steering.base import Steering, declaration, steerings
 
 

@@ -14,7 +14,8 @@ from fedre_privacy.flower.client import ACCEPTED, Worker
 from fedre_privacy.flower.server import Facts, serve
 from fedre_privacy.flower.truth import bring
 from fedre_privacy.flower.wire import unpack
-from fedre_privacy.runs.settings import TrainSettings, required, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_training
+from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import Work
 
 CPU = torch.device("cpu")

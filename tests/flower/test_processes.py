@@ -10,7 +10,7 @@ import pytest
 
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.flower.commands import start, stop
-from fedre_privacy.flower.loopback import HOST, Loopback, _free_port
+from fedre_privacy.flower.loopback import HOST, Loopback, free_port
 from fedre_privacy.runs.folder import status_of
 from fedre_privacy.runs.training import train
 from tests.flower.conftest import CPU, recorded, tiny
@@ -61,7 +61,7 @@ def test_strangers_are_refused(tmp_path):
         def node(name, authority, key):
             command = [
                 "flower-supernode", "--superlink", f"{HOST}:{federation.port}",
-                "--port", str(_free_port()), "--root-certificates", str(authority),
+                "--port", str(free_port()), "--root-certificates", str(authority),
                 "--auth-supernode-private-key", str(key), "--max-retries", "1",
             ]  # fmt: skip
             return start(command, tmp_path / f"{name}.log", tmp_path / "home")

@@ -1,7 +1,6 @@
 """The documentation builds as a site, every link leads somewhere, and nothing is fetched."""
 
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -68,10 +67,7 @@ def test_pages_load_nothing_from_elsewhere_and_pictures_are_described(site: Path
         assert page.name == "404.html" or missing == [], page.name
 
 
-def test_search_works_in_pages_opened_as_files(site: Path, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
+def test_search_works_in_pages_opened_as_files(site: Path, chromium: str, tmp_path: Path) -> None:
     page = f"{(site / 'index.html').as_uri()}?q=canary"
     shown = subprocess.run(
         [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedre_privacy import job as sweep_job
-from fedre_privacy.study import sweep
-from fedre_privacy.study.sweep import Job, Place
+from fedre_privacy.study import processes
+from fedre_privacy.study.jobs import Job, Place
 
 Namespace = dict[str, Any]
 
@@ -79,4 +79,4 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             _, *arguments = commands[job.name]
             yield job, sweep_job.main(*arguments)
 
-    monkeypatch.setitem(sweep.ENGINES, "local", here)
+    monkeypatch.setitem(processes.ENGINES, "local", here)

@@ -9,9 +9,10 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.runs.coins import CANARIES, COIN, PAIR, Coins, dealt, draw_slots, toss
+from fedre_privacy.runs.preparing import prepare, shared_out
+from fedre_privacy.runs.resolving import required, resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import required, resolve_attack
-from fedre_privacy.runs.training import prepare, shared_out, train
+from fedre_privacy.runs.training import train
 
 CPU = torch.device("cpu")
 

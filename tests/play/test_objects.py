@@ -31,7 +31,7 @@ from fedre_privacy.partition.pra import PRA
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.protocols.fedgh import FedGH
 from fedre_privacy.protocols.fedre import FedRE
-from fedre_privacy.runs.settings import required, resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.values import attack_values, brief, layered, training_values, written
 from fedre_privacy.study.description import read_sweep
 from fedre_privacy.threats.base import threats

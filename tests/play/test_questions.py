@@ -17,7 +17,7 @@ from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypesQuestion
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 
 

@@ -8,7 +8,7 @@ import pytest
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.runs.settings import required, resolve_attack
+from fedre_privacy.runs.resolving import required, resolve_attack
 from fedre_privacy.runs.training import train
 
 PIXEL = {"name": "pixel", "steps": 1}

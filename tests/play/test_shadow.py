@@ -17,8 +17,10 @@ from fedre_privacy.core.types import Knowledge
 from fedre_privacy.models.families import PRIVATE, SHARED
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
-from fedre_privacy.runs.training import build_clients, prepare, shared_start, train
+from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.starting import build_clients, shared_start
+from fedre_privacy.runs.training import train
 from fedre_privacy.sealed.packing import HEAD, pack
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.fit import check_ahead
-from fedre_privacy.runs.settings import resolve_attack
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 
 PIXEL = {"name": "pixel", "steps": 3}

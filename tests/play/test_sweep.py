@@ -21,12 +21,13 @@ from fedre_privacy.job import WORKER
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study import sweep
+from fedre_privacy.study import processes
 from fedre_privacy.study.benchmark import BenchmarkResult
 from fedre_privacy.study.description import planned, read_sweep
+from fedre_privacy.study.jobs import Place
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.suite import default_suite, named_suite
-from fedre_privacy.study.sweep import Place, run_job
+from fedre_privacy.study.sweep import run_job
 
 BASE = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -165,7 +166,7 @@ def test_what_is_finished_is_not_repeated(finished, monkeypatch):
     def never(*_):
         raise AssertionError("a job was started again")
 
-    monkeypatch.setattr(sweep, "call", never)
+    monkeypatch.setattr(processes, "call", never)
     again = benchmark(asked, folder=folder / "out", runs=folder / "runs")
     pd.testing.assert_frame_equal(again.rows, made.rows)
 

@@ -10,8 +10,8 @@ from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, Miss
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.targets import TargetSource, resolve_kind
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack
 from fedre_privacy.runs.training import train
 
 PROTOCOLS = ["fedre", "fedgh", "fedallrep", "local"]

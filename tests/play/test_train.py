@@ -18,9 +18,11 @@ from fedre_privacy.core.errors import (
 from fedre_privacy.federation import loop, steps
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
-from fedre_privacy.runs.training import build_clients, prepare, train
+from fedre_privacy.runs.starting import build_clients
+from fedre_privacy.runs.training import train
 
 
 def _record(run):

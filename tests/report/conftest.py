@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -126,12 +125,3 @@ def attacked(run: Run) -> AttackResult:
         run, "pixel", "prototypes", targets=6, set={"attack.steps": 2, "eval.ceiling": 2},
         device="cpu",
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """A headless browser."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if (found := shutil.which(name)) is not None:
-            return found
-    pytest.skip("no Chromium on this machine: install chromium to test pages in a browser")

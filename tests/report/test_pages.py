@@ -15,8 +15,9 @@ from fedre_privacy.pages.attack import attack_page, write_attack_report
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study.benchmark import BenchmarkResult
 from fedre_privacy.study.description import planned, read_sweep
+from fedre_privacy.study.jobs import Place
 from fedre_privacy.study.results import frame, over_seeds
-from fedre_privacy.study.sweep import Place, run_job
+from fedre_privacy.study.sweep import run_job
 
 
 def words(reader) -> str:

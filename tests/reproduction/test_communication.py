@@ -29,8 +29,8 @@ from fedre_privacy.reproduction.communication import ReportedCell
 from fedre_privacy.reproduction.published_tables import DATA_SETS, TABLE_2, TABLE_11
 from fedre_privacy.reproduction.recorded import Measured, Spread, measured, sizes_of_run
 from fedre_privacy.reproduction.shares import Shares, read_labels, share_out
+from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_training
 from fedre_privacy.runs.training import train
 from fedre_privacy.runs.verifying import verify
 

@@ -22,8 +22,8 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.targets import TargetSource, evaluator_secret
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
 from fedre_privacy.sealed import walls
 from fedre_privacy.sealed.door import play

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -201,15 +200,6 @@ class Browser:
             self._rest += found
         told, _, self._rest = self._rest.partition(b"\0")
         return json.loads(told)  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """A headless browser."""
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
-        if (found := shutil.which(name)) is not None:
-            return found
-    pytest.skip("no Chromium on this machine: install chromium to test pages in a browser")
 
 
 @pytest.fixture

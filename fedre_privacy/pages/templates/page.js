@@ -1,24 +1,9 @@
-"use strict";
 (function () {
   // A cell's value: its number where it has one, else its text; nothing is "".
   function valueOf(cell) {
     var given = cell.getAttribute("data-value");
     if (given === null) { return cell.textContent.trim(); }
     return given === "" ? "" : Number(given);
-  }
-
-  // Empty cells stay last in both directions; numbers stand before words.
-  function compare(a, b, down) {
-    if (a === "" || b === "") { return (a === "" ? 1 : 0) - (b === "" ? 1 : 0); }
-    var order;
-    if (typeof a === "number" && typeof b === "number") {
-      order = a - b;
-    } else if (typeof a !== typeof b) {
-      order = typeof a === "number" ? -1 : 1;
-    } else {
-      order = a.localeCompare(b, undefined, { numeric: true });
-    }
-    return down ? -order : order;
   }
 
   function sortBy(table, heads, column) {

@@ -1,4 +1,3 @@
-"use strict";
 // The intervals of fedre_privacy/eval/intervals.py, for means over targets that come in clients: CR2
 // variance, Satterthwaite's degrees of freedom, Student's quantile. A test compares the two.
 const intervals = (function () {

@@ -19,8 +19,9 @@ from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.preparing import prepare
 from fedre_privacy.runs.settings import RecordSettings, TrainSettings
-from fedre_privacy.runs.training import build_clients, prepare
+from fedre_privacy.runs.starting import build_clients
 
 SMALL = {"fedmrl", "fml", "fedapen", "fedkd"}
 

@@ -1,0 +1,201 @@
+"""What happens before a training: data loaded and shared out, and refusals of what cannot work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedre_privacy.blocks.state import Setting
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.memory import available_bytes
+from fedre_privacy.core.units import first_few, human_bytes, plural
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.defenses import statement
+from fedre_privacy.defenses.base import Defense, Facts
+from fedre_privacy.federation import loop
+from fedre_privacy.models.families import (
+    architecture_of,
+    build_model,
+    has_batch_norm,
+    representation_dim,
+)
+from fedre_privacy.partition.base import Split, split
+from fedre_privacy.protocols.base import protocols
+
+from .coins import dealt, draw_slots, planted, toss
+from .settings import TrainSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Data loaded, shared out and checked against the protocol; no model built yet.
+
+    Defences have what follows from the federation filled in.
+    """
+
+    data: ImageData
+    split: Split
+    setting: Setting
+    defense: tuple[Defense, ...]
+
+
+def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
+    """Load the data, share it out, and refuse what cannot work before anything is trained.
+
+    Raises:
+        FedreError: of the data set, the partition, the model or the protocol.
+    """
+    training = settings.train
+    data, shares = loaded(settings)
+    dim = representation_dim(settings.model, data.image_shape)
+    names = tuple(architecture_of(settings.model.name, k) for k in range(training.clients))
+    counts = shares.class_counts(data.labels.numpy(), data.num_classes)
+    setting = Setting(
+        training=training,
+        num_classes=data.num_classes,
+        image_shape=data.image_shape,
+        dims=(dim,) * training.clients,
+        architectures=names,
+        class_counts=tuple(tuple(int(n) for n in row) for row in counts),
+        device=device,
+        model=settings.model,
+    )
+    problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
+    problems += _too_large(settings, setting)
+    for one in settings.steering:
+        problems += one.check(training.clients, settings.protocol.broadcasts)
+    if settings.defense and not problems:
+        problems = statement.check_all(settings.defense, facts_of(settings, setting))
+    if problems:
+        raise IncompatibleError(*problems)
+    facts = facts_of(settings, setting)
+    return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
+
+
+def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:
+    """The images of a training, with its canaries if it has any, and who trains on which.
+
+    Raises:
+        FedreError: of the data set or the partition.
+    """
+    data = settings.data.load()
+    shares = shared_out(settings, data)
+    if settings.coins is None:
+        return data, shares
+    slots = draw_slots(shares, data.labels, settings.coins)
+    heads = toss(shares, len(slots), settings.coins)
+    return planted(data, slots, settings.coins), dealt(slots, heads)
+
+
+def shared_out(settings: TrainSettings, data: ImageData) -> Split:
+    """Who gets which samples, before any coin is tossed.
+
+    Raises:
+        FedreError: of the partition.
+    """
+    training, partition = settings.train, settings.partition
+    return split(
+        partition,
+        data.labels.numpy(),
+        training.clients,
+        training.seed if partition.seed is None else partition.seed,
+        training.train_ratio,
+    )
+
+
+def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
+    """What the accounting of defences needs to know of a federation."""
+    training, protocol = setting.training, settings.protocol
+    joined = Counter(k for sent in possible_participants(settings).values() for k in sent)
+    built: dict[str, nn.Module] = {}
+
+    def model(client: int) -> nn.Module:
+        name = setting.architectures[client]
+        if name not in built:
+            with torch.device("meta"):
+                built[name] = build_model(
+                    settings.model, client, setting.image_shape, setting.num_classes
+                )
+        return built[name]
+
+    return Facts(
+        protocol=protocol.name,
+        kinds=protocol.uploads,
+        sums=protocol.sums,
+        class_counts=setting.class_counts,
+        participations=tuple(joined[k] for k in range(training.clients)),
+        rounds=training.rounds,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        local_steps=protocol.local_steps,
+        buffers=protocol.sends_buffers(),
+        training_only=protocol.training_only,
+        summing=_summing(),
+        model=model,
+    )
+
+
+def possible_participants(settings: TrainSettings) -> dict[int, tuple[int, ...]]:
+    """Who may take part in each round: whom an honest server draws, or anybody.
+
+    A server that chooses may choose any client in every round, and clients account for that.
+    """
+    training = settings.train
+    free = any(one.chooses for one in settings.steering)
+    everyone = tuple(range(training.clients))
+    return {
+        r: everyone if free else loop.select(training, r) for r in range(1, training.rounds + 1)
+    }
+
+
+def _summing() -> tuple[str, ...]:
+    """Protocols whose server can do with sums, with the setting that it takes."""
+    found = []
+    for name in protocols.names():
+        protocol = protocols.get(name)
+        if protocol.sums:
+            found.append(name)
+        elif protocol.sums_with:
+            found.append(f"{name} with protocol.{protocol.sums_with}")
+    return tuple(found)
+
+
+def _too_large(settings: TrainSettings, setting: Setting) -> list[str]:
+    """Clients' models that the machine cannot hold, without which nothing can be trained."""
+    size = 0
+    for name, count in Counter(setting.architectures).items():
+        client = setting.architectures.index(name)
+        with torch.device("meta"):
+            model = build_model(settings.model, client, setting.image_shape, setting.num_classes)
+        size += count * sum(p.numel() * p.element_size() for p in model.parameters())
+    available = available_bytes()
+    if available is None or size <= available:
+        return []
+    return [
+        f"The models of {plural(len(setting.architectures), 'client')} ({settings.model.name}, "
+        f"images of {'x'.join(map(str, setting.image_shape))}) take {human_bytes(size)}; the "
+        f"machine has {human_bytes(available)} of memory left. Use fewer clients (--clients), "
+        "smaller images, or a smaller model (--models)."
+    ]
+
+
+def _too_few_samples(
+    settings: TrainSettings, data: ImageData, counts: NDArray[np.int64]
+) -> list[str]:
+    """Clients whose batches would hold one sample although their model has BatchNorm."""
+    single: dict[str, list[int]] = {}
+    for k, count in enumerate(counts.sum(1).tolist()):
+        if settings.train.batch_size == 1 or count == 1:
+            single.setdefault(architecture_of(settings.model.name, k), []).append(k)
+    return [
+        f"{plural(len(clients), 'client')} ({first_few(clients)}) would train on batches of one "
+        f"sample, and their model ({name}) has BatchNorm, which needs two. Raise "
+        "partition.min_samples or train.batch_size, or choose --models cnn4."
+        for name, clients in single.items()
+        if has_batch_norm(settings.model, clients[0], data.image_shape, data.num_classes)
+    ]

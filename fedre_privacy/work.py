@@ -1,0 +1,209 @@
+"""Resolved settings as work: runs trained, attacked and compared, each result with its page.
+
+`api` resolves settings from names and objects, commands from options; both end here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.flower.commands import require_flower
+from fedre_privacy.flower.loopback import flower
+from fedre_privacy.job import WORKER
+from fedre_privacy.pages import run_figures
+from fedre_privacy.pages.attack import attack_page
+from fedre_privacy.pages.benchmark import write_benchmark_report
+from fedre_privacy.pages.html import fragment
+from fedre_privacy.pages.shared import NAME
+from fedre_privacy.pages.worlds import write_worlds_report
+from fedre_privacy.play import attack as attacking
+from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.play.worlds import WorldsPlan, play_worlds
+from fedre_privacy.play.worlds_result import WorldsResult
+from fedre_privacy.runs import preparing, training
+from fedre_privacy.runs import run as recorded
+from fedre_privacy.runs.folder import COMPLETE, status_of
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
+from fedre_privacy.sealed.door import AUTO
+from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.description import Benchmark
+
+IN_PROCESS = "in-process"
+ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
+"""Where clients are while a federation trains: in this process, or each in its own on Flower."""
+NEEDS: Mapping[str, Callable[[], None]] = {"flower": require_flower}
+"""What refuses an engine that cannot work here, before a folder is begun or an earlier one goes."""
+
+
+class Run(recorded.Run):
+    """A recorded training run; what `train` returns and `attack` takes."""
+
+    def table(self) -> list[dict[str, str]]:
+        """One row: accuracy at both moments (mean over clients), and traffic per round."""
+        final = self.record["final"]
+
+        def accuracy(moment: str) -> str:
+            mean, sd = final.get(f"acc_{moment}"), final.get(f"acc_{moment}_sd")
+            return "-" if mean is None else f"{mean:.3f} +- {sd:.3f}"
+
+        return [
+            {
+                "protocol": self.settings.protocol.name,
+                "accuracy after local training": accuracy("post_local"),
+                "accuracy after the broadcast": accuracy("post_broadcast"),
+                "scalars up": f"{final['up_scalars']:,.0f}",
+                "scalars down": f"{final['down_scalars']:,.0f}",
+            }
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """One row per round: accuracy, loss and traffic, as in ``metrics.csv``."""
+        return self.metrics()
+
+    def figure(self) -> Figure:
+        """Accuracy and loss per round."""
+        return run_figures.accuracy(self)[0]
+
+    def _repr_html_(self) -> str:
+        return fragment(self.table(), title=self.name, foot=self.record["summary"])
+
+
+class AttackResult(attacking.AttackResult):
+    """What an attack recovered and how well; what `attack` returns."""
+
+    def _repr_html_(self) -> str:
+        trial = self.trial
+        words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
+        flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
+        foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
+        return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
+
+
+class BenchmarkResult(benchmarking.BenchmarkResult):
+    """Variants side by side; what `benchmark` returns."""
+
+    def frame(self) -> pd.DataFrame:
+        """One row per variant, attack and measure: means over seeds, as in ``summary.csv``."""
+        return self.summary
+
+    def _repr_html_(self) -> str:
+        failed = self.failures()
+        foot = f"FAILED: {'; '.join(failed)}. " if failed else ""
+        return fragment(
+            self.table(),
+            title=self.folder.name,
+            foot=f"{foot}Everything is in {self.folder / NAME}.",
+        )
+
+
+def run_training(
+    settings: TrainSettings,
+    *,
+    runs: Path,
+    device: torch.device,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    attack: AttackSettings | None = None,
+    engine: str = IN_PROCESS,
+) -> Run:
+    """Train by resolved settings, or return the identical earlier run; see `api.train`.
+
+    Args:
+        attack: what the run is for. What this attack would refuse is refused before anything is
+            trained, and a run that is complete is kept in spite of `restart`.
+        engine: see `api.train`.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(unknown("engine", engine, list(ENGINES)))
+    if engine in NEEDS and (restart or status_of(runs / settings.run_name) != COMPLETE):
+        NEEDS[engine]()
+    prepared = None
+    if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
+        restart = False
+    elif attack is not None:
+        check_ahead(settings, attack)
+        prepared = preparing.prepare(settings, device)
+        for metric in attack.metrics.values():
+            metric.check(prepared.data.image_shape)
+    run = training.train(
+        settings, runs=runs, device=device, resume=resume, restart=restart, report=report,
+        prepared=prepared, engine=ENGINES[engine],
+    )  # fmt: skip
+    return Run(run.folder)
+
+
+def run_attack(
+    run: recorded.Run,
+    settings: AttackSettings,
+    *,
+    device: torch.device,
+    resume: bool = False,
+    restart: bool = False,
+    report: Report = silent,
+    isolation: str = AUTO,
+) -> AttackResult:
+    """Attack a recorded run by resolved settings and write its page; see `api.attack`."""
+    result = attacking.attack(
+        run, settings, device=device, resume=resume, restart=restart, report=report,
+        isolation=isolation,
+    )  # fmt: skip
+    attack_page(result)
+    return AttackResult(**_fields(result))
+
+
+def run_membership(
+    plan: WorldsPlan,
+    *,
+    runs: Path = Path("runs"),
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    restart: bool = False,
+    isolation: str = AUTO,
+    report: Report = silent,
+) -> WorldsResult:
+    """Train the worlds of a plan, attack each, and write what was found into their folder.
+
+    Raises:
+        FedreError: of a training or an attack.
+    """
+    played = play_worlds(
+        plan, runs=runs, device=device, restart=restart, isolation=isolation, report=report
+    )
+    done = WorldsResult(played)
+    done.write()
+    write_worlds_report(done)
+    return done
+
+
+def run_benchmark(
+    wanted: Benchmark,
+    *,
+    runs: Path,
+    out: Path | None = None,
+    jobs: int = 1,
+    engine: str = "local",
+    device: torch.device,
+    retry: bool = False,
+    prune: bool = False,
+    report: Report = silent,
+) -> BenchmarkResult:
+    """Run what a benchmark compares and write its page; see `api.benchmark`."""
+    result = benchmarking.benchmark(
+        wanted, folder=out or runs / "benchmarks" / wanted.name, runs=runs, device=str(device),
+        workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
+    )  # fmt: skip
+    write_benchmark_report(result)
+    return BenchmarkResult(**_fields(result))
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
