@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifacts import ClassLogits
 from fedre_privacy.core.channels import Bound, Masking, Noise, RandomRounding
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
@@ -26,7 +27,6 @@ from .running.driver import Piece, Tick, in_groups, reconstruction
 from .running.messages import are_shares
 from .running.modules import frozen, outputs
 from .running.objectives import l2rel
-from .running.tiles import single_threaded
 
 LEAST = math.exp(-30)
 """Probabilities below it count as it."""

@@ -61,8 +61,9 @@ from fedre_privacy.attacks.inversion.optimise import Search, fit_tile
 from fedre_privacy.attacks.running.graphs import capture_for
 from fedre_privacy.attacks.running.modules import frozen
 from fedre_privacy.attacks.running.objectives import OBJECTIVES
-from fedre_privacy.attacks.running.tiles import CPU_TILE, single_threaded
+from fedre_privacy.attacks.running.tiles import CPU_TILE
 from fedre_privacy.core.artifacts import Representations
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import peak_bytes
 from fedre_privacy.core.outcomes import Outcome, Reconstruction

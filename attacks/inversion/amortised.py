@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
@@ -27,7 +28,7 @@ from ..running.driver import Piece, Tick, in_groups, join, reconstruction
 from ..running.graphs import capture_for
 from ..running.modules import BATCH, frozen, outputs
 from ..running.objectives import l2rel
-from ..running.tiles import each, single_threaded
+from ..running.tiles import each
 from .aux_pairs import FOLDS, AuxPairs, simulated, some_views
 from .decoder_net import DecoderTraining, Examples, Refiner, blank, train_refiner
 from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total

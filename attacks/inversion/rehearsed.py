@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import Artifact, Counts, Prototypes, Representations
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive, stream
@@ -21,7 +22,6 @@ from ..running.channels import bounded_each, rows_sent_anew, unsmoothed, upload_
 from ..running.driver import Piece, Tick, in_groups, reconstruction
 from ..running.modules import frozen, outputs
 from ..running.objectives import l2rel
-from ..running.tiles import single_threaded
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
 from .map_jobs import LEAST_AUX
 from .simulate import SHIFTS, folds_of, views

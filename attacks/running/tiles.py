@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import free_bytes
@@ -49,24 +49,6 @@ def in_tiles(
 
     with single_threaded(context.device) as cores:
         return each(one, range(0, count, tile), cores, stopped)
-
-
-@contextmanager
-def single_threaded(device: torch.device) -> Iterator[int]:
-    """Compute on one thread per piece of work; gives the number of cores to spread pieces over.
-
-    Small convolutions gain little from a second thread, and one thread gives the same numbers on
-    a machine with any number of cores. Changes nothing for a GPU.
-    """
-    cores = torch.get_num_threads()
-    if device.type != "cpu":
-        yield 1
-        return
-    torch.set_num_threads(1)
-    try:
-        yield cores
-    finally:
-        torch.set_num_threads(cores)
 
 
 def each(

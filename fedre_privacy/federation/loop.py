@@ -9,6 +9,7 @@ broadcast (`post_broadcast`), over all clients, selected or not.
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ import torch
 from fedre_privacy.blocks.local import count_correct
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Broadcast, Emission, Upload
@@ -32,7 +34,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.steering.apply import Conduct, same
 from fedre_privacy.steering.base import Steering
 
-from . import checkpoint
+from . import checkpoint, copies
 from .ledger import measure
 from .recorder import Recorder, read_messages
 from .steps import (
@@ -49,6 +51,9 @@ from .together import train_together
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long, and after this many times the
 time that the last one took."""
+
+WORTH_COPIES_S = 0.1
+"""Clients are spread over cores while their part of a round takes longer; a copy takes some ms."""
 
 PER_CLIENT = "per_client_"
 """Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
@@ -145,11 +150,12 @@ class Cohort(ABC):
 
 
 class Here(Cohort):
-    """Clients in this process, one after another or together.
+    """Clients in this process: one after another, one on each core, or together.
 
     Args:
         keep: called with (round, clients, emissions by client) while clients still hold the
             models that made the round's uploads.
+        cores: of a CPU that clients are spread over; the numbers do not depend on it.
     """
 
     def __init__(
@@ -159,9 +165,11 @@ class Here(Cohort):
         setting: Setting,
         keep: Keep,
         defenses: Sequence[Defense] = (),
+        cores: int = 1,
     ) -> None:
         self.protocol, self.clients, self.setting = protocol, clients, setting
-        self.keep, self.defenses = keep, defenses
+        self.keep, self.defenses, self.cores = keep, defenses, cores
+        self._round_took = math.inf
 
     def first(self) -> list[Upload]:
         return first_uploads(self.protocol, self.clients, self.setting, self.defenses)
@@ -179,23 +187,40 @@ class Here(Cohort):
     def train(self, post: Post) -> Sent:
         defenses, round, chosen = self.defenses, post.round, post.chosen
         step = partial(client_step, defenses=defenses) if defenses else client_step
-        emissions: dict[int, tuple[Emission, ...]] = {}
-        losses: dict[int, float] = {}
         trained = train_together(self.protocol, self.clients, chosen, self.setting, round, defenses)
-        for k in chosen:
+
+        def take_part(k: int) -> copies.Done:
             with on_device(self.clients[k], self.setting):
-                emissions[k], losses[k] = step(
+                return step(
                     self.protocol,
                     self.clients[k],
                     post.message(k),
                     Task(self.setting, round, k),
                     trained=trained.get(k),
                 )
-        self.keep(round, self.clients, emissions)
-        return {k: (tuple(e.artifact for e in emissions[k]), losses[k]) for k in chosen}
+
+        began = time.monotonic()
+        if self._spread(len(chosen)) and not trained:
+            done = copies.train(take_part, self.clients, chosen, self.cores)
+        else:
+            done = {k: take_part(k) for k in chosen}
+        self._round_took = time.monotonic() - began
+        self.keep(round, self.clients, {k: emissions for k, (emissions, _) in done.items()})
+        return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
     def evaluate(self) -> Accuracy:
-        return evaluate(self.protocol, self.clients, self.setting)
+        if not self._spread(len(self.clients)):
+            return evaluate(self.protocol, self.clients, self.setting)
+
+        def look(k: int) -> tuple[int, int]:
+            return count(self.protocol, self.clients[k], self.setting)
+
+        return accuracy(copies.count(look, self.clients, self.cores))
+
+    def _spread(self, clients: int) -> bool:
+        """Whether a step of so many is worth copies: a round that takes no time is not."""
+        long = self._round_took > WORTH_COPIES_S
+        return long and copies.useful(self.setting.device, clients, self.cores)
 
 
 def run(
@@ -214,11 +239,12 @@ def run(
     steering: Sequence[Steering] = (),
 ) -> list[Row]:
     """Train a federation in this process; see `lead` and `Here`."""
-    cohort = Here(protocol, clients, setting, keep, defenses)
-    return lead(
-        protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
-        report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
-    )  # fmt: skip
+    with single_threaded(setting.device) as cores:
+        cohort = Here(protocol, clients, setting, keep, defenses, cores)
+        return lead(
+            protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
+            report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
+        )  # fmt: skip
 
 
 def lead(

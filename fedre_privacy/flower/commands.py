@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from fedre_privacy.core.cores import end_with_parent
 from fedre_privacy.core.errors import FedreError, MissingExtraError
 
 INSTALL = "pip install 'fedre-privacy[flower]'"
@@ -67,14 +67,8 @@ def start(command: Sequence[str], log: Path, home: Path) -> subprocess.Popen[byt
     with log.open("ab") as out:
         return subprocess.Popen(
             [found, *command[1:]], env=variables(home), stdin=subprocess.DEVNULL,
-            stdout=out, stderr=out, preexec_fn=_end_with_parent, start_new_session=True,
+            stdout=out, stderr=out, preexec_fn=end_with_parent, start_new_session=True,
         )  # fmt: skip
-
-
-def _end_with_parent() -> None:
-    """Let the system end this process with the one that started it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], seconds: float = 10.0) -> None:

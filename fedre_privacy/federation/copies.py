@@ -1,0 +1,116 @@
+"""Clients' steps in copies of this process, one core each: what they came to, as bytes and back.
+
+A client's step reads nothing of other clients, so its numbers do not depend on who takes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedre_privacy.blocks.state import Client, Server
+from fedre_privacy.core import cores
+from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.types import Emission, Mixture
+
+from .checkpoint import gathered, put_back
+
+Done = tuple[tuple[Emission, ...], float]
+"""What a client uploads with its provenance, and its mean training loss."""
+
+MIXTURE = ("row", "sample", "weight")
+"""Tensors of a mixture."""
+
+
+def busiest_first(clients: Sequence[Client], chosen: Sequence[int]) -> list[int]:
+    """Those with most to do first, so that cores are done at about the same time."""
+
+    def effort(k: int) -> int:
+        size = sum(p.numel() for p in clients[k].model.parameters())
+        return size * len(clients[k].train)
+
+    return sorted(chosen, key=effort, reverse=True)
+
+
+def train(
+    step: Callable[[int], Done], clients: Sequence[Client], chosen: Sequence[int], copies: int
+) -> dict[int, Done]:
+    """Do a step for each of some clients; here are those clients in the end as after it.
+
+    Args:
+        step: a client's number to what its step came to; it changes no other client.
+    """
+    found: dict[int, Done] = {}
+
+    def take(k: int, data: bytes) -> None:
+        state, found[k] = unpacked(data)
+        put_back(state, [clients[k]], Server(), Path(f"what client {k} learned"))
+
+    def work(k: int) -> bytes:
+        done = step(k)
+        return packed(gathered([clients[k]], Server()), done)
+
+    left = cores.spread(work, busiest_first(clients, chosen), take, copies=copies)
+    found |= {k: step(k) for k in sorted(left)}
+    return {k: found[k] for k in chosen}
+
+
+def count(
+    look: Callable[[int], tuple[int, int]], clients: Sequence[Client], copies: int
+) -> list[tuple[int, int]]:
+    """Two numbers about each client, which nothing changes."""
+    found: dict[int, tuple[int, int]] = {}
+
+    def take(k: int, data: bytes) -> None:
+        found[k] = cores.FRAME.unpack(data)
+
+    everyone = busiest_first(clients, range(len(clients)))
+    left = cores.spread(lambda k: cores.FRAME.pack(*look(k)), everyone, take, copies=copies)
+    found |= {k: look(k) for k in sorted(left)}
+    return [found[k] for k in range(len(clients))]
+
+
+def packed(state: Mapping[str, Tensor], done: Done) -> bytes:
+    """A client's state after its step, and what the step came to."""
+    emissions, loss = done
+    tensors = {f"state/{name}": value for name, value in state.items()}
+    heads = []
+    for n, emission in enumerate(emissions):
+        parts, mixture = emission.artifact.tensors(), emission.mixture
+        tensors |= {f"{n}/artifact/{name}": value for name, value in parts.items()}
+        if mixture is not None:
+            tensors |= {f"{n}/mixture/{name}": getattr(mixture, name) for name in MIXTURE}
+        rows = mixture.num_rows if mixture is not None else None
+        heads.append((emission.artifact.kind, list(parts), rows))
+    own = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    return safetensors.torch.save(own, metadata={"loss": repr(loss), "heads": json.dumps(heads)})
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Tensor], Done]:
+    """Undo `packed`."""
+    size = int.from_bytes(data[:8], "little")
+    meta = json.loads(data[8 : 8 + size])["__metadata__"]
+    tensors = safetensors.torch.load(data)
+    state = {
+        name.removeprefix("state/"): value
+        for name, value in tensors.items()
+        if name.startswith("state/")
+    }
+    emissions = []
+    for n, (kind, names, rows) in enumerate(json.loads(meta["heads"])):
+        parts = {name: tensors[f"{n}/artifact/{name}"] for name in names}
+        mixture = None
+        if rows is not None:
+            mixture = Mixture(*(tensors[f"{n}/mixture/{name}"] for name in MIXTURE), rows)
+        emissions.append(Emission(Artifact.kinds[kind].from_tensors(parts), mixture))
+    return state, (tuple(emissions), float(meta["loss"]))
+
+
+def useful(device: torch.device, clients: int, copies: int) -> bool:
+    """Whether clients can and need be spread over copies."""
+    return device.type == "cpu" and min(clients, copies) > 1 and cores.can_copy()
