@@ -21,7 +21,7 @@ from ..running.driver import Piece, Tick, in_tiles_of, reconstruction
 from ..running.graphs import capture_for
 from ..running.modules import frozen
 from ..running.objectives import Objective
-from ..running.tiles import CPU_TILE, measured_rows
+from ..running.tiles import cpu_tile, measured_rows
 from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
 
 STUCK = 0.5
@@ -95,7 +95,7 @@ def invert(
         sorted(range(len(owners)), key=lambda i: owners[i]),
         context,
         steps=budget.steps,
-        cpu=CPU_TILE // restarts,
+        cpu=cpu_tile(len(owners) * restarts) // restarts,
         gpu=(chunk or 1) // restarts,
     )
     early = int(found["steps"].max()) < budget.steps

@@ -17,7 +17,9 @@ from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import free_bytes
 
 CPU_TILE = 8
-"""Rows per tile on a CPU, a constant: the numbers do not depend on the chunk size asked for."""
+"""Most rows per tile on a CPU."""
+CREWS = {4: 6, 2: 4}
+"""Tiles are as many as a multiple of four or of two cores, if each has so many rows then."""
 
 GPU_ROWS = 1024
 """Most rows per tile on a GPU that has room for more; a quarter of it where room is not known."""
@@ -49,6 +51,18 @@ def in_tiles(
 
     with single_threaded(context.device) as cores:
         return each(one, range(0, count, tile), cores, stopped)
+
+
+def cpu_tile(rows: int) -> int:
+    """Rows per tile on a CPU: of so many rows, and never of cores or of the chunk size asked for.
+
+    So the numbers do not depend on these, and two or four cores have as much to do as each other.
+    """
+    for crew, least in CREWS.items():
+        tiles = crew * -(-rows // (crew * CPU_TILE))
+        if rows >= least * tiles:
+            return -(-rows // tiles)
+    return CPU_TILE
 
 
 def each(

@@ -22,7 +22,7 @@ class Orders(TypedDict):
     Args:
         config: the run's ``config.yaml``, named RUN.yaml.
         folder: where uploads and checkpoints go. told: where events, metrics and the outcome go.
-        patience: seconds to wait for clients in a step. threads: of torch.
+        patience: seconds to wait for clients in a step.
     """
 
     config: str
@@ -32,7 +32,6 @@ class Orders(TypedDict):
     num_classes: int
     resume: bool
     patience: float
-    threads: int
     plugins: list[str]
 
 

@@ -173,7 +173,6 @@ class Loopback:
             num_classes=work.prepared.setting.num_classes,
             resume=work.resume,
             patience=self.patience,
-            threads=torch.get_num_threads(),
             plugins=self.plugins,
         )
         files.write_json(told / "orders.json", orders)
@@ -254,7 +253,6 @@ class Loopback:
             "--key", str(self.keys / f"client{k}"),
             "--port", str(free_port()),
             "--device", str(self.device),
-            "--threads", str(torch.get_num_threads()),
             *(word for name in self.plugins for word in ("--plugin", name)),
         ]  # fmt: skip
         return start(command, self.log(f"client{k}"), self.home)

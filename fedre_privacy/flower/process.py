@@ -50,7 +50,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--key", type=Path, required=True, help="private key of the SuperNode")
     made.add_argument("--port", type=int, required=True, help="of the SuperNode on this machine")
     made.add_argument("--device", default="cpu")
-    made.add_argument("--threads", type=int, default=torch.get_num_threads())
     made.add_argument("--plugin", action="append", default=[], metavar="MODULE")
     return made
 
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_flower()
         import_plugins(options.plugin)
-        torch.set_num_threads(options.threads)
+        torch.set_num_threads(1)  # so that its numbers depend on no number of cores
         with held(options.folder), tempfile.TemporaryDirectory(prefix="fedre-") as room:
             worker = Worker(options.folder, options.client, choose_device(options.device))
             address = str(Path(room) / "client")

@@ -13,6 +13,7 @@ from fedre_privacy.attacks.running.driver import (
     reconstruction,
     stage,
 )
+from fedre_privacy.attacks.running.tiles import CPU_TILE, cpu_tile
 
 
 class Kept(dict):
@@ -113,3 +114,13 @@ def test_what_is_not_finite_is_marked_as_diverged():
     assert found.diverged.tolist() == [False, True] and found.trace_steps.tolist() == [0, 1, 2]
     empty = [{**piece, "spread": torch.zeros(0)} for piece in pieces]
     assert join(empty, torch.tensor([1, 0]))["spread"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles"),
+    [(1, 1), (7, 1), (8, 2), (12, 2), (16, 2), (17, 4), (24, 4), (33, 6), (64, 8), (100, 16)],
+)
+def test_tiles_of_a_cpu_keep_two_cores_equally_busy(rows, tiles):
+    tile = cpu_tile(rows)
+    assert 1 <= tile <= CPU_TILE
+    assert -(-rows // tile) in (tiles, tiles - 1)  # the last may be empty after rounding up

@@ -78,11 +78,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_number_of_cores_changes_nothing(tmp_path, threads, monkeypatch):
     alone = trained(tmp_path, 1, "fedre")
-    used = []
+    used: list[int] = []
     spread = cores.spread
-    monkeypatch.setattr(
-        cores, "spread", lambda *a, **k: used.append(k["copies"]) or spread(*a, **k)
-    )
+
+    def noted(*given: Any, copies: int) -> list[int]:
+        used.append(copies)
+        return spread(*given, copies=copies)
+
+    monkeypatch.setattr(cores, "spread", noted)
     assert trained(tmp_path, threads, "fedre") == alone
     assert set(used) == {threads}
 
