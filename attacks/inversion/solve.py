@@ -95,7 +95,7 @@ def invert(
         sorted(range(len(owners)), key=lambda i: owners[i]),
         context,
         steps=budget.steps,
-        cpu=cpu_tile(len(owners) * restarts) // restarts,
+        cpu=cpu_tile(len(owners), restarts),
         gpu=(chunk or 1) // restarts,
     )
     early = int(found["steps"].max()) < budget.steps

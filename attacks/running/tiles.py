@@ -53,16 +53,20 @@ def in_tiles(
         return each(one, range(0, count, tile), cores, stopped)
 
 
-def cpu_tile(rows: int) -> int:
-    """Rows per tile on a CPU: of so many rows, and never of cores or of the chunk size asked for.
+def cpu_tile(targets: int, restarts: int = 1) -> int:
+    """Targets per tile on a CPU, whatever the number of cores and the chunk size asked for.
 
     So the numbers do not depend on these, and two or four cores have as much to do as each other.
+
+    Args:
+        restarts: rows of each target.
     """
+    most = max(1, CPU_TILE // restarts)
     for crew, least in CREWS.items():
-        tiles = crew * -(-rows // (crew * CPU_TILE))
-        if rows >= least * tiles:
-            return -(-rows // tiles)
-    return CPU_TILE
+        tiles = crew * -(-targets // (crew * most))
+        if targets * restarts >= least * tiles:
+            return -(-targets // tiles)
+    return most
 
 
 def each(

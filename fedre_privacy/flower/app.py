@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
@@ -48,7 +47,6 @@ def main(grid: Grid, context: Context) -> None:
 def lead(orders: Orders, grid: Grid) -> dict[str, Any]:
     """Train; return how it ended."""
     told = Path(orders["told"])
-    torch.set_num_threads(1)  # so that its numbers depend on no number of cores
     try:
         import_plugins(orders["plugins"])
         settings = read_settings(Path(orders["config"]))

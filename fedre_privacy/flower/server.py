@@ -11,6 +11,7 @@ import torch
 
 from fedre_privacy import __version__
 from fedre_privacy.blocks.state import Message, Setting
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.events import Report
 from fedre_privacy.core.types import Upload
@@ -77,18 +78,19 @@ def serve(
         device=torch.device("cpu"),
         model=settings.model,
     )
-    loop.lead(
-        settings.protocol,
-        Elsewhere(settings, setting, ask),
-        begin_server(settings, setting),
-        setting,
-        recorder=Recorder(folder / UPLOADS),
-        checkpoints=folder / CHECKPOINTS,
-        report=report,
-        resume=resume,
-        on_row=on_row,
-        steering=settings.steering,
-    )
+    with single_threaded(setting.device):  # as in one process
+        loop.lead(
+            settings.protocol,
+            Elsewhere(settings, setting, ask),
+            begin_server(settings, setting),
+            setting,
+            recorder=Recorder(folder / UPLOADS),
+            checkpoints=folder / CHECKPOINTS,
+            report=report,
+            resume=resume,
+            on_row=on_row,
+            steering=settings.steering,
+        )
 
 
 class Elsewhere(Cohort):

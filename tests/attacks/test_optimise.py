@@ -386,7 +386,7 @@ def test_extractors_of_others_are_not_touched(observe, rotation):
     assert len(found.images) == 1
 
 
-@pytest.mark.parametrize(("restarts", "tiles"), [(1, 2), (2, 3), (4, 5), (8, 10), (16, 10)])
+@pytest.mark.parametrize(("restarts", "tiles"), [(1, 2), (2, 4), (4, 5), (8, 10), (16, 10)])
 def test_restarts_share_a_tile(observe, rotation, restarts, tiles):
     names = []
 
