@@ -21,6 +21,7 @@ import argparse
 import copy
 import gc
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -78,12 +79,17 @@ class Watch:
     def start(self) -> None:
         """Start anew."""
         tools.wait(self.device)
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        self.wall, self.cpu = time.perf_counter(), _cpu()
 
     def read(self) -> Times:
         """Seconds since the start."""
         tools.wait(self.device)
-        return Times(time.perf_counter() - self.wall, time.process_time() - self.cpu)
+        return Times(time.perf_counter() - self.wall, _cpu() - self.cpu)
+
+
+def _cpu() -> float:
+    """CPU seconds of this process and of those it made that have ended."""
+    return sum(os.times()[:4])
 
 
 @dataclass
@@ -340,11 +346,13 @@ def measure(
     plain, bare = Plain(name, federation, folder / "plain"), Bare(name, federation)
     watch = Watch(device)
     times: dict[str, list[Times]] = {"ours": [], "plain": [], "bare": []}
+    threads = torch.get_num_threads()
 
     def end_of_ours(rows: list[loop.Row]) -> None:
         times["ours"].append(watch.read())
 
     def others(event: Event) -> None:
+        torch.set_num_threads(threads)  # ours spreads clients over as many cores
         turns: list[tuple[str, Plain | Bare]] = [("plain", plain), ("bare", bare)]
         round = event.data["round"]
         if round <= repeats + 1:
@@ -353,6 +361,7 @@ def measure(
                 watch.start()
                 version.run()
                 times[key].append(watch.read())
+        torch.set_num_threads(1)
         watch.start()
 
     often = loop.CHECKPOINT_SECONDS

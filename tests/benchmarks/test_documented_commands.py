@@ -104,6 +104,12 @@ FORMS = (
         r"^two ways of stacking: done (in [\d.]+ s|before)$",
     ),
     Form("load", "", "--axes rounds --sizes 2 --limit 50", r"^\| rounds \| 2 \| [\d.]+ \(data "),
+    Form(
+        "cores",
+        "",
+        "--protocols fedre --cores 2 --repeats 1 --rounds 1 --clients 2 --samples 40",
+        r"^fedre +0 busy  threads [\d.]+ .*(.|\n)*^fedre +bytes of 1, 2 and 4 cores equal$",
+    ),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
         "rounds",
