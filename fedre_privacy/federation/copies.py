@@ -106,7 +106,8 @@ def unpacked(data: bytes) -> tuple[dict[str, Tensor], Done]:
         parts = {name: tensors[f"{n}/artifact/{name}"] for name in names}
         mixture = None
         if rows is not None:
-            mixture = Mixture(*(tensors[f"{n}/mixture/{name}"] for name in MIXTURE), rows)
+            row, sample, weight = (tensors[f"{n}/mixture/{name}"] for name in MIXTURE)
+            mixture = Mixture(row, sample, weight, rows)
         emissions.append(Emission(Artifact.kinds[kind].from_tensors(parts), mixture))
     return state, (tuple(emissions), float(meta["loss"]))
 
