@@ -6,8 +6,8 @@ scores, bit for bit, on one machine. Take a list before a change and compare aft
     python benchmarks/fingerprints.py --out before.json
     python benchmarks/fingerprints.py --out after.json --compare before.json
 
-Only the commands are used, so that versions with other insides can be compared. Attacks `analytic`
-and `spear` are not among them: they read networks that no built-in architecture is.
+Only the commands are used, so that versions with other insides can be compared. Attack `analytic`
+is not among them: it reads networks that no built-in architecture is.
 """
 
 from __future__ import annotations
@@ -57,34 +57,10 @@ DEFENCES: dict[str, tuple[str, str]] = {
     "secagg": ("fedavg", "secagg"),
 }
 """A protocol for each defence, and the defence's parameters."""
-ATTACKS: dict[str, Values] = {
-    "alignment": {"protocol": "fedavg", "target": "membership", "threat": "strong"},
-    "average": {"protocol": "fedgh", "threat": "strong"},
-    "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
-    "dip": {"attack": {"steps": 3, "restarts": 2, "patience": 2}},
-    "disentangle": {"rounds": 6, "threat": "strong"},
-    "dlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
-    "head": {"protocol": "lg-fedavg", "defense": ["clip:norm=0.1"], "attack": {"steps": 10}},
-    "idlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
-    "inverting-gradients": {"protocol": "fedsgd", "attack": {"steps": 6}, "target": "update"},
-    "joint-disentangle": {
-        "protocol": "fedgh",
-        "defense": ["clip:norm=2"],
-        "attack": {"steps": 4},
-        "threat": "strong",
-    },
-    "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
-    "linear": {"threat": "strong"},
-    "loss-membership": {"protocol": "fedavg", "target": "membership"},
-    "logits": {"protocol": "fd", "threat": "strong"},
-    "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
-    "membership": {"target": "membership"},
-    "own-list-alignment": {"protocol": "fedavg", "target": "membership"},
-    "pixel": {"attack": {"steps": 6}},
-    "shadow": {"threat": "public-init"},
-    "update-inversion": {"protocol": "fedavg", "attack": {"steps": 6}, "target": "update"},
-}
-"""How an attack is run, as short as can be; one without a row is run on fedre as it is."""
+ATTACKS: dict[str, Values] = yaml.safe_load(
+    Path(__file__).with_name("short_attacks.yaml").read_text(encoding="utf-8")
+)
+"""How an attack is run; one without an entry is run on fedre as it is."""
 MORE: dict[str, Values] = {
     "dip on recovered prototypes": {
         "name": "dip", "rounds": 6, "threat": "strong", "target": "recovered-prototypes",
@@ -115,7 +91,7 @@ MORE: dict[str, Values] = {
 }  # fmt: skip
 """Attacks on changed uploads and in two stages."""
 EVAL = {"targets": 3, "ceiling": 2, "per_update": 2, "candidates": 10, "metrics": ["psnr", "ssim"]}
-ELSEWHERE = {"analytic", "spear"}
+ELSEWHERE = {"analytic"}
 
 
 def laid(base: Values, over: Values) -> Values:

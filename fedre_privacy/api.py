@@ -13,16 +13,13 @@ Each call resolves settings once, all problems together; the functions whose nam
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
-from fedre_privacy.core.config import load_yaml, merge, nested
-from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
@@ -43,10 +40,16 @@ from fedre_privacy.runs import verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
-from fedre_privacy.runs.values import attack_values, in_sections, layered, training_values, written
+from fedre_privacy.runs.values import (
+    assigned,
+    attack_values,
+    layered,
+    misplaced,
+    several,
+    training_values,
+)
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.steering.base import Steering
-from fedre_privacy.study.description import Benchmark, read_sweep
 from fedre_privacy.study.twins import Twins
 from fedre_privacy.viewing import page as viewing
 from fedre_privacy.work import (
@@ -55,6 +58,7 @@ from fedre_privacy.work import (
     AttackResult,
     BenchmarkResult,
     Run,
+    comparison,
     run_attack,
     run_benchmark,
     run_membership,
@@ -133,8 +137,8 @@ def train(
         protocol=protocol, dataset=dataset, clients=clients, rounds=rounds, partition=partition,
         models=models, scheme=scheme, defense=defense, seed=seed, steering=steering,
     )  # fmt: skip
-    values, where = layered(given, _assigned(set), presets=_several(preset))
-    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")
+    values, where = layered(given, assigned(set), presets=several(preset))
+    problems = misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")
     check_sections(values, where, problems)
     settings = resolve_training(values, where, problems)
     return run_training(
@@ -220,8 +224,8 @@ def attack(
         attack=attack, target=target, threat=threat, attacker=attacker, targets=targets,
         round=round, metrics=metrics, via=via,
     )  # fmt: skip
-    values, where = layered(given, _assigned(set))
-    problems = _misplaced(set, TRAIN_SECTIONS, "a setting of the training, which is recorded")
+    values, where = layered(given, assigned(set))
+    problems = misplaced(set, TRAIN_SECTIONS, "a setting of the training, which is recorded")
     check_sections(values, where, problems)
     uploads = run.settings.protocol.uploads
     settings = resolve_attack(values, where, problems, uploads=uploads)
@@ -351,63 +355,18 @@ def benchmark(
     given = training_values(
         dataset=dataset, clients=clients, rounds=rounds, partition=partition, models=models
     )
-    values, _ = layered(given, _assigned(set))
-    problems = _misplaced(set, ATTACK_SECTIONS, "a setting of an attack; give it in 'attacks'")
+    values, _ = layered(given, assigned(set))
+    problems = misplaced(set, ATTACK_SECTIONS, "a setting of an attack; give it in 'attacks'")
     wanted = comparison(
         values, problems, sweep=None if sweep is None else Path(sweep),
-        protocols=_several(protocols), schemes=_several(schemes), defenses=_several(defenses),
-        steerings=_several(steerings), vary=vary, seeds=seeds,
-        attacks=None if attacks is None else _several(attacks), targets=targets,
+        protocols=several(protocols), schemes=several(schemes), defenses=several(defenses),
+        steerings=several(steerings), vary=vary, seeds=seeds,
+        attacks=None if attacks is None else several(attacks), targets=targets,
     )  # fmt: skip
     return run_benchmark(
         wanted, runs=Path(runs), out=None if out is None else Path(out), jobs=jobs,
         engine=engine, device=choose_device(device), retry=retry, prune=prune, report=report,
     )  # fmt: skip
-
-
-def comparison(
-    base: Settings, problems: list[str], *, sweep: Path | None, **described: Any
-) -> Benchmark:
-    """Resolve what a benchmark compares.
-
-    Args:
-        base: sections of settings that all trainings share.
-        problems: found before; they are reported with those of the rest.
-        sweep: a sweep file, which then describes the benchmark.
-        described: the keys of a sweep file, see `study.description.read_sweep`.
-
-    Raises:
-        ConfigError: all problems; names beside a sweep file; nothing to compare.
-    """
-    check_sections(base, {}, problems)
-    named = ("protocols", "schemes", "defenses", "steerings", "vary", "attacks")
-    extra = [name for name in named if sweep is not None and described.get(name)]
-    if extra:
-        problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
-    if problems:
-        raise ConfigError(*problems)
-    typed(described)
-    if sweep is not None:
-        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
-    return read_sweep(described, base, name="")
-
-
-def _assigned(chosen: Settings | None) -> Settings:
-    """Single settings by their dotted names, nested."""
-    out: dict[str, Any] = {}
-    for key, value in (chosen or {}).items():
-        out = merge(out, nested(key, written(value)))
-    return out
-
-
-def _misplaced(chosen: Settings | None, sections: Sequence[str], why: str) -> list[str]:
-    return [f"'{key}' is {why}." for key in in_sections(chosen or {}, sections)]
-
-
-def _several(given: Any) -> list[Any]:
-    """One or several as a list; text, settings and objects are one."""
-    several = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
-    return list(given) if several else [given]
 
 
 def _with_page(

@@ -14,8 +14,10 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.registry import typed
 from fedre_privacy.flower.commands import require_flower
 from fedre_privacy.flower.loopback import flower
 from fedre_privacy.job import WORKER
@@ -32,10 +34,11 @@ from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.runs import preparing, training
 from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs.folder import COMPLETE, status_of
+from fedre_privacy.runs.resolving import check_sections
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study.description import Benchmark
+from fedre_privacy.study.description import Benchmark, read_sweep
 
 IN_PROCESS = "in-process"
 ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
@@ -182,6 +185,33 @@ def run_membership(
     done.write()
     write_worlds_report(done)
     return done
+
+
+def comparison(
+    base: Mapping[str, Any], problems: list[str], *, sweep: Path | None, **described: Any
+) -> Benchmark:
+    """Resolve what a benchmark compares.
+
+    Args:
+        base: sections of settings that all trainings share.
+        problems: found before; they are reported with those of the rest.
+        sweep: a sweep file, which then describes the benchmark.
+        described: the keys of a sweep file, see `study.description.read_sweep`.
+
+    Raises:
+        ConfigError: all problems; names beside a sweep file; nothing to compare.
+    """
+    check_sections(base, {}, problems)
+    named = ("protocols", "schemes", "defenses", "steerings", "vary", "attacks")
+    extra = [name for name in named if sweep is not None and described.get(name)]
+    if extra:
+        problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
+    if problems:
+        raise ConfigError(*problems)
+    typed(described)
+    if sweep is not None:
+        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+    return read_sweep(described, base, name="")
 
 
 def run_benchmark(

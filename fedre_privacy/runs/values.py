@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedre_privacy.attacks.base import Attack, attacks
-from fedre_privacy.core.config import Loaded, load_yaml, merge, plain
+from fedre_privacy.core.config import Loaded, load_yaml, merge, nested, plain
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import Registry, import_plugin, typed
 from fedre_privacy.core.types import ThreatModel
@@ -261,3 +261,22 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
         )
     path = str(Path(str(data["path"])).expanduser().resolve())
     return {**values, "data": {**data, "path": path}}
+
+
+def assigned(chosen: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Single settings by their dotted names, nested."""
+    out: dict[str, Any] = {}
+    for key, value in (chosen or {}).items():
+        out = merge(out, nested(key, written(value)))
+    return out
+
+
+def misplaced(chosen: Mapping[str, Any] | None, sections: Sequence[str], why: str) -> list[str]:
+    """Say of each setting that lies in one of some sections why it cannot be given."""
+    return [f"'{key}' is {why}." for key in in_sections(chosen or {}, sections)]
+
+
+def several(given: Any) -> list[Any]:
+    """One or several as a list; text, settings and objects are one."""
+    many = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    return list(given) if many else [given]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pandas as pd
@@ -45,6 +45,31 @@ from .panels import (
 from .results import JobResult, frame, over_seeds
 from .suite import recovered_from
 from .sweep import run_jobs
+
+
+class CellRow(TypedDict):
+    """An attack against a variant; see `BenchmarkResult.cells`."""
+
+    variant: str
+    attack: str
+    reads: bool
+    measure: str | None
+    unit: str | None
+    over: float | None
+
+
+class RoundRow(TypedDict):
+    """An attack at a number of rounds; see `BenchmarkResult.over_rounds`."""
+
+    panel: str
+    line: str
+    rounds: int
+    over: float
+    spread: float | None
+    value: float | None
+    floor: float | None
+    n: int
+    seeds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +147,7 @@ class BenchmarkResult:
         The measure is the attack's leading one. Where an attack did not run, over is empty and
         `reads` says whether the variant uploads what it reads.
         """
-        out: list[dict[str, Any]] = []
+        out: list[CellRow] = []
         asked = self.summary.dropna(subset=["attack"]) if len(self.summary) else self.summary
         kinds = {
             f"{row['attack']} on {row['target']}": str(row["attack"])
@@ -187,7 +212,7 @@ class BenchmarkResult:
         x, fixed = ("round", "rounds_limit") if across == "attacked" else ("read", "round")
         keys = ["label", "attack", "target", "threat", fixed]
         several = asked["label"].nunique() > 1
-        out: list[dict[str, Any]] = []
+        out: list[RoundRow] = []
         for _, part in asked.groupby(keys, dropna=False, sort=False):
             if part[x].nunique() < 2:
                 continue

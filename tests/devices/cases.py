@@ -18,6 +18,7 @@ from unittest import mock
 
 import stand_in
 import torch
+import yaml
 from torch import Tensor
 
 from fedre_privacy.attacks.base import attacks
@@ -59,44 +60,9 @@ TRAININGS: dict[str, dict[str, Any]] = {
     },
 }
 """Every protocol, one registered tomorrow too, and ways of training with code of their own."""
-ATTACKS: dict[str, dict[str, Any]] = {
-    "shadow": {
-        "protocol": "fedgh",
-        "threat": "public-init",
-        "attack": {"shadows": 2, "views": 1},
-    },
-    "average": {"protocol": "fedgh", "rounds": 2, "threat": "strong"},
-    "decoder": {"attack": {"updates": 12, "width": 4}, "threat": "strong"},
-    "dip": {"attack": {"steps": 3, "restarts": 2, "patience": 2}},
-    "disentangle": {"rounds": 6, "threat": "strong"},
-    "dlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
-    "head": {"protocol": "lg-fedavg", "defense": ["clip:norm=0.1"], "attack": {"steps": 10}},
-    "idlg": {"protocol": "fedsgd", "attack": {"steps": 2, "inner": 4}, "target": "update"},
-    "inverting-gradients": {"protocol": "fedsgd", "attack": {"steps": 6}, "target": "update"},
-    "joint-disentangle": {
-        "protocol": "fedgh",
-        "rounds": 2,
-        "defense": ["clip:norm=2"],
-        "attack": {"steps": 4},
-        "threat": "strong",
-    },
-    "labels": {"protocol": "fedavg", "target": "labels", "threat": "strong"},
-    "linear": {"threat": "strong"},
-    "logits": {"protocol": "fd", "attack": {"rounds": 1}, "threat": "strong"},
-    "loss-membership": {"protocol": "fedavg", "target": "membership"},
-    "alignment": {"protocol": "fedavg", "target": "membership", "threat": "strong"},
-    "own-list-alignment": {"protocol": "fedavg", "target": "membership"},
-    "matrix": {"protocol": "fedral", "threat": "strong", "target": "labels"},
-    "membership": {"target": "membership"},
-    "pixel": {"attack": {"steps": 6}},
-    "spear": {
-        "protocol": "fedsgd",
-        "attack": {"tries": 2048, "steps": 3},
-        "target": "update",
-    },
-    "update-inversion": {"protocol": "fedavg", "attack": {"steps": 6}, "target": "update"},
-}
-"""How an attack is run, here as short as can be; one without a row is run on fedre as it is."""
+SHORT = Path(__file__).parents[2] / "benchmarks" / "short_attacks.yaml"
+ATTACKS: dict[str, dict[str, Any]] = yaml.safe_load(SHORT.read_text(encoding="utf-8"))
+"""How an attack is run; one without an entry is run on fedre as it is."""
 ELSEWHERE = {"analytic"}
 """Solved on the host, and for networks that no built-in architecture is."""
 
