@@ -11,7 +11,6 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import import_plugins
 
 from . import verify
-from .lists import list_all, list_presets
 from .options import (
     add_common_options,
     add_foreign_options,
@@ -89,6 +88,8 @@ def _chosen(options: argparse.Namespace) -> bool:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     import_plugins(options.plugin)
     if options.run != "list" and options.listed is not None:
         raise ConfigError(
@@ -96,9 +97,9 @@ def _run(options: argparse.Namespace, output: Output) -> int:
             next_step=f"To attack that run: fedre-attack {options.listed}.",
         )
     if "list" in options.preset:
-        return list_presets(output)
+        return lists.list_presets(output)
     if options.run == "list" and not _chosen(options):
-        return list_all(output)
+        return lists.list_all(output)
     from .commands import attack
 
     return attack.run(options, output)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from fedre_privacy.core.declared import declared
 from fedre_privacy.core.registry import import_plugins
 
-from .lists import list_presets
 from .options import add_common_options, add_training_options
 from .output import Output, command
 
@@ -72,9 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     import_plugins(options.plugin)
     if "list" in options.preset:
-        return list_presets(output)
+        return lists.list_presets(output)
     from .commands import audit
 
     return audit.run(options, output)

@@ -11,7 +11,6 @@ from fedre_privacy.core.declared import declared
 from fedre_privacy.core.registry import import_plugins
 
 from . import communication, toy
-from .lists import list_presets
 from .options import (
     add_output_options,
     add_settings_options,
@@ -99,9 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     import_plugins(options.plugin)
     if "list" in options.preset:
-        return list_presets(output)
+        return lists.list_presets(output)
     from .commands import benchmark
 
     return benchmark.run(options, output)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from fedre_privacy.core.declared import Shelf, Undeclared, declared
-from fedre_privacy.core.registry import Named, entry_points
+from fedre_privacy.core.registry import Named, brought
 from fedre_privacy.presets import presets
 
 from .output import Output
@@ -90,8 +90,8 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
 
 def list_all(output: Output) -> int:
     """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
-    try:
-        listed = gathered(registry if _imported() or _installed() else Shelf)
+    try:  # what another package brings is known only by importing it
+        listed = gathered(registry if _imported() or brought() else Shelf)
     except Undeclared:  # a part whose text does not say what it is: it is imported
         listed = gathered(registry)
     broken = listed.pop("broken")
@@ -122,11 +122,6 @@ def _is_of(value: object, home: str) -> bool:
 def _imported() -> bool:
     """Whether registries are there already, perhaps with parts that were registered by hand."""
     return any(home in sys.modules for home in HOMES)
-
-
-def _installed() -> bool:
-    """Whether another package brings parts: only by importing them is it known what they are."""
-    return any(len(entry_points(group=home.rpartition(".")[0])) for home in HOMES)
 
 
 def gathered(parts: Callable[[str], Parts]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from fedre_privacy.core.declared import declared
 
-from .lists import list_presets
 from .options import add_common_options, add_training_options
 from .output import Output, command
 
@@ -75,8 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     if "list" in options.preset:
-        return list_presets(output)
+        return lists.list_presets(output)
     from .commands import membership
 
     return membership.run(options, output)

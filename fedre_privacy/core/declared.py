@@ -23,10 +23,9 @@ from .registry import Entry
 
 PACKAGE, *_ = __name__.split(".")
 _FLAGS = __future__.annotations.compiler_flag
-_SKIPPED = r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*'
-_STARTS = {indent: re.compile(rf"{_SKIPPED}|^{indent}(?=[\w@])", re.M) for indent in ("", "    ")}
 _DEFINED = re.compile(r"(?:@.*\n)*(class|def) (\w+)")
 _REGISTERED = re.compile(r'^@?\w+\.register\(\s*(?:"([^"]+)"|\w)', re.M)
+_ROOT = Path(__file__).parents[1]
 
 
 class Undeclared(AttributeError):
@@ -43,7 +42,7 @@ def declared(module: str, name: str) -> Any:
         return namespace(module)[name]
     except Undeclared:
         raise
-    except Exception as error:  # what is run here is made of pieces: anything may be missing
+    except Exception as error:  # what is run is made of pieces: anything may be missing
         raise Undeclared(f"{module}.{name}: {type(error).__name__}: {error}") from error
 
 
@@ -57,7 +56,7 @@ class Namespace(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         for text in self.parts:
-            if re.search(rf"\b{name}\b", text) and self._bind(name, text):
+            if name in text and self._bind(name, text):
                 return self[name]
         raise KeyError(name)  # a built-in, or nothing
 
@@ -108,14 +107,19 @@ class Class:
     def __init__(self, name: str, names: Namespace, text: str) -> None:
         self.__name__ = name
         self._names, self._text = names, text[text.index("class ") :]
+        self._parts = list(statements(self._text, "    "))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        for text in statements(self._text, "    "):
-            if re.match(rf"{name}\b[^=(]*=", text):
+        for text in self._parts:
+            if text.startswith(name):
                 node = ast.parse(text).body[0]
-                if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                if (
+                    isinstance(node, ast.Assign | ast.AnnAssign)
+                    and node.value
+                    and name in bound(node)
+                ):
                     value = self._worked_out(node.value)
                     setattr(self, name, value)
                     return value
@@ -124,7 +128,7 @@ class Class:
                 return getattr(base, name)
             except AttributeError:
                 continue
-        raise AttributeError(f"{self.__name__} declares no {name}")
+        raise Undeclared(f"{self.__name__} declares no {name}")
 
     def __call__(self, **given: Any) -> SimpleNamespace:
         """An instance of a plain dataclass: the values that it is given."""
@@ -137,12 +141,11 @@ class Class:
         for base in node.bases:
             try:
                 yield self._worked_out(base)
-            except Exception:  # of another library, or generic: it declares nothing of ours
+            except Undeclared:  # of another library, or generic: it declares nothing of ours
                 continue
 
     def _worked_out(self, value: ast.expr) -> Any:
-        code = compile(ast.Expression(value), str(self._names.path), "eval", dont_inherit=True)
-        return eval(code, self._names)
+        return worked_out(value, self._names)
 
 
 class Shelf:
@@ -186,8 +189,7 @@ class Shelf:
         (call,) = [text for text in names.parts if ".register(" in text]
         (node,) = ast.parse(call).body
         assert isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        code = compile(ast.Expression(node.value.args[0]), str(names.path), "eval")
-        return eval(code, names)
+        return worked_out(node.value.args[0], names)
 
 
 @cache
@@ -203,29 +205,51 @@ def namespace(module: str) -> Namespace:
     return Namespace(module, path)
 
 
+@cache
 def file_of(module: str) -> Path | None:
     """Where a module of ours is, or would be; None of others. No module is imported for it."""
     first, *rest = module.split(".")
     if first != PACKAGE:
         return None
-    root = Path(__file__).parents[1]
-    place = root.joinpath(*rest)
-    if rest and not (root / rest[0]).exists() and not (root / f"{rest[0]}.py").exists():
-        # A checkout keeps some packages beside this one; setup.cfg says which.
-        place = root.parent.joinpath(*rest)
+    place = _ROOT.joinpath(*rest)
+    if rest and rest[0] not in _inside():  # a checkout keeps some packages beside this one
+        place = _ROOT.parent.joinpath(*rest)
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+@cache
+def _inside() -> frozenset[str]:
+    return frozenset(path.stem for path in _ROOT.iterdir())
 
 
 def statements(text: str, indent: str = "") -> Iterator[str]:
     """Statements of a module, or with an indent those of a class, with their decorators."""
-    starts = [found.start() for found in _STARTS[indent].finditer(text) if not found[0].strip()]
-    start = None
-    for here, after in zip(starts, [*starts[1:], len(text)], strict=True):
-        start = here if start is None else start
-        piece = text[start:after]
-        if text[here + len(indent)] != "@":
-            yield re.sub(rf"^{indent}", "", piece, flags=re.M) if indent else piece
-            start = None
+    found: list[list[str]] = []
+    quoted = decorated = False
+    for line in text.splitlines(keepends=True):
+        first = line[len(indent) : len(indent) + 1]
+        if not quoted and line.startswith(indent) and (first.isidentifier() or first == "@"):
+            if not decorated:
+                found.append([])
+            decorated = first == "@"
+        if found:
+            found[-1].append(line.removeprefix(indent))
+        quoted ^= line.count('"""') % 2 == 1
+    return map("".join, found)
+
+
+def worked_out(value: ast.expr, names: Namespace) -> Any:
+    """Evaluate an expression of a module.
+
+    Raises:
+        Undeclared: it needs more than our own text.
+    """
+    try:
+        return eval(compile(ast.Expression(value), str(names.path), "eval"), names)
+    except Undeclared:
+        raise
+    except Exception as error:  # what is run is made of pieces: anything may be missing
+        raise Undeclared(f"{names.module}: {type(error).__name__}: {error}") from error
 
 
 def bound(node: ast.stmt) -> set[str]:

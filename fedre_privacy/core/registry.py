@@ -136,6 +136,14 @@ def entry_points(*, group: str) -> EntryPoints:
     return entry_points(group=group)
 
 
+def brought() -> bool:
+    """Whether an installed package declares parts of ours in its entry points."""
+    from importlib.metadata import distributions
+
+    ours = f"[{__name__.split('.')[0]}."
+    return any(ours in (one.read_text("entry_points.txt") or "") for one in distributions())
+
+
 class Registry(Named[type[T]], Generic[T]):
     """Names to classes of one kind, whose fields are their settings."""
 
