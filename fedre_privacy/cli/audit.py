@@ -17,7 +17,10 @@ LEVELS = ("mechanism", "run")
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    units = [declared("fedre_privacy.defenses.base", name) for name in ("CLIENT", "RECORD")]
+    units = (
+        declared("fedre_privacy.defenses.base", "CLIENT"),
+        declared("fedre_privacy.defenses.base", "RECORD"),
+    )
     canaries = declared("fedre_privacy.runs.coins", "CANARIES")
     alpha = declared("fedre_privacy.eval.lower_bounds", "ALPHA")
     made = argparse.ArgumentParser(

@@ -14,10 +14,9 @@ from .output import Output, command
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    moments, usual, across = (
-        declared("fedre_privacy.pages.run_curves", name)
-        for name in ("MOMENTS", "HEADLINE", "ACROSS")
-    )
+    moments = declared("fedre_privacy.pages.run_curves", "MOMENTS")
+    usual = declared("fedre_privacy.pages.run_curves", "HEADLINE")
+    across = declared("fedre_privacy.pages.run_curves", "ACROSS")
     made = argparse.ArgumentParser(
         prog="fedre-train curves",
         allow_abbrev=False,

@@ -41,6 +41,7 @@ from .train import print_run
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Attack a run, one that is trained here, or given uploads; return the exit code."""
     asked = attack_values(
         attack=options.attack, target=options.target, threat=options.threat,
         attacker=options.attacker, targets=options.targets, round=options.round,

@@ -27,6 +27,7 @@ from .train import print_run, rehearsed
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Audit a run, or one that is trained here; return the exit code."""
     inside = options.level == "run"
     check_audit(options.canaries if inside else options.trials, options.alpha)
     recorded = None if options.run is None else find_run(options.run, options.runs_dir)

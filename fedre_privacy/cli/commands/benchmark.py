@@ -24,6 +24,7 @@ from .settled import (
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Train and attack what is compared, and print the tables; return the exit code."""
     wanted = _wanted(options)
     device = choose_device(options.device)
     jobs = wanted.jobs

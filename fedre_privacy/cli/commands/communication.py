@@ -37,6 +37,7 @@ SHORT = {"homogeneous": "homo", "heterogeneous": "hete"}
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Print published tables beside the same numbers recomputed; return the exit code."""
     import_plugins(options.plugin)
     keys = _checked(options)
     runs = [measured(find_run(path, options.runs_dir)) for path in options.measured]

@@ -12,6 +12,7 @@ from ..output import Output
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Draw the accuracy of recorded trainings; return the exit code."""
     import_plugins(options.plugin)
     runs = [find_run(given, options.runs_dir) for given in options.run]
     found = compare(runs, options.moment)

@@ -50,6 +50,7 @@ def _plan(options: argparse.Namespace) -> WorldsPlan:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Train worlds, attack them, and print who is at risk; return the exit code."""
     plan = _plan(options)
     if options.explain:
         explain(plan.training, None, output)

@@ -12,6 +12,7 @@ from ..output import Output
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Train on points in the plane, and print and draw the means; return the exit code."""
     problems: list[str] = []
     settings = build(ToySettings, parse_assignments(options.assign), at="toy", problems=problems)
     if settings is None:

@@ -34,6 +34,7 @@ MOMENTS = {
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Train a federation, or say what training it would do; return the exit code."""
     values, where = gather(options)
     problems = [
         f"--set {item} is a setting of fedre-attack; fedre-train only trains."

@@ -15,6 +15,7 @@ from ..output import Output
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Check a folder against what was recorded; return the exit code."""
     given = Path(options.run)
     folder = given if given.is_dir() else find_run(given, options.runs_dir).folder
     found = verify(folder, accept=options.accept, expect=options.expect)

@@ -13,6 +13,7 @@ from ..output import Output
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
+    """Write the page of all results; return the exit code."""
     made = view(options.runs, options.out, truth=not options.without_truth)
     counts = made.counts()
     bad = counts.pop(DAMAGED, 0)
