@@ -3,8 +3,9 @@
     pip install -e '.[notebooks]'
     python notebooks/store.py first_attack own_module     (none named: all)
 
-A notebook runs in an empty folder, with the sizes that it says (not those of the tests). It is
-stored only if no cell failed, warned or shows a path of this machine.
+A notebook runs in an empty folder, with the sizes that it says; with ``--quick`` with those of the
+tests, which it then tells. It is stored only if no cell failed, warned or shows a path of this
+machine.
 """
 
 from __future__ import annotations
@@ -106,8 +107,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run and store the notebooks that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="notebooks, without .ipynb (default: all)")
-    names = parser.parse_args(argv).names or sorted(path.stem for path in HERE.glob("*.ipynb"))
-    os.environ.pop("FEDRE_QUICK", None)
+    parser.add_argument("--quick", action="store_true", help="few small images, few steps")
+    options = parser.parse_args(argv)
+    names = options.names or sorted(path.stem for path in HERE.glob("*.ipynb"))
+    os.environ["FEDRE_QUICK"] = "1" if options.quick else ""
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             store(HERE / f"{name}.ipynb", run(HERE / f"{name}.ipynb", Path(folder)))
