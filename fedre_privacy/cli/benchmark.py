@@ -48,7 +48,7 @@ def _tables() -> argparse.ArgumentParser:
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    engines = declared("fedre_privacy.study.sweep", "ENGINES")
+    engines = declared("fedre_privacy.study.processes", "ENGINES")
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
         usage=USAGE,

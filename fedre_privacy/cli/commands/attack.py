@@ -14,16 +14,9 @@ from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import COMPLETE, begin, status_of
+from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run, find_run
-from fedre_privacy.runs.settings import (
-    TRAIN_SECTIONS,
-    AttackSettings,
-    TrainSettings,
-    check_sections,
-    required,
-    resolve_attack,
-    resolve_training,
-)
+from fedre_privacy.runs.settings import TRAIN_SECTIONS, AttackSettings, TrainSettings
 from fedre_privacy.runs.values import attack_values
 from fedre_privacy.sealed.door import SAME, chosen, warm
 

@@ -12,13 +12,9 @@ from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.runs.coins import PAIR, Coins
 from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import Run, find_run
-from fedre_privacy.runs.settings import (
-    TrainSettings,
-    check_sections,
-    required,
-    resolve_training,
-)
+from fedre_privacy.runs.settings import TrainSettings
 
 from ..output import Output
 from .explain import explain

@@ -14,7 +14,7 @@ from fedre_privacy.play.rehearse import rehearse_suite
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import ATTACK_SECTIONS
 from fedre_privacy.study.description import Benchmark
-from fedre_privacy.study.sweep import Job
+from fedre_privacy.study.jobs import Job
 
 from ..output import Output
 from .settled import (

@@ -16,10 +16,7 @@ from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import (
-    AttackSettings,
-    TrainSettings,
-)
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.threats.base import threats
 
 from ..lists import adapts, shown

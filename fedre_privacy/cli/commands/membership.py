@@ -11,8 +11,8 @@ from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.play.worlds import WorldsPlan, plan_worlds
 from fedre_privacy.runs.coins import Coins
 from fedre_privacy.runs.device import choose_device
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import find_run
-from fedre_privacy.runs.settings import check_sections, required, resolve_training
 
 from ..output import Output
 from .explain import explain

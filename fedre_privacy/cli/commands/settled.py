@@ -9,13 +9,9 @@ from typing import Any
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.presets import preset
+from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import (
-    ATTACK_SECTIONS,
-    TRAIN_SECTIONS,
-    required,
-    resolve_training,
-)
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
 from fedre_privacy.runs.values import in_sections, layered, training_values
 
 

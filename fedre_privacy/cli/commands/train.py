@@ -14,14 +14,9 @@ from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play.rehearse import Plan, rehearse
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import begin
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import (
-    ATTACK_SECTIONS,
-    TrainSettings,
-    check_sections,
-    required,
-    resolve_training,
-)
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TrainSettings
 
 from ..output import Output
 from .explain import explain
