@@ -17,6 +17,7 @@ test-slow: $(STAMP)
 
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/rounds.py --clients 100 --repeats 2 --protocols fedre,fedavg
 	$(BIN)/python benchmarks/together.py --architectures cnn4,resnet8,resnet18

@@ -50,7 +50,7 @@ import torch
 import yaml
 
 from fedre_privacy import api
-from fedre_privacy.cli.explain import list_for
+from fedre_privacy.cli.commands.explain import list_for
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import FedreError

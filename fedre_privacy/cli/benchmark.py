@@ -6,28 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from fedre_privacy.api import comparison, run_benchmark
-from fedre_privacy.core.errors import ConfigError, PartialError
-from fedre_privacy.core.events import Event
+from fedre_privacy.core.declared import declared
 from fedre_privacy.core.registry import import_plugins
-from fedre_privacy.core.units import human_seconds, plural
-from fedre_privacy.play.rehearse import rehearse_suite
-from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.settings import ATTACK_SECTIONS
-from fedre_privacy.study.description import Benchmark
-from fedre_privacy.study.jobs import Job
-from fedre_privacy.study.processes import ENGINES
 
 from . import communication, toy
-from .explain import list_presets
 from .options import (
     add_output_options,
     add_settings_options,
     add_training_options,
-    assigned,
-    gather,
 )
 from .output import Output, command
 
@@ -61,6 +48,7 @@ def _tables() -> argparse.ArgumentParser:
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
+    engines = declared("fedre_privacy.study.processes", "ENGINES")
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
         usage=USAGE,
@@ -87,7 +75,10 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--out", type=Path, metavar="DIR", help="folder of the benchmark")
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="jobs at once (default: 1)")
     group.add_argument(
-        "--engine", choices=tuple(ENGINES), default="local", help="where jobs run (default: local)"
+        "--engine",
+        choices=tuple(engines),
+        default="local",
+        help="where jobs run (default: local)",
     )
     group.add_argument("--retry", action="store_true", help="run failed jobs again")
     group.add_argument(
@@ -107,129 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     import_plugins(options.plugin)
     if "list" in options.preset:
-        return list_presets(output)
-    wanted = _wanted(options)
-    device = choose_device(options.device)
-    jobs = wanted.jobs
-    labels = dict.fromkeys(job.label for job in jobs)
-    output.line("Compare", ", ".join(labels))
-    output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
-    if options.dry_run:
-        return _rehearse(jobs, device, output)
-    result = run_benchmark(
-        wanted, runs=options.runs_dir, out=options.out, jobs=options.jobs, engine=options.engine,
-        device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
-    )  # fmt: skip
-    output.text()
-    output.table(result.table())
-    for text in result.failures():
-        output.line("FAILED", text)
-    output.line("Files", f"{result.folder}/{{report.html,frontier.png,results.csv}}", wrap=False)
-    output.final(result.folder, {"rows": result.table(), "failed": result.failures()})
-    if result.failures():
-        raise PartialError(
-            f"{plural(len(result.failures()), 'job')} of {len(jobs)} failed; the others are in "
-            "the tables and figures.",
-            next_step="Mend what they say and give the same command with --retry.",
-        )
-    return 0
+        return lists.list_presets(output)
+    from .commands import benchmark
 
-
-def _wanted(options: argparse.Namespace) -> Benchmark:
-    """What to compare, from the file and the options.
-
-    Raises:
-        ConfigError: nothing to compare, or two ways of saying it.
-    """
-    values, _ = gather(options)
-    scheme = values.get("protocol", {}).pop("entanglement", None) if options.scheme else None
-    if options.against and not scheme:
-        raise ConfigError("--against goes with --scheme: the scheme to compare with these.")
-    schemes = [scheme] if scheme else []
-    schemes += [name for text in (options.against, options.schemes) if text for name in _list(text)]
-    protocols = _list(options.protocols) if options.protocols else []
-    if options.sweep is None and not schemes and not protocols:
-        raise ConfigError(
-            "Nothing to compare: give a SWEEP.yaml, --protocols, --scheme with --against, "
-            "--schemes, or --communication.",
-            next_step="For example: fedre-benchmark --protocols fedre,fedgh,fedavg --seeds 0.",
-        )
-    problems = [
-        f"--set {item} is a setting of an attack; a benchmark takes it from a sweep's attacks."
-        for item in assigned(options, ATTACK_SECTIONS)
-    ]
-    return comparison(
-        values,
-        problems,
-        sweep=options.sweep,
-        protocols=protocols,
-        schemes=schemes,
-        seeds=[_whole(seed) for seed in _list(options.seeds)],
-        attacks=None if options.attacks == "default" else _list(options.attacks),
-        targets=options.targets,
-    )
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"--seeds takes whole numbers, for example 0,1,2; got '{text}'."
-        ) from None
-
-
-def _suites(jobs: Sequence[Job]) -> str:
-    counts: dict[str, int] = {}
-    for job in jobs:
-        for settings in job.attacks:
-            key = f"{settings.attack.name} on {settings.target}"
-            counts[key] = counts.get(key, 0) + 1
-    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
-
-
-def _rehearse(jobs: Sequence[Job], device: Any, output: Output) -> int:
-    """Take one step of each kind of job and add the estimates up."""
-    firsts = {job.label: job for job in reversed(jobs)}
-    seconds = 0.0
-    known: dict[str, float] = {}
-    for label in dict.fromkeys(job.label for job in jobs):
-        job = firsts[label]
-        train_s, attack_s = rehearse_suite(job.training, job.attacks, device, known)
-        own = train_s + attack_s
-        times = sum(other.label == label for other in jobs)
-        seconds += own * times
-        output.line(label, f"{plural(times, 'job')} of about {human_seconds(own)}")
-    output.line("In all", f"about {human_seconds(seconds)} with one job at a time")
-    output.final(None, {"jobs": len(jobs), "seconds": seconds})
-    return 0
-
-
-class _Progress:
-    """Prints one line per finished job."""
-
-    def __init__(self, output: Output) -> None:
-        self.output = output
-
-    def __call__(self, event: Event) -> None:
-        data = event.data
-        self.output.event(event.name, data)
-        if event.name == "sweep.plan":
-            done = data["jobs"] - data["waiting"]
-            self.output.line("Done", f"{done} of {data['jobs']} before this start")
-        elif event.name == "sweep.job":
-            took = "" if data["wall_s"] is None else f" in {human_seconds(data['wall_s'])}"
-            left = f"; about {human_seconds(data['left_s'])} left" if data["left_s"] else ""
-            why = f": {data['failure']}" if data["failure"] else ""
-            self.output.line(
-                f"{data['done']}/{data['of']}", f"{data['job']} {data['status']}{took}{why}{left}"
-            )
+    return benchmark.run(options, output)
 
 
 if __name__ == "__main__":

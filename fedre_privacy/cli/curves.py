@@ -6,9 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedre_privacy.core.registry import import_plugins
-from fedre_privacy.pages.run_curves import ACROSS, HEADLINE, MOMENTS, compare
-from fedre_privacy.runs.run import find_run
+from fedre_privacy.core.declared import declared
 
 from .options import add_output_options, add_plugin_option
 from .output import Output, command
@@ -16,6 +14,9 @@ from .output import Output, command
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
+    moments = declared("fedre_privacy.pages.run_curves", "MOMENTS")
+    usual = declared("fedre_privacy.pages.run_curves", "HEADLINE")
+    across = declared("fedre_privacy.pages.run_curves", "ACROSS")
     made = argparse.ArgumentParser(
         prog="fedre-train curves",
         allow_abbrev=False,
@@ -28,11 +29,14 @@ def parser() -> argparse.ArgumentParser:
         help="figure, as PNG and PDF, and its data as CSV (default: curves)",
     )  # fmt: skip
     made.add_argument(
-        "--moment", choices=MOMENTS, default=HEADLINE,
+        "--moment", choices=moments, default=usual,
         help="of evaluation (default: the one that each protocol quotes)",
     )  # fmt: skip
     made.add_argument(
-        "--over", choices=tuple(ACROSS), default="round", help="the x axis (default: round)"
+        "--over",
+        choices=tuple(across),
+        default="round",
+        help="the x axis (default: round)",
     )
     made.add_argument(
         "--target", type=float, metavar="A",
@@ -53,12 +57,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
-    import_plugins(options.plugin)
-    runs = [find_run(given, options.runs_dir) for given in options.run]
-    found = compare(runs, options.moment)
-    out = options.out.with_suffix("") if options.out.suffix in (".png", ".pdf") else options.out
-    written = found.draw(out, across=options.over, target=options.target, title=options.title)
-    output.table(found.table(options.target))
-    output.line("Figure", str(written[0]), wrap=False)
-    output.final(written[0], {"table": found.table(options.target), "files": written})
-    return 0
+    from .commands import curves
+
+    return curves.run(options, output)

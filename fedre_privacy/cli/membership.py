@@ -6,24 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.api import run_membership
-from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.units import human_seconds
-from fedre_privacy.play.rehearse import rehearse
-from fedre_privacy.play.worlds import DEFAULT, WorldsPlan, plan_worlds
-from fedre_privacy.runs.coins import COIN, GAMES, Coins
-from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.resolving import check_sections, required, resolve_training
-from fedre_privacy.runs.run import find_run
-from fedre_privacy.sealed.door import AUTO, ISOLATION
+from fedre_privacy.core.declared import declared
 
-from .explain import explain, list_presets
-from .options import add_common_options, add_training_options, gather, refuse_training_options
+from .options import add_common_options, add_training_options
 from .output import Output, command
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
+    attacks = declared("fedre_privacy.play.worlds", "DEFAULT")
+    games = declared("fedre_privacy.runs.coins", "GAMES")
+    usual = declared("fedre_privacy.sealed.door", "AUTO")
     made = argparse.ArgumentParser(
         prog="fedre-membership",
         usage="fedre-membership [RUN] [options]",
@@ -43,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
         help="federations to train; each is attacked with the others as shadows (default: 16)",
     )  # fmt: skip
     group.add_argument(
-        "--game", default=COIN, choices=GAMES,
+        "--game", default=declared("fedre_privacy.runs.coins", "COIN"), choices=games,
         help="coin: a sample trains or not; pair: one of two of a class does (default: coin)",
     )  # fmt: skip
     group.add_argument(
@@ -56,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--attack", action="append", default=[], metavar="NAME[:KEY=VALUE,...]",
-        help=f"attack on signals of worlds; repeatable (default: {', '.join(DEFAULT)})",
+        help=f"attack on signals of worlds; repeatable (default: {', '.join(attacks)})",
     )  # fmt: skip
     group.add_argument(
         "--fpr", default="", metavar="F,F",
@@ -65,7 +58,10 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument("--coin-seed", type=int, default=0, metavar="S", help="of slots and coins")
     group.add_argument(
-        "--isolation", default=AUTO, choices=ISOLATION, help=f"of attacks (default: {AUTO})"
+        "--isolation",
+        default=usual,
+        choices=declared("fedre_privacy.sealed.door", "ISOLATION"),
+        help=f"of attacks (default: {usual})",
     )
     add_training_options(made)
     add_common_options(made, restart="train all worlds of these settings anew")
@@ -77,77 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command(parser(), _run, argv)
 
 
-def _plan(options: argparse.Namespace) -> WorldsPlan:
-    if options.run is not None:
-        run = find_run(options.run, options.runs_dir)
-        refuse_training_options(options, run)
-        settings = run.settings
-    else:
-        values, where = gather(options)
-        problems: list[str] = []
-        check_sections(values, where, problems)
-        settings = required(
-            resolve_training(values, where, problems), problems, see="fedre-train --explain"
-        )
-    try:
-        rates = tuple(float(text) for text in options.fpr.split(",") if text.strip())
-    except ValueError:
-        raise ConfigError(
-            f"--fpr {options.fpr}: rates are numbers between 0 and 1, for example 0.01,0.001."
-        ) from None
-    if options.slots is not None and options.slots < 2:
-        raise ConfigError(f"--slots is {options.slots}; it must be at least 2.")
-    return plan_worlds(
-        settings,
-        worlds=options.worlds,
-        coins=Coins(game=options.game, slots=options.slots, seed=options.coin_seed),
-        rounds=options.attack_rounds,
-        chosen=options.attack,
-        rates=rates,
-    )
-
-
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     if "list" in options.preset:
-        return list_presets(output)
-    plan = _plan(options)
-    if options.explain:
-        explain(plan.training, None, output)
-        return 0
-    if options.dry_run:
-        one = rehearse(plan.world(0), None, choose_device(options.device))
-        folder = options.runs_dir / plan.folder_name
-        output.line("Plan", f"{plan.worlds} worlds in {folder}")
-        for heading, text in one.lines.items():
-            output.line("One world" if heading == "Train" else heading, text)
-        total = human_seconds(one.train_s * plan.worlds)
-        output.line("All", f"about {total} to train; attacks come on top")
-        output.final(None, {"plan": vars(one), "worlds": plan.worlds})
-        return 0
-    done = run_membership(
-        plan,
-        runs=options.runs_dir,
-        device=choose_device(options.device),
-        restart=options.restart,
-        isolation=options.isolation,
-        report=output,
-    )
-    for heading, text in done.lines().items():
-        output.line(heading, text)
-    output.text()
-    output.line("RESULT", f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds")
-    output.table(done.table())
-    output.text()
-    output.line("Records", f"most at risk, by {done.primary}")
-    output.table(done.exposed())
-    output.line("Verdict", done.verdict())
-    output.line(
-        "Files",
-        f"{done.folder}/{{report.html,roc.png,exposed.png,guesses.csv,record.json}}",
-        wrap=False,
-    )
-    output.final(done.folder, done.record())
-    return 0
+        return lists.list_presets(output)
+    from .commands import membership
+
+    return membership.run(options, output)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import os
@@ -16,31 +15,23 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
-from rich.table import Table
-from rich.text import Text
 
 from fedre_privacy.core.errors import FedreError, Interrupted, OutOfMemoryError, StorageError
 from fedre_privacy.core.events import Event
-from fedre_privacy.core.files import UNWRITABLE
 from fedre_privacy.core.text import visible
+
+if TYPE_CHECKING:  # a help page moves no bar
+    from rich.progress import Progress, TaskID
 
 WIDTH = 11
 """Columns of a heading."""
 GAP = 3
 """Spaces between the columns of a table."""
-
-_CONSOLE = Console(
-    file=io.StringIO(), width=100_000, height=100, color_system=None, legacy_windows=False
-)
-"""Lays out lines of any width, and prints nothing."""
 
 
 class Output:
@@ -150,6 +141,10 @@ class Output:
         if not sys.stdout.isatty():
             return
         if self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import TimeRemainingColumn as Remaining
+
             self._progress = Progress(
                 TextColumn("{task.description:<10}"),
                 BarColumn(30),
@@ -168,7 +163,7 @@ class Output:
 
 def _plain(value: Any) -> Any:
     """Turn a value into what every JSON reader takes; a number that is not finite is null."""
-    if isinstance(value, torch.Tensor):
+    if _of_torch(value, "Tensor"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -194,7 +189,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> list[str]:
     """Lay out rows of equal keys as aligned columns under their headings.
 
-    Widths and breaks are chosen here, for `rich` would break words and intervals.
+    Words, intervals and values with their units are never broken.
 
     Args:
         width: columns to stay within by breaking the widest cells; None for no limit.
@@ -209,15 +204,13 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
         if not wide:
             break
         widths[max(wide, key=lambda at: widths[at])] -= 1
-    table = Table.grid(padding=(0, GAP, 0, 0))
-    for column, size in zip(columns, widths, strict=True):
-        table.add_column(min_width=size, no_wrap=True)
-        column[:] = ["\n".join(_wrapped(text, max(size, 1))) for text in column]
+    lines = []
     for row in zip(*columns, strict=True):
-        table.add_row(*map(Text, row))
-    with _CONSOLE.capture() as drawn:
-        _CONSOLE.print(table)
-    return [f"  {line}".rstrip() for line in drawn.get().splitlines()]
+        cells = [_wrapped(text, max(size, 1)) for text, size in zip(row, widths, strict=True)]
+        for pieces in zip_longest(*cells, fillvalue=""):
+            padded = [p + " " * (w - cell_len(p)) for p, w in zip(pieces, widths, strict=True)]
+            lines.append(f"  {(' ' * GAP).join(padded)}".rstrip())
+    return lines
 
 
 @contextmanager
@@ -279,16 +272,18 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except torch.cuda.OutOfMemoryError as error:
-        return _refused(
-            OutOfMemoryError(
-                f"The GPU is full: {_first_line(error)}",
-                next_step="Free it, use --device cpu or a smaller train.batch_size, and add "
-                "--resume to keep what was finished.",
-            ),
-            output,
-        )
     except Exception as error:
+        if _of_torch(error, "OutOfMemoryError"):
+            return _refused(
+                OutOfMemoryError(
+                    f"The GPU is full: {_first_line(error)}",
+                    next_step="Free it, use --device cpu or a smaller train.batch_size, and add "
+                    "--resume to keep what was finished.",
+                ),
+                output,
+            )
+        from fedre_privacy.core.files import UNWRITABLE
+
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return _refused(
                 StorageError(
@@ -298,6 +293,12 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
                 output,
             )
         return _unexpected(error, output, log())
+
+
+def _of_torch(value: object, name: str) -> bool:
+    """Whether something is of a class of torch, which is not imported to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, name))
 
 
 def _unexpected(error: Exception, output: Output, path: Path) -> int:

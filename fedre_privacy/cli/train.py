@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 
-import torch
-
-from fedre_privacy.api import ENGINES, IN_PROCESS, run_training
-from fedre_privacy.core.registry import import_plugins, plugin_words
-from fedre_privacy.core.units import human_seconds
-from fedre_privacy.pages.run_figures import draw
-from fedre_privacy.play.rehearse import Plan, rehearse
-from fedre_privacy.runs.device import choose_device
-from fedre_privacy.runs.folder import begin
-from fedre_privacy.runs.resolving import check_sections, required, resolve_training
-from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import ATTACK_SECTIONS, TrainSettings
+from fedre_privacy.core.declared import declared
+from fedre_privacy.core.registry import import_plugins
 
 from . import curves
-from .explain import explain, list_presets
-from .options import add_common_options, add_training_options, assigned, gather
+from .options import add_common_options, add_training_options
 from .output import Output, command
-
-MOMENTS = {
-    "post_local": "after the last local training",
-    "post_broadcast": "after the last broadcast",
-}
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
+    here = declared("fedre_privacy.api", "IN_PROCESS")
     made = argparse.ArgumentParser(
         prog="fedre-train",
         usage="fedre-train [options]\n       fedre-train curves RUN [RUN ...] [--out FILE]",
@@ -42,10 +26,10 @@ def parser() -> argparse.ArgumentParser:
     add_training_options(made)
     made.add_argument(
         "--engine",
-        choices=list(ENGINES),
-        default=IN_PROCESS,
+        choices=list(declared("fedre_privacy.api", "ENGINES")),
+        default=here,
         help="where clients are: in this process, or each in its own on a Flower federation that "
-        f"is started on this machine; the run is the same (default: {IN_PROCESS})",
+        f"is started on this machine; the run is the same (default: {here})",
     )
     add_common_options(made, restart="remove the run of these settings and train it anew")
     return made
@@ -60,92 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:
+    from . import lists
+
     import_plugins(options.plugin)
     if "list" in options.preset:
-        return list_presets(output)
-    values, where = gather(options)
-    problems = [
-        f"--set {item} is a setting of fedre-attack; fedre-train only trains."
-        for item in assigned(options, ATTACK_SECTIONS)
-    ]
-    check_sections(values, where, problems)
-    resolved = resolve_training(values, where, problems)
-    settings = required(resolved, problems, see="fedre-train --explain")
-    if options.explain:
-        explain(settings, None, output)
-        return 0
-    device = choose_device(options.device)
-    if options.dry_run:
-        plan = rehearsed(settings, options, device, output)
-        output.final(None, {"plan": vars(plan)})
-        return 0
-    run = run_training(
-        settings,
-        runs=options.runs_dir,
-        device=device,
-        resume=options.resume,
-        restart=options.restart,
-        report=output,
-        engine=options.engine,
-    )
-    print_run(run, output, trained_now="train.reused" not in output.reused)
-    best = run.best_round()
-    if best is not None and best[0] != settings.train.rounds:
-        output.line(
-            "Best round",
-            f"{best[0]}, with accuracy {best[1]:.3f} (chosen on the test images, so it flatters)",
-        )
-    pictures = draw(run)
-    if pictures:
-        names = ",".join(path.stem for path in pictures)
-        output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
-    again = f"fedre-attack {shlex.quote(str(run.folder))}{plugin_words(settings.plugins())}"
-    output.line("Manifest", run.manifest.sha256, wrap=False)
-    output.line("Next", again, wrap=False)
-    output.final(
-        run.folder,
-        {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
-    )
-    return 0
+        return lists.list_presets(output)
+    from .commands import train
 
-
-def rehearsed(
-    settings: TrainSettings, options: argparse.Namespace, device: torch.device, output: Output
-) -> Plan:
-    """Do every check of a training and one step of it, and print what it would do."""
-    if not options.restart:
-        folder = options.runs_dir / settings.run_name
-        begin(folder, resume=options.resume, restart=False, what="Run")
-    plan = rehearse(settings, None, device)
-    for heading, text in plan.lines.items():
-        output.line(heading, text)
-    return plan
-
-
-def print_run(run: Run, output: Output, *, trained_now: bool) -> None:
-    """Print one line about a trained run, and the facts that belong beside its numbers."""
-    record = run.record
-    moment = run.settings.protocol.headline
-    accuracy, spread = record["final"][f"acc_{moment}"], record["final"][f"acc_{moment}_sd"]
-    when = "trained now" if trained_now else "trained before"
-    output.line(
-        "Run",
-        f"{run.name} ({when}, {human_seconds(record['wall_s'])}): {record['summary']}   "
-        f"accuracy {accuracy:.3f} +- {spread:.3f} {MOMENTS.get(moment, moment)}",
-    )
-    for note in record["data_notes"]:
-        output.line("Note", note)
-    output.event(
-        "run",
-        {
-            "folder": run.folder,
-            "trained_now": trained_now,
-            "summary": record["summary"],
-            "accuracy": accuracy,
-            "accuracy_sd": spread,
-            "notes": record["data_notes"],
-        },
-    )
+    return train.run(options, output)
 
 
 if __name__ == "__main__":

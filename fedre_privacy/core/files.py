@@ -17,12 +17,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import pandas as pd
-import safetensors.torch
-import torch
 import yaml
 from safetensors import SafetensorError, safe_open
 
@@ -30,6 +26,11 @@ from . import schema
 from .errors import DamagedInputError, FedreError, MissingInputError, StorageError
 from .text import csv_text
 from .units import human_bytes
+
+if TYPE_CHECKING:  # help pages and lists read and write no table and no tensor
+    import numpy as np
+    import pandas as pd
+    import torch
 
 AGAIN = "give the same command again with --resume; what was finished is kept."
 ROOM = f"Free some space there, or choose another folder with --runs-dir, and {AGAIN}"
@@ -140,6 +141,8 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a table as CSV without its index, atomically; texts as in `write_csv`."""
+    import pandas as pd
+
     safe = frame.rename(columns=_cell)
     for at, kind in enumerate(safe.dtypes):
         if not pd.api.types.is_numeric_dtype(kind):
@@ -203,6 +206,9 @@ def read_table(path: Path, needed: Collection[str]) -> pd.DataFrame:
         MissingInputError: no such file.
         DamagedInputError: anything else than finite numbers and empty cells.
     """
+    import numpy as np
+    import pandas as pd
+
     text = io.StringIO(read_text(path, schema.MOST_TEXT))
     try:
         read = pd.read_csv(text)
@@ -229,6 +235,8 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.nd
         MissingInputError: no such file.
         DamagedInputError: not an npz file, or one that swells beyond reason.
     """
+    import numpy as np
+
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     try:
@@ -275,6 +283,8 @@ def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
     """Write a safetensors file atomically and return its SHA-256 (hex)."""
+    import safetensors.torch
+
     ready: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -309,6 +319,8 @@ def read_tensors(
         MissingInputError: no such file.
         DamagedInputError: another format (pickle is named as such), truncated, or altered.
     """
+    import safetensors.torch
+
     if not path.is_file():
         raise MissingInputError(f"No file at {path}.")
     if sha256 is not None:

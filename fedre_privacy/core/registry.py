@@ -14,11 +14,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distributions, entry_points
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import ConfigError, IncompatibleError, unknown
+
+if TYPE_CHECKING:  # it takes long to import, and help pages ask for no package
+    from importlib.metadata import EntryPoint, EntryPoints
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -125,6 +127,21 @@ class Named(Generic[T]):
             reason = f"{type(error).__name__}: {error}"
         if reason is not None:
             self._broken[point.name] = Entry(point.name, point.value, reason)
+
+
+def entry_points(*, group: str) -> EntryPoints:
+    """Entry points of a group in all installed packages."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
+
+
+def brought() -> bool:
+    """Whether an installed package declares parts of ours in its entry points."""
+    from importlib.metadata import distributions
+
+    ours = f"[{__name__.split('.')[0]}."
+    return any(ours in (one.read_text("entry_points.txt") or "") for one in distributions())
 
 
 class Registry(Named[type[T]], Generic[T]):
@@ -267,6 +284,8 @@ def not_installed(modules: Iterable[str]) -> list[str]:
     own = sorted({name for name in modules if name.split(".")[0] != __name__.split(".")[0]})
     if not own:
         return []
+    from importlib.metadata import distributions
+
     points = {point.module for package in distributions() for point in package.entry_points}
     return [name for name in own if name not in points]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import torch
@@ -108,7 +111,29 @@ class ModuleResult:
     def _repr_html_(self) -> str:
         table = pd.DataFrame(self.table()).to_html(index=False, border=0)
         said = "".join(f"<p>{html.escape(text)}</p>" for text in (self.verdict(), *self.notes))
-        return f"<div><strong>{html.escape(self._title())}</strong>{table}{said}</div>"
+        return (
+            f"<div><strong>{html.escape(self._title())}</strong>{table}{said}"
+            f"{self._picture()}{self._link()}</div>"
+        )
+
+    def _picture(self) -> str:
+        """The main figure as an element of HTML; nothing where there is none."""
+        figures = self.trial.figures(self.outcome, self.card)
+        if not figures:
+            return ""
+        held = io.BytesIO()
+        next(iter(figures.values())).savefig(held, format="png", bbox_inches="tight", dpi=100)
+        data = base64.b64encode(held.getvalue()).decode("ascii")
+        alt = html.escape(f"{self._title()}: {self.verdict()}")
+        return f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+
+    def _link(self) -> str:
+        """A link to the page, where results were written."""
+        if self.written is None:
+            return "<p>Give folder= to write the page with every target.</p>"
+        page = self.written.folder / "report.html"
+        shown = html.escape(str(page))
+        return f'<p><a href="{html.escape(quote(page.as_posix()))}">{shown}</a></p>'
 
     def _title(self) -> str:
         return f"{self.trial.settings.attack.name} on {self.trial.kind} of {self.trial.run.name}"

@@ -103,6 +103,7 @@ FORMS = (
         "--rehearse --only stacking",
         r"^two ways of stacking: done (in [\d.]+ s|before)$",
     ),
+    Form("startup", "", "--repeats 1", r"^fedre-attack list +[\d.]+ +[\d.]+$"),
     Form("load", "", "--axes rounds --sizes 2 --limit 50", r"^\| rounds \| 2 \| [\d.]+ \(data "),
     Form(
         "cores",

@@ -20,13 +20,13 @@ from fedre_privacy.cli import (
     benchmark,
     communication,
     curves,
-    foreign,
     membership,
     toy,
     train,
     verify,
     view,
 )
+from fedre_privacy.cli.commands import foreign
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.play import attack as pipeline
@@ -165,23 +165,27 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     """Give a command up to where its work would start; return what it would work on."""
     monkeypatch.chdir(reader)
     monkeypatch.syspath_prepend(reader)
-    monkeypatch.setattr(train, "run_training", stop)
-    monkeypatch.setattr(train, "rehearse", stop)
-    monkeypatch.setattr(audit, "plan_audit", stop)
-    monkeypatch.setattr(membership, "run_membership", stop)
-    monkeypatch.setattr(attack, "rehearse", stop)
+    work = "fedre_privacy.cli.commands"
+    monkeypatch.setattr(f"{work}.train.run_training", stop)
+    monkeypatch.setattr(f"{work}.train.rehearse", stop)
+    monkeypatch.setattr(f"{work}.audit.plan_audit", stop)
+    monkeypatch.setattr(f"{work}.membership.run_membership", stop)
+    monkeypatch.setattr(f"{work}.attack.rehearse", stop)
     monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
-    monkeypatch.setattr(attack, "run_attack", stop_after_preparing)
+    monkeypatch.setattr(f"{work}.attack.run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
-    monkeypatch.setattr(verify, "verify", stop)
-    monkeypatch.setattr(view, "view", stop)
-    monkeypatch.setattr(benchmark, "run_benchmark", stop)
-    monkeypatch.setattr(benchmark, "rehearse_suite", stop)
-    monkeypatch.setattr(toy, "run_toy", stop)
-    monkeypatch.setattr(communication, "measured", lambda run: run)
-    monkeypatch.setattr(communication, "find_run", lambda path, runs_dir: path)
-    monkeypatch.setattr(communication, "table_11", stop)
-    monkeypatch.setattr(communication, "read_labels", lambda path: torch.arange(60_000) % 10)
+    monkeypatch.setattr(f"{work}.verify.verify", stop)
+    monkeypatch.setattr(f"{work}.view.view", stop)
+    monkeypatch.setattr(f"{work}.benchmark.run_benchmark", stop)
+    monkeypatch.setattr(f"{work}.benchmark.rehearse_suite", stop)
+    monkeypatch.setattr(f"{work}.toy.run_toy", stop)
+    monkeypatch.setattr(f"{work}.communication.measured", lambda run: run)
+    monkeypatch.setattr(f"{work}.communication.find_run", lambda path, runs_dir: path)
+    monkeypatch.setattr(f"{work}.communication.table_11", stop)
+    monkeypatch.setattr(
+        f"{work}.communication.read_labels",
+        lambda path: torch.arange(60_000) % 10,
+    )
 
     def give(program: str, words: list[str]) -> Any:
         module = MODULES[program]

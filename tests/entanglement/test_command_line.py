@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli.options import gather
+from fedre_privacy.cli.commands.settled import gather
 from fedre_privacy.cli.train import parser
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.entanglement.base import schemes

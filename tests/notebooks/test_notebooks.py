@@ -1,28 +1,64 @@
-"""Every notebook runs from top to bottom, and is kept without outputs."""
+"""Every notebook runs from top to bottom, and is kept with what it showed."""
 
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-NAMES = ("first_attack", "bring_your_own_uploads", "new_scheme", "frontier")
+NAMES = ("first_attack", "own_module", "bring_your_own_uploads", "new_scheme", "frontier")
 
 
 def test_these_are_all_notebooks(repo):
     assert sorted(path.stem for path in (repo / "notebooks").glob("*.ipynb")) == sorted(NAMES)
 
 
+@pytest.fixture
+def storing(repo: Path) -> dict[str, Any]:
+    """What stores notebooks."""
+    return runpy.run_path(str(repo / "notebooks" / "store.py"))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_kept_without_outputs(repo, name):
-    book = json.loads((repo / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+def test_kept_with_the_outputs_of_their_cells(repo, storing, name):
+    path = repo / "notebooks" / f"{name}.ipynb"
+    book = json.loads(path.read_text(encoding="utf-8"))
     assert (book["nbformat"], book["nbformat_minor"]) == (4, 5)
+    assert path.stat().st_size < storing["MOST"]
     ids = [cell["id"] for cell in book["cells"]]
     assert len(ids) == len(set(ids))
-    for cell in book["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == [] and cell["execution_count"] is None
-            assert "".join(cell["source"]).strip()
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert all("".join(cell["source"]).strip() for cell in code)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    # a cell that was edited later shows what it no longer does
+    assert book["metadata"]["fedre"]["outputs_of"] == storing["fingerprint"](book)
+    assert storing["problems"](book) == []
+    text = json.dumps([cell["outputs"] for cell in code])
+    assert "<table" in text and ("image/png" in text)
+
+
+def test_what_must_not_be_stored_is_found(repo, storing):
+    def book(**output: Any) -> dict[str, Any]:
+        cell = {"cell_type": "code", "id": "one", "source": ["1"], "outputs": [output]}
+        return {"cells": [cell]}
+
+    found = storing["problems"]
+    html = {
+        "text/html": ["<a href='runs/a/report.html'>", "<img src='data:image/png;base64,/tmp/'"]
+    }
+    assert found(book(output_type="execute_result", data=html)) == []
+    for bad in (
+        {"output_type": "error", "ename": "ValueError", "evalue": "no"},
+        {"output_type": "stream", "name": "stderr", "text": "UserWarning: old"},
+        {"output_type": "stream", "name": "stdout", "text": ["in /", "home/me/runs"]},
+        {"output_type": "execute_result", "data": {"text/plain": "Run(/tmp/abc/runs)"}},
+    ):
+        assert len(found(book(**bad))) == 1, bad
+    edited = {"cells": [{"cell_type": "code", "source": "2"}]}
+    assert storing["fingerprint"](edited) != storing["fingerprint"](book(output_type="error"))
 
 
 @pytest.mark.slow
@@ -31,6 +67,11 @@ def test_first_attack(cells, execute):
     assert found["prototypes"].trial.counterfactual and not found["entangled"].trial.counterfactual
     assert (found["prototypes"].folder / "report.html").is_file()
     assert len(found["attacked"]) == found["prototypes"].card.targets
+
+
+def test_own_module(cells, execute, tmp_path):
+    execute(cells("own_module"))
+    assert (tmp_path / "my_module" / "report.html").is_file()
 
 
 def test_bring_your_own_uploads(cells, execute, capsys):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -68,6 +71,18 @@ def test_the_smallest_question_has_the_smallest_answer(extractor, reps, tmp_path
     assert "residual to the own target" in str(found) and "not scored" in found._repr_html_()
     assert float(found.frame()["residual"].median()) < float(found.frame()["mismatched"].median())
     assert list(tmp_path.iterdir()) == [] and found.isolation == "same-process"
+
+
+def test_a_notebook_shows_table_picture_and_page(extractor, reps, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"representations": reps, "truth": images[:8], "public": images[8:]}
+    shown = fp.attack_module(extractor, **given, **QUICK)._repr_html_()
+    assert shown.count("<table") == 1 and "PSNR" in shown and "Give folder=" in shown
+    (data,) = re.findall(r'<img alt="[^"]+" src="data:image/png;base64,([^"]+)">', shown)
+    assert base64.b64decode(data).startswith(b"\x89PNG")
+    kept = fp.attack_module(extractor, **given, **QUICK, folder="mine & yours")._repr_html_()
+    (page,) = re.findall(r'href="([^"]+)"', kept)
+    assert (tmp_path / unquote(page)).is_file() and "mine &amp; yours" in kept
 
 
 def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, reps, images):

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from fedre_privacy.blocks.traffic import Count, Sizes
-from fedre_privacy.cli import benchmark, communication
+from fedre_privacy.cli import benchmark
+from fedre_privacy.cli.commands import communication
 from fedre_privacy.cli.output import table_lines
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.federation.ledger import Traffic, measure

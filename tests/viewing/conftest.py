@@ -88,15 +88,15 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", size)
 
-    def open(self, page: Path, address: str = "") -> float:
-        """Open a file; return the seconds until it was there."""
+    def open(self, page: Path, address: str = "", *, shown: str = "main h1") -> float:
+        """Open a file; return the seconds until an element that it shows was there."""
         self.requests.clear()
         began = time.monotonic()
         self._call("Page.navigate", {"url": "about:blank"})
         began = time.monotonic()
         self._call("Page.navigate", {"url": page.resolve().as_uri() + address})
         self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
-        self.wait("document.querySelector('main h1') !== null")
+        self.wait(f"document.querySelector({shown!r}) !== null")
         return time.monotonic() - began
 
     def run(self, script: str) -> Any:

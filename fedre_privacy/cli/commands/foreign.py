@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fedre_privacy.core.config import load_yaml
@@ -17,24 +16,12 @@ from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.settings import TRAIN_SECTIONS
 
-from .options import assigned
-from .output import Output
+from ..output import Output
 from .result import print_result
+from .settled import assigned
 
 OPTIONS = ("uploads", "extractor", "weights", "image_shape", "classes", "aux", "truth")
 NEEDED = ("extractor", "weights", "image_shape")
-
-
-def add_foreign_options(parser: argparse.ArgumentParser) -> None:
-    """Options for uploads that another system recorded."""
-    group = parser.add_argument_group("uploads of another system (docs/artifact_format.md)")
-    group.add_argument("--uploads", type=Path, metavar="PATH", help="folder, index.json or file")
-    group.add_argument("--extractor", metavar="PKG:FN", help="function that returns an nn.Module")
-    group.add_argument("--weights", type=Path, metavar="FILE", help="safetensors of its state")
-    group.add_argument("--image-shape", metavar="CxHxW", help="size of the images, e.g. 3x32x32")
-    group.add_argument("--classes", type=int, metavar="N", help="classes (default: as uploaded)")
-    group.add_argument("--aux", metavar="npz:FILE", help="public images (and labels)")
-    group.add_argument("--truth", metavar="npz:FILE", help="true images, to score (needs --aux)")
 
 
 def refuse_without_uploads(options: argparse.Namespace) -> None:

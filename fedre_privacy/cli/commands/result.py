@@ -9,7 +9,7 @@ from fedre_privacy.core.manifest import covering
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.play.attack import AttackResult
 
-from .output import Output
+from ..output import Output
 
 
 def print_result(

@@ -1,0 +1,197 @@
+"""Lists of parts and presets: what is declared, read without importing a part."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from fedre_privacy.core.declared import Shelf, Undeclared, declared
+from fedre_privacy.core.registry import Named, brought
+from fedre_privacy.presets import presets
+
+from .output import Output
+
+Rows = list[dict[str, str]]
+Parts = Shelf | Named[Any]
+"""The parts of one kind, as their files declare them or as they were registered."""
+
+ATTACKS = "fedre_privacy.attacks.base"
+PROTOCOLS = "fedre_privacy.protocols.base"
+THREATS = "fedre_privacy.threats.base"
+OTHERS = {
+    "entanglement schemes": "fedre_privacy.entanglement.base",
+    "defences": "fedre_privacy.defenses.base",
+    "steerings": "fedre_privacy.steering.base",
+    "detectors": "fedre_privacy.detectors.base",
+    "data sets": "fedre_privacy.data.base",
+    "partitions": "fedre_privacy.partition.base",
+    "architectures": "fedre_privacy.models.zoo.base",
+    "metrics": "fedre_privacy.eval.metrics.base",
+    "questions": "fedre_privacy.play.questions.base",
+}
+"""Modules that make the registries of parts."""
+HOMES = (ATTACKS, PROTOCOLS, THREATS, *OTHERS.values())
+
+
+def shown(value: Any) -> str:
+    """Write a default as it would be given to ``--set``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def list_presets(output: Output) -> int:
+    """Print every preset with what it sets, those of one table under their source; return 0."""
+    for source, group in groupby(presets().values(), key=lambda preset: preset.source):
+        output.text(source)
+        output.table([{"preset": one.name, "sets": _flat(one.values)} for one in group])
+        output.text()
+    output.final(
+        None,
+        {
+            "presets": {
+                name: {"source": preset.source, "values": preset.values}
+                for name, preset in presets().items()
+            }
+        },
+    )
+    return 0
+
+
+def _flat(values: Mapping[str, Any]) -> str:
+    """Settings in short: a part's name first, then what differs from its defaults."""
+    words = []
+    settings = "fedre_privacy.runs.settings"
+    for section in (*declared(settings, "TRAIN_SECTIONS"), *declared(settings, "ATTACK_SECTIONS")):
+        if section not in values:
+            continue
+        given = values[section]
+        own = dict(given) if isinstance(given, Mapping) else {"name": given}
+        name = own.pop("name", None)
+        inner = _flat_settings(own)
+        head = f"{section} {name}" if name is not None else section
+        words.append(f"{head} ({inner})" if name is not None and inner else f"{head} {inner}")
+    return "; ".join(word.strip() for word in words)
+
+
+def _flat_settings(own: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} ({_flat_settings(value)})"
+        if isinstance(value, Mapping)
+        else f"{key} {shown(tuple(value) if isinstance(value, list) else value)}"
+        for key, value in own.items()
+    )
+
+
+def list_all(output: Output) -> int:
+    """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
+    try:  # what another package brings is known only by importing it
+        listed = gathered(registry if _imported() or brought() else Shelf)
+    except Undeclared:  # a part whose text does not say what it is: it is imported
+        listed = gathered(registry)
+    broken = listed.pop("broken")
+    others = {title: listed[title] for title in (*OTHERS, "presets")}
+    for key in ("attacks", "protocols", "threat_models"):
+        # what attacks adapt to is long: --explain and the JSON output have it
+        output.table([{k: v for k, v in row.items() if k != "adapts to"} for row in listed[key]])
+        output.text()
+    output.table([{"also": title, "names": ", ".join(names)} for title, names in others.items()])
+    if broken:
+        output.text()
+    for text in broken:
+        output.line("BROKEN", text)
+    output.final(None, {**listed, "broken": broken})
+    return 0
+
+
+def registry(home: str) -> Named[Any]:
+    """The registry that a module makes."""
+    (found,) = [one for one in vars(importlib.import_module(home)).values() if _is_of(one, home)]
+    return found  # type: ignore[no-any-return]
+
+
+def _is_of(value: object, home: str) -> bool:
+    return isinstance(value, Named) and value.package == home.rpartition(".")[0]
+
+
+def _imported() -> bool:
+    """Whether registries are there already, perhaps with parts that were registered by hand."""
+    return any(home in sys.modules for home in HOMES)
+
+
+def gathered(parts: Callable[[str], Parts]) -> dict[str, Any]:
+    """Everything that a list of all parts shows.
+
+    Args:
+        parts: from a module that makes a registry to its parts.
+    """
+    attacks, protocols, threats = parts(ATTACKS), parts(PROTOCOLS), parts(THREATS)
+    others = {title: parts(home) for title, home in OTHERS.items()}
+    return {
+        "attacks": [
+            {
+                "attack": entry.name,
+                "reads": _reads(attack.consumes),
+                "needs": _shortly(sorted(attack.needs), 4),
+                "recovers": attack.recovers,
+                "adapts to": ", ".join(adapts(attack)) or "-",
+                "from": _from(entry.origin),
+            }
+            for entry in attacks.entries()
+            if not entry.broken
+            for attack in (attacks.get(entry.name),)
+        ],
+        "protocols": [
+            {
+                "protocol": entry.name,
+                "uploads": ", ".join(kind.__name__ for kind in kinds) or "nothing",
+                "from": _from(entry.origin),
+            }
+            for entry in protocols.entries()
+            if not entry.broken
+            for kinds in (protocols.get(entry.name).uploads,)
+        ],
+        "threat_models": [
+            {
+                "threat model": name,
+                "grants": ", ".join(sorted(model.grants)),
+                "rounds": model.rounds,
+                "who": model.summary,
+            }
+            for name in threats.names()
+            for model in (threats.get(name),)
+        ],
+        **{title: own.names() for title, own in others.items()},
+        "presets": list(presets()),
+        "broken": [
+            f"{own.what} {entry.name} ({entry.origin}): {entry.broken}"
+            for own in (attacks, protocols, threats, *others.values())
+            for entry in own.entries()
+            if entry.broken
+        ],
+    }
+
+
+def adapts(attack: Any) -> tuple[str, ...]:
+    """Steps of declared channels that an attack takes into account, in words, each once."""
+    return tuple(dict.fromkeys(k.word for kinds in attack.adapts_to.values() for k in kinds))
+
+
+def _from(origin: str) -> str:
+    return "built in" if origin.startswith("fedre_privacy.") else origin
+
+
+def _reads(kinds: Sequence[type]) -> str:
+    return _shortly([kind.__name__ for kind in kinds], 3)
+
+
+def _shortly(names: Sequence[str], most: int) -> str:
+    """Names in a row; of more than `most` the first ones, and how many more."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])}, {len(names) - most + 1} more"
