@@ -46,8 +46,8 @@ class DeepImagePrior(ImageSearch, Attack):
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA with a `start`          Recovers: inputs
-    Cost:       one prior and one extractor forward and backward per step, 8 targets at once on each
-                core of a CPU, `chunk` on a GPU, where the network computes in bfloat16
+    Cost:       one prior and one extractor forward and backward per step, 4 to 8 targets at once on
+                each core of a CPU, `chunk` on a GPU, where the network computes in bfloat16
                 (`precision`) and a step is launched as one CUDA graph
     Reference:  Ulyanov et al., Deep Image Prior, CVPR 2018 (the prior and feature inversion);
                 FedRE, CVPR 2026, question 2 (inverting uploads with the client's extractor).
