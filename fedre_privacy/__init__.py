@@ -2,7 +2,8 @@
 
 `train`, `attack`, `audit` and `benchmark` are the commands as functions; `attack_module` attacks a
 module of your own, without a run; `verify` checks that a run's folder is what was recorded; `view`
-writes one page of all results. They are loaded when first asked for, so that importing the package
+writes one page of all results; `claim`, `repeat` and `leaderboard` publish results that others can
+repeat. They are loaded when first asked for, so that importing the package
 stays light.
 """
 
@@ -16,7 +17,10 @@ __all__ = [
     "attack_module",
     "audit",
     "benchmark",
+    "claim",
+    "leaderboard",
     "membership",
+    "repeat",
     "train",
     "verify",
     "view",

@@ -35,6 +35,12 @@ from fedre_privacy.play import own_module
 from fedre_privacy.play.worlds import plan_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.publish import leaderboard as posting
+from fedre_privacy.publish import making as claiming
+from fedre_privacy.publish import repeating
+from fedre_privacy.publish.claims import read_claim
+from fedre_privacy.publish.comparing import TOLERANCE
+from fedre_privacy.publish.format import Verification
 from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import verifying
 from fedre_privacy.runs.device import choose_device
@@ -369,6 +375,47 @@ def benchmark(
     )  # fmt: skip
 
 
+def repeat(
+    file: str | Path,
+    *,
+    run: str | Path | None = None,
+    part: str | None = None,
+    runs: str | Path = repeating.AGAIN,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    tolerance: float = TOLERANCE,
+    device: str = "auto",
+    by: str = "",
+    report: Report = silent,
+) -> Verification:
+    """Repeat what a claim's file says, compare, and write the verification.
+
+    Args:
+        file: a claim, as `claim` writes it.
+        run: folder of the run that was attacked, if it is at hand; None: train again.
+        part: ``training``, ``attack`` or ``scores``; None: the attack where there is a run.
+        runs: folder for what is made.
+        data: file or folder of the data set, where it is not built in.
+        out: file of the verification; None: beside the claim.
+        tolerance: see `publish.comparing`.
+        device: auto, cpu, cuda or cuda:N.
+        by: who repeats it.
+        report: called with an `Event` now and then.
+
+    Raises:
+        FedreError: a file that is no claim, settings that are none here, or what training and
+            attack refuse. That it does not repeat is no error: see `Verification.outcome`.
+    """
+    wanted = repeating.plan(
+        read_claim(Path(file)), run=None if run is None else Path(run), part=part,
+        runs=Path(runs), data=None if data is None else Path(data),
+    )  # fmt: skip
+    place = Path(file).with_suffix(".verification.json") if out is None else Path(out)
+    return repeating.repeat(
+        wanted, place, tolerance=tolerance, device=choose_device(device), by=by, report=report
+    )[0]
+
+
 def _with_page(
     attacked: Callable[P, own_module.ModuleResult],
 ) -> Callable[P, own_module.ModuleResult]:
@@ -387,3 +434,5 @@ def _with_page(
 attack_module = _with_page(own_module.attack_module)
 verify = verifying.verify
 view = viewing.view
+claim = claiming.write_claims
+leaderboard = posting.write_leaderboard

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedre_privacy.core.declared import declared
 from fedre_privacy.core.registry import import_plugins
 
-from . import communication, toy
+from . import claim, communication, leaderboard, repeat, toy
 from .options import (
     add_output_options,
     add_settings_options,
@@ -22,7 +22,8 @@ USAGE = (
     "fedre-benchmark [SWEEP.yaml] [options]\n"
     "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
     "       fedre-benchmark --communication [options]\n"
-    "       fedre-benchmark --toy [options]"
+    "       fedre-benchmark --toy [options]\n"
+    "       fedre-benchmark claim FOLDER | verify FILE | leaderboard FOLDER [options]"
 )
 Main = Callable[[Sequence[str] | None], int]
 TABLES: dict[str, tuple[Main, str]] = {
@@ -33,6 +34,12 @@ TABLES: dict[str, tuple[Main, str]] = {
     "--toy": (toy.main, "the plane of FedRE's Figure 2, over many seeds (--toy --help)"),
 }
 """Options that ask for a published table instead: the command that recomputes it, and its help."""
+PUBLISHED: dict[str, Main] = {
+    "claim": claim.main,
+    "verify": repeat.main,
+    "leaderboard": leaderboard.main,
+}
+"""First words that ask for something else than a comparison."""
 
 
 def _tables() -> argparse.ArgumentParser:
@@ -56,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Train protocols, schemes and defences over seeds, attack each, and print and "
         "draw leakage beside accuracy and communication. What is finished is not repeated.",
+        epilog="fedre-benchmark claim FOLDER writes results into files that others can repeat, "
+        "verify FILE repeats one, leaderboard FOLDER makes a page of them (each with --help).",
     )
     made.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to compare")
     group = made.add_argument_group("what to compare")
@@ -91,10 +100,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    table: Main | None = _tables().parse_known_args(argv)[0].table
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given and given[0] in PUBLISHED:
+        return PUBLISHED[given[0]](given[1:])
+    table: Main | None = _tables().parse_known_args(given)[0].table
     if table is not None:
-        return table(argv)
-    return command(parser(), _run, argv)
+        return table(given)
+    return command(parser(), _run, given)
 
 
 def _run(options: argparse.Namespace, output: Output) -> int:

@@ -87,6 +87,12 @@ class RefutedError(FedreError):
     exit_code = 7
 
 
+class NotRepeatedError(FedreError):
+    """A result was repeated and came out otherwise than claimed (exit 8)."""
+
+    exit_code = 8
+
+
 class OutOfMemoryError(FedreError):
     """Not enough memory even for the smallest piece of work (exit 5)."""
 

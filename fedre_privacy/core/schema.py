@@ -44,14 +44,20 @@ _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in
                   ("map", "seq", "str", "int", "float", "bool", "null", "merge"))  # fmt: skip
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, *, once: bool = False) -> Any:
     """Parse JSON whose numbers are finite and of at most `MOST_DIGITS` digits.
+
+    Args:
+        once: refuse a key that is given twice; otherwise the last one counts.
 
     Raises:
         ValueError: it is not JSON, or beyond the bounds.
     """
+    pairs = _once if once else None
     try:
-        return json.loads(text, parse_int=_whole, parse_constant=_no_number)
+        return json.loads(
+            text, parse_int=_whole, parse_constant=_no_number, object_pairs_hook=pairs
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -60,6 +66,15 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {short(key)} is given twice")
+        found[key] = value
+    return found
 
 
 def _no_number(name: str) -> float:
@@ -121,8 +136,18 @@ def check(value: Any, kind: type[T], path: Path) -> T:
     Raises:
         DamagedInputError: it is not, with the place in the file.
     """
+    converted(value, kind, path)
+    return value  # type: ignore[no-any-return]
+
+
+def converted(value: Any, kind: type[T], path: Path) -> T:
+    """Return the instance of a declared type that a value describes.
+
+    Raises:
+        DamagedInputError: it describes none, with the place in the file.
+    """
     try:
-        msgspec.convert(value, kind)
+        return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
         words, _, place = str(error).partition(" - at ")
         where = f" at {place.strip('`')}" if place else ""
@@ -130,7 +155,6 @@ def check(value: Any, kind: type[T], path: Path) -> T:
             f"{path} is not what was written{where}: {words.replace('`', '').rstrip('.').lower()}.",
             next_step="Restore the file, or make its folder again.",
         ) from None
-    return value  # type: ignore[no-any-return]
 
 
 def short(value: object, longest: int = 200) -> str:

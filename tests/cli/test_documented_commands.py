@@ -18,9 +18,12 @@ from fedre_privacy.cli import (
     attack,
     audit,
     benchmark,
+    claim,
     communication,
     curves,
+    leaderboard,
     membership,
+    repeat,
     toy,
     train,
     verify,
@@ -179,6 +182,9 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(f"{work}.benchmark.run_benchmark", stop)
     monkeypatch.setattr(f"{work}.benchmark.rehearse_suite", stop)
     monkeypatch.setattr(f"{work}.toy.run_toy", stop)
+    monkeypatch.setattr(f"{work}.claim.claim", stop)
+    monkeypatch.setattr(f"{work}.repeat.read_claim", stop)
+    monkeypatch.setattr(f"{work}.leaderboard.leaderboard", stop)
     monkeypatch.setattr(f"{work}.communication.measured", lambda run: run)
     monkeypatch.setattr(f"{work}.communication.find_run", lambda path, runs_dir: path)
     monkeypatch.setattr(f"{work}.communication.table_11", stop)
@@ -192,6 +198,9 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
         for option, other in (("--communication", communication), ("--toy", toy)):
             if module is benchmark and option in words:
                 module = other
+        for word, other in (("claim", claim), ("verify", repeat), ("leaderboard", leaderboard)):
+            if module is benchmark and words[:1] == [word]:
+                module, words = other, words[1:]
         if module is train and words[:1] == ["curves"]:
             module, words = curves, words[1:]
         if module is attack and words[:1] == ["verify"]:

@@ -77,6 +77,7 @@ def test_exit_codes():
         "InUseError": 4,
         "StorageError": 4,
         "RefutedError": 7,
+        "NotRepeatedError": 8,
         "Interrupted": 130,
     }
 

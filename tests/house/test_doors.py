@@ -56,6 +56,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pages": {
         "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
     },
+    "publish": {
+        "core", "eval", "runs", "play", "study", "pages", "viewing", "sealed.door",
+        "defenses.base", "entanglement.base", "partition.base", "steering.base",
+    },
     "viewing": {
         "core", "eval", "runs", "play", "study", "pages", "protocols.base", "steering.base",
         "defenses.base", "entanglement.base", "partition.base",
@@ -67,12 +71,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door", "flower"},
     "api": {
         "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
-        "viewing", "defenses.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds",
-        "models.families", "partition.base", "protocols.base", "sealed.door", "steering.base",
+        "viewing", "publish", "defenses.base", "entanglement.base", "eval.metrics.base",
+        "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
+        "steering.base",
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
-        "viewing",
+        "viewing", "publish",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic", "steering.base", "detectors.base",

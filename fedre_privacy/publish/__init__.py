@@ -1,0 +1,1 @@
+"""Results that others can repeat: claims in small files, their repetition, a leaderboard."""

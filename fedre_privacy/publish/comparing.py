@@ -1,0 +1,147 @@
+"""Claimed beside repeated: measure by measure, and what that comes to.
+
+Numbers that are due to be the same may differ by rounding alone. Where another processor or other
+versions computed them, training amplifies rounding: there value, floor and their difference may
+differ by a share of the half-width of the interval that the repetition found, and what tells of the
+spread by `SPREAD` times as much. That interval cannot be claimed wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .format import (
+    OTHERWISE,
+    REPEATS,
+    SCORES,
+    TRAINING,
+    WITHIN,
+    Accuracy,
+    Claim,
+    Compared,
+    Made,
+    Numbers,
+    Verification,
+)
+
+ROUNDING = 1e-6
+"""Relative difference of numbers that are the same."""
+
+TOLERANCE = 0.5
+"""Share of the half-width of an interval, unless another is asked for."""
+
+SPREAD = 3.0
+"""How much more the ends of intervals and the sd may differ than the mean that they belong to."""
+
+ACCURACY = ("accuracy", "training")
+"""Key and group under which the accuracy of a training is compared."""
+
+SAME, NEAR, OTHER, ABSENT, LEFT_OUT = (
+    "the same", "within tolerance", "differs", "not found again", "left out of the claim",
+)  # fmt: skip
+
+
+def is_due(claim: Claim, part: str, made: Made, *, uploads_same: bool | None) -> bool:
+    """Whether the same numbers are due: the versions are the same, and no processor shows.
+
+    Scores are computed from answers that lie there. After a training the uploads tell: another
+    processor, another order of sums, and some byte of them differs.
+    """
+    same = claim.attack.versions == made.versions
+    processors = {claim.attack.device.split(" ")[0], made.device.split(" ")[0]}
+    if part == SCORES:
+        return same
+    return same and part == TRAINING and uploads_same is True and processors == {"cpu"}
+
+
+def state(one: Compared, *, due: bool, tolerance: float) -> str:
+    """How a measure was repeated, in words."""
+    if one.claimed is None:
+        return LEFT_OUT
+    if one.repeated is None:
+        return ABSENT
+    turned = one.claimed.higher_is_more_leakage != one.repeated.higher_is_more_leakage
+    if turned or one.claimed.n != one.repeated.n:
+        return OTHER
+    means = list(zip(_means(one.claimed), _means(one.repeated), strict=True))
+    spreads = list(zip(_spreads(one.claimed), _spreads(one.repeated), strict=True))
+    room = 0.0 if due else tolerance * _half_width(one.repeated)
+    if all(_close(a, b, 0.0) for a, b in means + spreads):
+        return SAME
+    near = all(_close(a, b, room) for a, b in means)
+    return NEAR if near and all(_close(a, b, SPREAD * room) for a, b in spreads) else OTHER
+
+
+def _close(one: float | None, other: float | None, room: float) -> bool:
+    """Whether two numbers are the same but for rounding, or closer than that."""
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= max(room, ROUNDING * max(abs(one), abs(other)))
+
+
+def _means(numbers: Numbers) -> list[float | None]:
+    return [numbers.value, numbers.floor, numbers.over]
+
+
+def _spreads(numbers: Numbers) -> list[float | None]:
+    none = (None, None)
+    return [numbers.sd, *(numbers.interval or none), *(numbers.over_interval or none)]
+
+
+def _half_width(numbers: Numbers) -> float:
+    """Of the interval over the floor, or of the value; without either the sd, or the value."""
+    ends = numbers.over_interval or numbers.interval
+    if ends is not None and ends[1] > ends[0]:
+        return (ends[1] - ends[0]) / 2
+    return numbers.sd or abs(numbers.value)
+
+
+def outcome(states: Sequence[str], *, due: bool, same_verdict: bool) -> str:
+    """What the states of all measures come to.
+
+    Where the same numbers are not due, a verdict near its border may turn without any number being
+    far off; that is said beside the outcome, and is none.
+    """
+    if any(one not in (SAME, NEAR) for one in states) or (due and not same_verdict):
+        return OTHERWISE
+    return REPEATS if all(one == SAME for one in states) and same_verdict else WITHIN
+
+
+def accuracy_numbers(accuracy: Accuracy) -> Numbers:
+    """The accuracy of a training as the numbers of a measure."""
+    return Numbers(
+        value=accuracy.mean, interval=None, sd=accuracy.sd, floor=None, over=None,
+        over_interval=None, n=0, higher_is_more_leakage=True,
+    )  # fmt: skip
+
+
+def contradiction(verification: Verification, claim: Claim) -> str:
+    """Why a verification cannot be one of a claim, whatever hash it names; empty: it can.
+
+    What it says of the claim must be what the claim says, and its outcome what follows from its
+    own numbers.
+    """
+    told = {(one.key, one.group): one.numbers for one in claim.measures}
+    if verification.part == TRAINING and claim.accuracy is not None:
+        told[ACCURACY] = accuracy_numbers(claim.accuracy)
+    rows = {(one.key, one.group): one for one in verification.measures}
+    if len(rows) < len(verification.measures):
+        return "compares a measure twice"
+    said = {key: one.claimed for key, one in rows.items() if one.claimed is not None}
+    if said != told:
+        return "says of the claim what the claim does not say"
+    if any(one.claimed is None and one.repeated is None for one in rows.values()):
+        return "compares nothing with nothing"
+    if (verification.uploads_same is None) == (verification.part == TRAINING):
+        return "speaks of uploads that it did not make, or not of those that it made"
+    due = is_due(
+        claim, verification.part, verification.made, uploads_same=verification.uploads_same
+    )
+    states = [
+        state(one, due=due, tolerance=verification.tolerance) for one in verification.measures
+    ]
+    same_verdict = verification.verdict == claim.verdict
+    follows = outcome(states, due=due, same_verdict=same_verdict)
+    if (due, follows) != (verification.due, verification.outcome):
+        return "names an outcome that does not follow from its numbers"
+    return ""

@@ -1,0 +1,393 @@
+"""A folder of claims and verifications as one page: claimed beside repeated.
+
+Files may come from strangers. What is refused is listed with the reason, and the rest is shown.
+Claims stand in one table only where they answer the same question: the same images, shares, target,
+adversary and way of scoring.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedre_privacy.core import files
+from fedre_privacy.core.config import knobs
+from fedre_privacy.core.errors import FedreError, MissingInputError
+from fedre_privacy.core.registry import Registry
+from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.defenses.base import defenses
+from fedre_privacy.entanglement.base import schemes
+from fedre_privacy.eval.measures import Measure
+from fedre_privacy.pages.html import filled
+from fedre_privacy.partition.base import partitions
+from fedre_privacy.runs.settings import Evaluation
+from fedre_privacy.steering.base import steerings
+
+from .claims import agree, leading, measure_of, targets_of
+from .comparing import ACCURACY, contradiction, state
+from .format import (
+    ATTACK,
+    OTHERWISE,
+    PARTS,
+    REPEATS,
+    SCORES,
+    TRAINING,
+    WITHIN,
+    Claim,
+    Compared,
+    Verification,
+    digest,
+    read,
+)
+
+UNCHECKED = "not repeated yet"
+MOST_FILES = 5_000
+"""Files of a folder that are read."""
+
+DONE = {TRAINING: "trained and attacked again", ATTACK: "attacked again", SCORES: "scored again"}
+"""What was repeated, in words."""
+
+TARGETS = {"uploaded": "what the protocol uploads"}
+_FREE = ("seed", "targets", "ceiling", "metrics", "attacker", "candidates")
+"""Settings of the evaluation that change how much is known, and not what is asked."""
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A claim with what came of repeating it.
+
+    Args:
+        file: relative to the folder, with slashes.
+        checks: its verifications, the one that counts first.
+    """
+
+    file: str
+    claim: Claim
+    checks: tuple[Verification, ...]
+
+    @property
+    def status(self) -> str:
+        """What came of repeating it, in words."""
+        return self.checks[0].outcome if self.checks else UNCHECKED
+
+
+@dataclass(frozen=True)
+class Board:
+    """What lies in a folder.
+
+    Args:
+        posted: claims, in the order of their files.
+        refused: file to reason.
+    """
+
+    posted: tuple[Posted, ...]
+    refused: Mapping[str, str]
+
+    def questions(self) -> list[list[Posted]]:
+        """Claims of one question each, the most leakage first; the most claims first."""
+        by_question: dict[str, list[Posted]] = {}
+        for one in self.posted:
+            by_question.setdefault(digest(question_of(one.claim)), []).append(one)
+        groups = [sorted(group, key=_leak, reverse=True) for group in by_question.values()]
+        return sorted(groups, key=len, reverse=True)
+
+    def count(self, *statuses: str) -> int:
+        """Claims of some statuses."""
+        return sum(one.status in statuses for one in self.posted)
+
+    def __repr__(self) -> str:
+        return f"Board({_counts(self)})"
+
+
+def collect(folder: Path) -> Board:
+    """Read every claim and verification in a folder and below; links are not followed.
+
+    Raises:
+        MissingInputError: no such folder, or no claim in it.
+    """
+    if not folder.is_dir():
+        raise MissingInputError(
+            f"No folder at {folder}.", next_step="Give the folder of your claims, such as claims."
+        )
+    claims: dict[str, tuple[str, Claim]] = {}
+    checks: list[tuple[str, Verification]] = []
+    refused: dict[str, str] = {}
+    for number, path in enumerate(_json_files(folder)):
+        name = path.relative_to(folder).as_posix()
+        if number == MOST_FILES:
+            refused[name] = f"is one too many: {MOST_FILES:,} files are read"
+            break
+        try:
+            found = read(path)
+            if isinstance(found, Claim):
+                agree(found, path)
+        except (FedreError, OSError) as error:
+            refused[name] = _short(error, path)
+            continue
+        if isinstance(found, Verification):
+            checks.append((name, found))
+        elif found.sha256 in claims:
+            refused[name] = f"is the same claim as {claims[found.sha256][0]}"
+        else:
+            claims[found.sha256] = (name, found)
+    if not claims:
+        first = next((f" The first that was refused, {k}, {v}." for k, v in refused.items()), "")
+        raise MissingInputError(
+            f"{folder} holds no claim.{first}",
+            next_step="Make one: fedre-benchmark claim RUN/attacks/NAME.",
+        )
+    of: dict[str, list[Verification]] = {}
+    for name, check in checks:
+        why = "is of a claim that is not in this folder"
+        if check.claim in claims:
+            why = contradiction(check, claims[check.claim][1])
+        if why:
+            refused[name] = why
+        else:
+            of.setdefault(check.claim, []).append(check)
+    posted = [
+        Posted(name, claim, tuple(sorted(of.get(sha256, ()), key=_weight)))
+        for sha256, (name, claim) in claims.items()
+    ]
+    return Board(tuple(posted), dict(sorted(refused.items())))
+
+
+def _json_files(folder: Path) -> Iterator[Path]:
+    for where, inside, names in os.walk(folder):
+        inside.sort()
+        paths = [Path(where) / name for name in sorted(names) if name.lower().endswith(".json")]
+        yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def _short(error: Exception, path: Path) -> str:
+    """The reason without the file, which is listed beside it."""
+    words = error.problems[0] if isinstance(error, FedreError) else type(error).__name__
+    return words.removeprefix(f"{path} ").rstrip(".")
+
+
+def _weight(check: Verification) -> tuple[bool, int]:
+    """What did not repeat counts first, then what repeated more."""
+    return check.outcome != OTHERWISE, PARTS.index(check.part)
+
+
+def _leak(one: Posted) -> float:
+    """By how much the leading measure lies over its floor, as it was repeated where it was."""
+    lead = leading(one.claim)
+    found = _again(one, lead.key)
+    numbers = lead.numbers if found is None or found.repeated is None else found.repeated
+    return numbers.value if numbers.over is None else numbers.over
+
+
+def _again(one: Posted, key: str, group: str = "") -> Compared | None:
+    """A measure in the verification that counts; None without."""
+    rows = one.checks[0].measures if one.checks else []
+    return next((row for row in rows if (row.key, row.group) == (key, group)), None)
+
+
+def question_of(claim: Claim) -> dict[str, Any]:
+    """What two claims must have in common to be compared."""
+    settings = claim.settings
+    return {
+        "data": {**settings["data"], "path": claim.data.sha256, "sha256": claim.data.sha256},
+        "partition": {k: v for k, v in settings["partition"].items() if k != "seed"},
+        "clients": settings["train"].get("clients"),
+        "target": claim.what.target,
+        "answers": claim.answers,
+        "threat": claim.what.threat,
+        "attacker": claim.what.attacker,
+        "evaluation": {k: v for k, v in settings["eval"].items() if k not in _FREE},
+        "measure": leading(claim).key,
+    }
+
+
+def part_words(given: Mapping[str, Any], registry: Registry[Any]) -> str:
+    """A part with its settings, without those of their defaults: ``gaussian (clip 5)``.
+
+    The setting that a partition is named with is always told: ``pra (alpha 0.1)``.
+    """
+    name = str(given.get("name"))
+    kind = registry.get(name) if name in registry.names() else None
+    usual = {} if kind is None else {knob.name: knob.default for knob in knobs(kind)}
+    usual.pop(getattr(kind, "shorthand", ""), None)
+    told = [
+        f"{key} {value}"
+        for key, value in given.items()
+        if key != "name" and value is not None and not (key in usual and usual[key] == value)
+    ]
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+def write_leaderboard(
+    folder: str | Path = "claims", out: str | Path | None = None
+) -> tuple[Path, Board]:
+    """Write the page of a folder of claims and verifications.
+
+    Args:
+        out: the HTML file; None: ``leaderboard.html`` in the folder.
+
+    Returns:
+        The file, and what it shows.
+
+    Raises:
+        MissingInputError: no such folder, or no claim in it.
+        StorageError: the page cannot be written.
+    """
+    folder = Path(folder)
+    board = collect(folder)
+    path = folder / "leaderboard.html" if out is None else Path(out)
+    text = filled(
+        "leaderboard.html",
+        title=f"Leaderboard of {folder.resolve().name}",
+        counts=_counts(board),
+        questions=[_question(number, group) for number, group in enumerate(board.questions(), 1)],
+        refused=list(board.refused.items()),
+    )
+    files.write_text(path, text)
+    return path, board
+
+
+def _counts(board: Board) -> str:
+    words = [
+        plural(len(board.posted), "claim"),
+        f"{board.count(REPEATS, WITHIN)} repeated",
+        f"{board.count(OTHERWISE)} did not repeat",
+        f"{board.count(UNCHECKED)} not repeated yet",
+    ]
+    if board.refused:
+        words.append(f"{plural(len(board.refused), 'file')} refused")
+    return ", ".join(words)
+
+
+def _question(number: int, group: Sequence[Posted]) -> dict[str, Any]:
+    """A table of claims, as the template takes it."""
+    claim = group[0].claim
+    asked = question_of(claim)
+    target = TARGETS.get(claim.what.target, claim.what.target)
+    what = claim.answers if target == claim.answers else f"{claim.answers} from {target}"
+    partition = part_words(asked["partition"], partitions)
+    data = {k: v for k, v in asked["data"].items() if k not in ("path", "sha256")}
+    usual = {knob.name: knob.default for knob in knobs(Evaluation)}
+    other = [
+        f"{key} {value}" for key, value in asked["evaluation"].items() if usual.get(key) != value
+    ]
+    facts = {
+        "Data": f"{_with_settings(data)}, SHA-256 {claim.data.sha256[:16]}",
+        "Shares": f"{partition}, {asked['clients']} clients",
+        "Adversary": f"{claim.what.threat}, {claim.what.attacker}",
+        "Ranked by": f"{leading(claim).title}, over its {leading(claim).against}",
+    }
+    if other:
+        facts["Scored with"] = ", ".join(other)
+    title = f"{what.capitalize()}: {claim.what.dataset}, {partition}, {claim.what.threat}"
+    rows = [_row(place, one) for place, one in enumerate(group, 1)]
+    return {"id": f"q{number}", "title": title, "facts": facts, "rows": rows}
+
+
+def _with_settings(given: Mapping[str, Any]) -> str:
+    told = [f"{k} {v}" for k, v in given.items() if k not in ("name", "download") and v is not None]
+    return f"{given.get('name')} ({', '.join(told)})" if told else str(given.get("name"))
+
+
+def _row(place: int, one: Posted) -> dict[str, Any]:
+    """A claim in a table, and what is behind it."""
+    claim, lead = one.claim, leading(one.claim)
+    claimed = measure_of(lead, lead.numbers)
+    found = _again(one, lead.key)
+    again = None
+    if found is not None and found.repeated is not None:
+        again = measure_of(lead, found.repeated)
+    accuracy = "-" if claim.accuracy is None else f"{claim.accuracy.mean:.3f}"
+    repeated = _again(one, *ACCURACY)
+    if repeated is not None and repeated.repeated is not None:
+        accuracy = f"{repeated.repeated.value:.3f}"
+    return {
+        "place": place,
+        "protocol": claim.what.protocol,
+        "parts": _parts(claim),
+        "attack": claim.what.attack + (f" after {claim.what.via}" if claim.what.via else ""),
+        "kind": claim.kind,
+        "counterfactual": claim.counterfactual,
+        "seed": claim.seeds.training,
+        "n": lead.numbers.n,
+        "accuracy": accuracy,
+        "claimed": _shown(claimed),
+        "again": None if again is None else _shown(again),
+        "status": one.status,
+        "state": {REPEATS: "good", WITHIN: "good", OTHERWISE: "bad"}.get(one.status, "open"),
+        "by": claim.by,
+        "checks": [_check(check) for check in one.checks],
+        "verdicts": _verdicts(one),
+        "measures": _measures(one),
+        "facts": _facts(one),
+        "command": claim.command,
+    }
+
+
+def _verdicts(one: Posted) -> str:
+    """A verdict that came out otherwise than claimed; empty where none did."""
+    found = one.checks[0].verdict if one.checks else one.claim.verdict
+    same = found == one.claim.verdict
+    return "" if same else f"verdict: {found}, claimed {one.claim.verdict}"
+
+
+def _shown(measure: Measure) -> dict[str, str]:
+    """A measure in a cell: its difference, the interval of that, value and floor."""
+    over, bracket, interval = measure.over_text().partition("[")
+    floor = measure.number(measure.floor)
+    value = f"{measure.heading} {measure.number(measure.value)}, {measure.against} {floor}"
+    return {"over": over.strip(), "interval": bracket + interval, "value": value}
+
+
+def _parts(claim: Claim) -> list[str]:
+    """Scheme, defences and steerings in words."""
+    settings, scheme = claim.settings, claim.settings["protocol"].get("entanglement")
+    out = [] if scheme is None else [f"scheme {part_words(scheme, schemes)}"]
+    out += [f"defence {part_words(one, defenses)}" for one in settings.get("defense", ())]
+    out += [f"ACTIVE SERVER {part_words(one, steerings)}" for one in settings.get("steering", ())]
+    return out
+
+
+def _check(check: Verification) -> str:
+    who = f" by {check.by}" if check.by else ""
+    return f"{DONE[check.part]}{who}, {check.made.device}"
+
+
+def _measures(one: Posted) -> list[dict[str, str]]:
+    """Every claimed measure beside the repeated one."""
+    check = one.checks[0] if one.checks else None
+    out = []
+    for claimed in one.claim.measures:
+        measure = measure_of(claimed, claimed.numbers)
+        found = _again(one, claimed.key, claimed.group)
+        shown = "-"
+        if found is not None and found.repeated is not None:
+            shown = measure_of(claimed, found.repeated).over_text()
+        words = UNCHECKED
+        if check is not None and found is not None:
+            words = state(found, due=check.due, tolerance=check.tolerance)
+        out.append({
+            "targets": targets_of(claimed.group),
+            "metric": measure.heading, "value": measure.value_text(), "floor": measure.floor_text(),
+            "claimed": measure.over_text(), "again": shown, "n": str(claimed.numbers.n),
+            "state": words,
+        })  # fmt: skip
+    return out
+
+
+def _facts(one: Posted) -> dict[str, str]:
+    claim = one.claim
+    made, versions = claim.attack, claim.attack.versions
+    facts = {
+        "File": one.file,
+        "Claimed by": claim.by or "nobody says",
+        "Verdict": claim.verdict,
+        "Computed": f"{made.device}; training {human_seconds(claim.training.seconds)}, attack "
+        f"{human_seconds(made.seconds)}",
+        "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "Run's manifest": claim.hashes.run_manifest,
+        "Claim's SHA-256": claim.sha256,
+    }
+    return facts | ({"Modules needed": ", ".join(claim.plugins)} if claim.plugins else {})

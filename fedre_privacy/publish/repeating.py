@@ -1,0 +1,335 @@
+"""Repeat what is claimed, as far as is asked for, and compare.
+
+What is claimed may come from a stranger. Its settings are built by the same checks as any file's:
+names lead to registered parts, and to a module of one's own only where ``--plugin`` named it.
+Nothing is downloaded, and no file is opened because a claim names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedre_privacy.core.config import merge
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    IncompatibleError,
+    MissingInputError,
+)
+from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.manifest import covering
+from fedre_privacy.eval import Card
+from fedre_privacy.play.attack import AttackResult, attack, attack_into, prepare_attack
+from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.runs.folder import COMPLETE, status_of, versions
+from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.settings import AttackSettings, TrainSettings
+from fedre_privacy.runs.training import train
+from fedre_privacy.sealed.door import AUTO
+
+from .claims import claimed_of, portable, uploads_hash
+from .comparing import ACCURACY, TOLERANCE, accuracy_numbers, is_due, outcome, state
+from .format import (
+    ATTACK,
+    PARTS,
+    SCORES,
+    TRAINING,
+    VERIFICATION,
+    VERSION,
+    Accuracy,
+    Claim,
+    Compared,
+    Made,
+    Numbers,
+    Verification,
+    check_name,
+    sealed,
+    write,
+)
+from .making import accuracy_of
+
+AGAIN = Path("runs") / "again"
+"""Where what is repeated is kept, apart from other runs."""
+
+DOES = {
+    TRAINING: "train and attack again by its settings",
+    ATTACK: "attack the given run again",
+    SCORES: "score the recorded answers again",
+}
+"""What will be done, in words."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be repeated.
+
+    Args:
+        part: one of `PARTS`.
+        run: the recorded run that is attacked or scored again; None where one is trained.
+        runs: folder for what is made.
+        told: what it took where it was claimed (seconds).
+    """
+
+    claim: Claim
+    part: str
+    training: TrainSettings
+    attack: AttackSettings
+    run: Run | None
+    runs: Path
+
+    @property
+    def told(self) -> float:
+        """Seconds that the part took where it was claimed; scores alone are quick."""
+        attacked = 0.0 if self.part == SCORES else self.claim.attack.seconds
+        return attacked + (self.claim.training.seconds if self.part == TRAINING else 0.0)
+
+
+def plan(
+    claim: Claim,
+    *,
+    run: Path | None = None,
+    part: str | None = None,
+    runs: Path = AGAIN,
+    data: Path | None = None,
+) -> Plan:
+    """Resolve the settings of a claim and decide what to repeat; nothing is computed yet.
+
+    Args:
+        run: folder of the run that was attacked, if it is at hand.
+        part: what to repeat, one of `PARTS`; None: the attack where there is a run, else all.
+        runs: folder for what is made.
+        data: file or folder of the data set, where it needs one.
+
+    Raises:
+        ConfigError: an unknown part or setting; a module that was not named by ``--plugin``.
+        DamagedInputError: the run is not the one that was attacked.
+        MissingInputError: the data's file or the run is needed and was not given.
+    """
+    part = part or (TRAINING if run is None else ATTACK)
+    if part not in PARTS:
+        raise ConfigError(f"--repeat takes {', '.join(PARTS)}; got '{part}'.")
+    if (run is None) != (part == TRAINING):
+        raise ConfigError(
+            f"--repeat {part} needs --run RUN, the folder that was attacked."
+            if run is None
+            else "--repeat training trains anew; leave --run out.",
+        )
+    training, attacked = _resolved(claim, data)
+    if run is None:
+        _require_data(claim, data)
+        check_ahead(training, attacked)
+        return Plan(claim, part, training, attacked, None, runs)
+    recorded = Run(run)
+    if recorded.manifest.sha256 != claim.hashes.run_manifest:
+        raise DamagedInputError(
+            f"{run} is not the run that was attacked: its manifest has SHA-256 "
+            f"{recorded.manifest.sha256[:12]}..., the claim names "
+            f"{claim.hashes.run_manifest[:12]}....",
+            next_step="Give the claimed run, or leave --run out to train again.",
+        )
+    own = portable(recorded.plain())
+    if any(claim.settings.get(key) != value for key, value in own.items()):
+        raise DamagedInputError(
+            f"{run} was trained with other settings than the claim holds, though its manifest is "
+            "the one that the claim names.",
+            next_step="Leave --run out to train by the settings of the claim.",
+        )
+    return Plan(claim, part, training, attacked, recorded, runs)
+
+
+def _resolved(claim: Claim, data: Path | None) -> tuple[TrainSettings, AttackSettings]:
+    """The settings of a claim as objects, by the checks of every settings file."""
+    values: dict[str, Any] = dict(claim.settings)
+    if data is not None:
+        values = merge(values, {"data": {"path": str(data.expanduser().resolve())}})
+    if "download" in values["data"]:
+        values = merge(values, {"data": {"download": False}})
+    problems: list[str] = []
+    training = resolve_training(values, {}, problems)
+    uploads = training.protocol.uploads if training else ()
+    attacked = resolve_attack(values, {}, problems, uploads=uploads)
+    see = "The claim needs modules of its own: " + ", ".join(claim.plugins)
+    if problems and claim.plugins:
+        problems.append(f"{see}. Read them; if you trust them, name each by --plugin.")
+    training, attacked = required(training, problems), required(attacked, problems)
+    used = [*training.plugins(), *attacked.plugins()]
+    if strangers := sorted(set(used) - set(claim.plugins)):
+        raise IncompatibleError(
+            f"The claim's names lead to parts of {', '.join(strangers)} here, which the claim does "
+            "not name.",
+            next_step="Leave --plugin out, or ask whoever claims it for the modules.",
+        )
+    return training, attacked
+
+
+def _require_data(claim: Claim, data: Path | None) -> None:
+    named = claim.settings["data"].get("path")
+    if named is not None and data is None:
+        raise MissingInputError(
+            f"The claim is about the data set '{claim.what.dataset}' in a file or folder that was "
+            f"named '{named}'. Its SHA-256 is {claim.data.sha256}.",
+            next_step="Say where yours is: --data-dir PATH.",
+        )
+
+
+def repeat(
+    wanted: Plan,
+    out: Path,
+    *,
+    tolerance: float = TOLERANCE,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    by: str = "",
+    isolation: str = AUTO,
+    report: Report = silent,
+) -> tuple[Verification, Path]:
+    """Do what was planned, compare what came of it with the claim, and write that down.
+
+    What an earlier call has finished or begun in the folder of the plan is taken up.
+
+    Args:
+        out: file for the verification.
+        tolerance: see `comparing`.
+        by: who repeats it.
+
+    Returns:
+        The verification, and its file.
+
+    Raises:
+        ConfigError: no such name can be published.
+        DamagedInputError: other data than claimed, or a folder that holds the claimed result
+            itself.
+        FedreError: of the training or the attack.
+    """
+    check_name(by)
+    claim, run = wanted.claim, wanted.run
+    how: dict[str, Any] = {"device": device, "report": report}
+    if wanted.part == TRAINING:
+        run = _trained(wanted, how)
+    assert run is not None
+    if wanted.part == SCORES:
+        result = _scored(run, wanted, how)
+    elif wanted.part == ATTACK:
+        folder = wanted.runs / "attacks" / claim.sha256[:16]
+        unfinished = status_of(folder) not in (None, COMPLETE)
+        trial_of = run
+        result = attack_into(
+            folder, wanted.attack, lambda: prepare_attack(trial_of, wanted.attack),
+            resume=unfinished, isolation=isolation, **how,
+        )  # fmt: skip
+    else:
+        folder = run.folder / "attacks" / wanted.attack.folder_name
+        unfinished = status_of(folder) not in (None, COMPLETE)
+        result = attack(run, wanted.attack, resume=unfinished, isolation=isolation, **how)
+    done = verified(wanted, run, result, tolerance=tolerance, by=by)
+    write(out, done)
+    return done, out
+
+
+def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
+    """Train by the settings of the claim, on the data that it names."""
+    claim, settings = wanted.claim, wanted.training
+    prepared = prepare(settings, how["device"])
+    shares = [prepared.split.sha256_train, prepared.split.sha256_test]
+    for what, found, told in (
+        ("data set", [prepared.data.sha256], [claim.data.sha256]),
+        ("partition", shares, claim.data.partition_sha256),
+    ):
+        if found != told:
+            raise DamagedInputError(
+                f"The {what} is not the one that was claimed: SHA-256 {found[0][:12]}..., claimed "
+                f"{told[0][:12]}....",
+                next_step="Ask whoever claims it for the data, and give it by --data-dir.",
+            )
+    folder = wanted.runs / settings.run_name
+    unfinished = status_of(folder) not in (None, COMPLETE)
+    run = train(settings, runs=wanted.runs, resume=unfinished, prepared=prepared, **how)
+    if run.manifest.sha256 == claim.hashes.run_manifest:
+        raise DamagedInputError(
+            f"{run.folder} is the claimed run itself, which would repeat nothing.",
+            next_step=f"Give another folder: --runs-dir {AGAIN}. Or attack it again: "
+            f"--run {run.folder}.",
+        )
+    return run
+
+
+def _scored(run: Run, wanted: Plan, how: dict[str, Any]) -> AttackResult:
+    """The claimed attack itself, read back and scored again."""
+    folder = run.folder / "attacks" / wanted.attack.folder_name
+    if status_of(folder) != COMPLETE:
+        raise MissingInputError(
+            f"{folder} is not there: the attack's folder is needed to score it again.",
+            next_step="Attack again in place of it: --repeat attack.",
+        )
+    found = covering(folder).sha256
+    if found != wanted.claim.hashes.attack_manifest:
+        raise DamagedInputError(
+            f"{folder} is not the attack that was claimed: its manifest has SHA-256 "
+            f"{found[:12]}..., the claim names {wanted.claim.hashes.attack_manifest[:12]}....",
+            next_step="Attack again: --repeat attack.",
+        )
+    return attack(run, wanted.attack, **how)
+
+
+def verified(
+    wanted: Plan, run: Run, result: AttackResult, *, tolerance: float, by: str
+) -> Verification:
+    """What came of repeating a claim: the repeated attack beside what is claimed."""
+    claim, record = wanted.claim, result.record
+    scored = wanted.part == SCORES
+    made = Made(
+        device=str(record["device"]),
+        versions=versions() if scored else record["versions"],
+        seconds=record["wall_s"] + (run.record["wall_s"] if wanted.part == TRAINING else 0.0),
+    )
+    same = None
+    if wanted.part == TRAINING:
+        same = uploads_hash(run.manifest) == claim.hashes.uploads
+    rows = compared(claim, result.card, made)
+    if wanted.part == TRAINING:
+        rows += _accuracies(claim, run)
+    due = is_due(claim, wanted.part, made, uploads_same=same)
+    states = [state(one, due=due, tolerance=tolerance) for one in rows]
+    verdict = result.card.verdict.word
+    return sealed(
+        Verification,
+        {
+            "schema": VERIFICATION, "version": VERSION, "claim": claim.sha256, "by": by,
+            "part": wanted.part, "uploads_same": same, "due": due, "tolerance": tolerance,
+            "outcome": outcome(states, due=due, same_verdict=verdict == claim.verdict),
+            "verdict": verdict, "measures": rows, "made": made,
+        },
+    )  # fmt: skip
+
+
+def compared(claim: Claim, card: Card, made: Made) -> list[Compared]:
+    """Every measure that is claimed, and those that the same version gives and nobody claims."""
+    found = {
+        (one.key, one.group): Numbers(**shown["numbers"])
+        for one in card.measures
+        if (shown := claimed_of(one)) is not None
+    }
+    told = {(one.key, one.group): one.numbers for one in claim.measures}
+    package = "fedre-privacy"
+    more = found if claim.attack.versions.get(package) == made.versions.get(package) else {}
+    return [
+        Compared(key=key, group=group, claimed=told.get((key, group)),
+                 repeated=found.get((key, group)))
+        for key, group in dict.fromkeys([*told, *more])
+    ]  # fmt: skip
+
+
+def _accuracies(claim: Claim, run: Run) -> list[Compared]:
+    """The accuracy of the training as if it were a measure."""
+    found = accuracy_of(run)
+    now = None if found is None else accuracy_numbers(Accuracy(**found))
+    told = None if claim.accuracy is None else accuracy_numbers(claim.accuracy)
+    if now is None and told is None:
+        return []
+    key, group = ACCURACY
+    return [Compared(key=key, group=group, claimed=told, repeated=now)]

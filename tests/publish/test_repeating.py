@@ -1,0 +1,197 @@
+"""Claims repeated: all of it, the attack, the scores; what is due, and what may differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import fedre_privacy as fp
+from fedre_privacy.cli import benchmark
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
+from fedre_privacy.publish.claims import read_claim
+from fedre_privacy.publish.comparing import (
+    ABSENT,
+    LEFT_OUT,
+    NEAR,
+    OTHER,
+    SAME,
+    contradiction,
+    is_due,
+    outcome,
+    state,
+)
+from fedre_privacy.publish.format import (
+    ATTACK,
+    OTHERWISE,
+    REPEATS,
+    SCORES,
+    TRAINING,
+    WITHIN,
+    Compared,
+    Made,
+    Numbers,
+    read,
+)
+from fedre_privacy.publish.repeating import plan, repeat
+
+
+def numbers(**other) -> Numbers:
+    usual = {
+        "value": 20.0, "interval": (19.0, 21.0), "sd": 1.0, "floor": 18.0, "over": 2.0,
+        "over_interval": (0.0, 4.0), "n": 8, "higher_is_more_leakage": True,
+    }  # fmt: skip
+    return Numbers(**{**usual, **other})
+
+
+def row(claimed: Numbers | None, repeated: Numbers | None) -> Compared:
+    return Compared(key="psnr", group="", claimed=claimed, repeated=repeated)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "near", "exact"),
+    [
+        ({}, SAME, SAME),
+        ({"value": 20.000001}, SAME, SAME),
+        ({"value": 20.5}, NEAR, OTHER),  # the half-width is 2, a quarter of it is 0.5
+        ({"value": 20.6}, OTHER, OTHER),
+        ({"floor": 18.4}, NEAR, OTHER),
+        ({"over": 3.0}, OTHER, OTHER),
+        ({"sd": 2.4}, NEAR, OTHER),
+        ({"over_interval": (-1.4, 5.4)}, NEAR, OTHER),
+        ({"over_interval": (-2.0, 6.0)}, OTHER, OTHER),
+        ({"over_interval": None}, OTHER, OTHER),
+        ({"floor": None}, OTHER, OTHER),
+        ({"n": 9}, OTHER, OTHER),
+        ({"higher_is_more_leakage": False}, OTHER, OTHER),
+    ],
+)
+def test_how_far_numbers_may_differ(claimed, near, exact):
+    one = row(numbers(**claimed), numbers())
+    assert state(one, due=False, tolerance=0.25) == near
+    assert state(one, due=True, tolerance=0.25) == exact
+
+
+def test_what_has_no_interval_may_differ_by_its_spread():
+    bare = {"interval": None, "over_interval": None}
+    one = row(numbers(value=20.2, **bare), numbers(sd=1.0, **bare))
+    assert state(one, due=False, tolerance=0.25) == NEAR
+    assert state(one, due=False, tolerance=0.1) == OTHER
+    none = {**bare, "sd": None, "floor": None, "over": None}
+    assert state(row(numbers(value=20.2, **none), numbers(**none)), due=False, tolerance=0.25) == (
+        NEAR
+    )
+
+
+def test_what_is_on_one_side_alone():
+    assert state(row(numbers(), None), due=False, tolerance=1) == ABSENT
+    assert state(row(None, numbers()), due=False, tolerance=1) == LEFT_OUT
+
+
+def test_the_outcome_is_that_of_the_worst_measure():
+    usual = {"due": False, "same_verdict": True}
+    assert outcome([SAME, SAME], **usual) == REPEATS
+    assert outcome([SAME, NEAR], **usual) == WITHIN
+    for worst in (OTHER, ABSENT, LEFT_OUT):
+        assert outcome([SAME, NEAR, worst], **usual) == OTHERWISE
+    assert outcome([SAME], due=False, same_verdict=False) == WITHIN
+    assert outcome([SAME], due=True, same_verdict=False) == OTHERWISE
+
+
+def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
+    claim = read_claim(published.path)
+    here = claim.attack
+    elsewhere = Made(device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0)
+    assert is_due(claim, TRAINING, here, uploads_same=True)
+    assert not is_due(claim, TRAINING, here, uploads_same=False)
+    assert not is_due(claim, TRAINING, elsewhere, uploads_same=True)
+    assert not is_due(claim, ATTACK, here, uploads_same=None)
+    assert is_due(claim, SCORES, here, uploads_same=None)
+    assert not is_due(claim, SCORES, elsewhere, uploads_same=None)
+
+
+def test_trained_and_attacked_again_gives_the_same_numbers(published, tmp_path):
+    """Trained again in another folder: the same bytes, so the same scores."""
+    wanted = plan(read_claim(published.path), runs=tmp_path / "again")
+    done, path = repeat(wanted, tmp_path / "v.json", isolation="same-process")
+    assert done.outcome == REPEATS and done.uploads_same and done.due
+    assert ("accuracy", "training") in {(one.key, one.group) for one in done.measures}
+    assert contradiction(done, wanted.claim) == "" and read(path) == done
+
+
+@pytest.mark.slow
+def test_the_command_repeats_and_reads_back(published, tmp_path, capsys):
+    out = tmp_path / "v.json"
+    words = ["verify", str(published.path), "--runs-dir", str(tmp_path / "again"), "--by", "Bob"]
+    assert benchmark.main([*words, "--out", str(out), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "train and attack again" in said and "the same bytes as claimed" in said
+    assert "Outcome    repeats\n" in said and "+- " in said
+    found = read(out)
+    assert found.outcome == REPEATS and found.by == "Bob" and found.uploads_same and found.due
+    (run,) = (tmp_path / "again").glob("fedgh-*")
+    assert run != published.run.folder
+    before = (run / "record.json").read_bytes()
+    assert benchmark.main([*words, "--out", str(out), "--quiet"]) == 0  # read back
+    assert capsys.readouterr().out == f"{out}\n"
+    assert (run / "record.json").read_bytes() == before
+
+
+def test_the_attack_alone_is_repeated_beside_the_run(published, tmp_path):
+    before = sorted(published.run.folder.rglob("*"))
+    wanted = plan(read_claim(published.path), run=published.run.folder, runs=tmp_path / "again")
+    done, _ = repeat(wanted, tmp_path / "v.json", isolation="same-process")
+    assert done.part == ATTACK and done.outcome == REPEATS and not done.due
+    assert sorted(published.run.folder.rglob("*")) == before
+    assert len(list((tmp_path / "again" / "attacks").iterdir())) == 1
+
+
+def test_the_claimed_run_itself_repeats_nothing(published, tmp_path):
+    with pytest.raises(DamagedInputError, match="is the claimed run itself"):
+        fp.repeat(
+            published.path, runs=published.run.folder.parent, out=tmp_path / "v.json", device="cpu"
+        )
+    assert not (tmp_path / "v.json").exists()
+
+
+def test_what_is_asked_for_must_be_possible(published, tmp_path):
+    claim = read_claim(published.path)
+    for part in (ATTACK, SCORES):
+        with pytest.raises(ConfigError, match=f"--repeat {part} needs --run RUN"):
+            plan(claim, part=part)
+    with pytest.raises(ConfigError, match="leave --run out"):
+        plan(claim, run=published.run.folder, part=TRAINING)
+    with pytest.raises(ConfigError, match="--repeat takes training, attack, scores"):
+        plan(claim, part="everything")
+    with pytest.raises(MissingInputError, match="No run at"):
+        plan(claim, run=tmp_path)
+    words = ["verify", str(published.path), "--tolerance", "-1"]
+    assert benchmark.main(words) == 2
+
+
+def test_data_in_files_are_asked_for_and_never_opened_unasked(published, forge, tmp_path):
+    def edit(content):
+        old = content["settings"]["data"]
+        new = {"name": "npz", "path": "faces.npz"}
+        content["settings"]["data"] = new
+        content["what"]["dataset"] = "npz"
+        content["command"] = content["command"].replace(json.dumps(old), json.dumps(new))
+
+    claim = read_claim(forge(edit))
+    with pytest.raises(MissingInputError, match="named 'faces.npz'") as refused:
+        plan(claim)
+    assert "--data-dir PATH" in str(refused.value)
+    mine = tmp_path / "mine.npz"
+    wanted = plan(claim, data=mine)
+    assert msgspec.to_builtins(claim)["settings"]["data"]["path"] == "faces.npz"
+    assert wanted.training.data.sources() == (mine,)
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_it_would_take(published, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert benchmark.main(["verify", str(published.path), "--dry-run", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "it took" in said and "about" in said and list(Path(tmp_path).iterdir()) == []
