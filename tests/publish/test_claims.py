@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fedre_privacy.cli import attack, benchmark
-from fedre_privacy.cli.options import gather
+from fedre_privacy.cli.commands.settled import gather
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.eval.measures import TABLE
 from fedre_privacy.publish import format as published_format
