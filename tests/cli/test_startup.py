@@ -23,6 +23,7 @@ ASKED = [
     ["attack", "list"], ["attack", "list", "--json"], ["attack", "verify", "--help"],
     ["train", "curves", "--help"], ["benchmark", "--communication", "--help"],
     ["benchmark", "--toy", "--help"], ["view", "--engine"],
+    *(["benchmark", word, "--help"] for word in ("claim", "verify", "leaderboard")),
 ]  # fmt: skip
 LARGE = {"torch", "torchvision", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "skimage",
          "opacus", "safetensors.torch", "fedre_privacy.api"}  # fmt: skip
