@@ -21,6 +21,7 @@ import yaml
 
 from .errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from .files import read_text
+from .merging import merge as merge
 from .registry import Registry, import_plugin
 from .schema import MOST_SETTINGS, parse_yaml, short
 
@@ -359,21 +360,6 @@ def modules_of(instance: Any) -> set[str]:
     for field in dataclasses.fields(instance):
         if "registry" in field.metadata:
             out |= modules_of(getattr(instance, field.name))
-    return out
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one nested mapping over another; scalars and lists are replaced whole.
-
-    A plugin given by name alone keeps its name when settings of it are laid over.
-    """
-    out = dict(base)
-    for key, value in over.items():
-        old = out.get(key)
-        if isinstance(old, str) and isinstance(value, Mapping) and "name" not in value:
-            old = {"name": old}
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
     return out
 
 

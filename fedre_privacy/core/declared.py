@@ -107,12 +107,11 @@ class Class:
     def __init__(self, name: str, names: Namespace, text: str) -> None:
         self.__name__ = name
         self._names, self._text = names, text[text.index("class ") :]
-        self._parts = list(statements(self._text, "    "))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        for text in self._parts:
+        for text in statements(self._text, "    "):
             if text.startswith(name):
                 node = ast.parse(text).body[0]
                 if (

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from ..core.config import merge
 from ..core.errors import ConfigError
+from ..core.merging import merge
 
 HERE = Path(__file__).parent
 
