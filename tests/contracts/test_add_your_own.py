@@ -69,7 +69,7 @@ def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     groups = {group.removeprefix("fedre_privacy.") for group in points()}
     assert groups == {
         "entanglement", "protocols", "defenses", "attacks", "eval.metrics", "threats", "data",
-        "partition", "play.questions", "steering", "detectors",
+        "partition", "play.questions", "steering", "detectors", "models.zoo",
     }  # fmt: skip
     assert all(len(block.splitlines()) <= LONGEST for block in blocks())
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)
@@ -95,13 +95,14 @@ protocols: [few-shot]
 schemes: [top-heavy]
 vary:
   fedgh under noise: {protocol: {name: fedgh}, defense: [uniform-noise]}
+  fedproto on a wide net: {protocol: {name: fedproto}, model: {name: wide-net}}
 seeds: [0]
 targets: 4
 """
 CONTRACTS = (
     "few-shot or mean-head or nearest-public or max-error or stripes or sorted or few-means "
     "or uniform-noise or leaked-model or top-heavy or smoothed or largest-class or name-largest "
-    "or one-class or large-row"
+    "or one-class or large-row or wide-net"
 )
 
 

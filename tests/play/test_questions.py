@@ -103,6 +103,7 @@ def test_how_far_restarts_end_apart_is_told_of_every_target(kept):
     assert told["spread"].tolist() == result.outcome.spread.tolist()
 
 
+@pytest.mark.slow
 def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
     trial = prepare_attack(kept, ask("membership"))
     counts = torch.tensor(kept.record["class_counts"])

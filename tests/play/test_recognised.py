@@ -43,6 +43,7 @@ def ask(target="uploaded", name="disentangle", threat="strong"):
     return settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [
     {"entanglement": {"name": "vap"}},
     {"entanglement": {"name": "var"}},

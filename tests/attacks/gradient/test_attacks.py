@@ -35,6 +35,7 @@ def floor(small, wanted, psnr):
     return psnr(small.mean(0).expand_as(wanted), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_ATTACKS)
 def test_images_are_recovered_from_gradients_and_not_from_noise(
     name, smooth, dense, small, small_labels, gradient_of, watch, psnr

@@ -17,6 +17,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_simpler_protocol(world, case):
     name, options, simpler = CASES[case]

@@ -1,0 +1,59 @@
+"""The pages on my data, my model and my federation: what they show runs, as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from fedre_privacy.cli import attack
+
+pytestmark = pytest.mark.slow
+
+SMALL = ["--set", "attack.steps=2", "--set", "data.per_class=40", "--clients", "3", "--rounds", "1"]
+
+
+def commands(repo, page):
+    """The attacks that a page shows, without the name of the program."""
+    text = (repo / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", "")
+    return [shlex.split(line)[1:] for line in re.findall(r"^fedre-attack .*$", text, re.MULTILINE)]
+
+
+def test_a_numpy_file_is_attacked_as_shown(blocks, execute, repo, capsys):
+    execute(blocks("my_data"))
+    (command,) = [c for c in commands(repo, "my_data") if "npz:mine.npz" in c]
+    assert attack.main([*command, *SMALL]) == 0
+    assert "npz" in capsys.readouterr().out
+
+
+def test_a_folder_is_attacked_as_shown(execute, repo, digits, tmp_path):
+    execute([])
+    for number, (image, label) in enumerate(zip(digits.images, digits.labels, strict=True)):
+        folder = tmp_path / "my_images" / str(int(label))
+        folder.mkdir(parents=True, exist_ok=True)
+        _png(image[0], folder / f"{number}.png")
+    sized, plain = sorted(commands(repo, "my_data")[:2], key=len, reverse=True)
+    assert "data.size=32" in sized and "imagefolder:my_images" in plain
+    assert attack.main([*plain, *SMALL]) == 0
+    _png(digits.images[0, 0, :10, :10], tmp_path / "my_images" / "0" / "other.png")
+    assert attack.main([*plain, *SMALL]) != 0
+    assert attack.main([*sized, *SMALL]) == 0
+
+
+def _png(image, path):
+    from torchvision.io import write_png
+
+    write_png(image[None], str(path))
+
+
+def test_a_module_is_attacked_as_shown(blocks, execute):
+    found = execute(blocks("my_model"))["found"]
+    assert found.images.shape == (4, 1, 12, 12)
+
+
+def test_a_recording_is_attacked_as_shown(blocks, execute, repo, capsys):
+    execute(blocks("my_federation"))
+    (command,) = commands(repo, "my_federation")
+    assert attack.main([*command, "--set", "attack.steps=2"]) == 0
+    assert "NOT SCORED" in capsys.readouterr().out
