@@ -1,4 +1,4 @@
-"""The pages on my data, my model and my federation: what they show runs, as it stands."""
+"""Code and attacks that pages show run as they stand; test_python_page.py has those of its page."""
 
 from __future__ import annotations
 
@@ -57,3 +57,30 @@ def test_a_recording_is_attacked_as_shown(blocks, execute, repo, capsys):
     (command,) = commands(repo, "my_federation")
     assert attack.main([*command, "--set", "attack.steps=2"]) == 0
     assert "NOT SCORED" in capsys.readouterr().out
+
+
+def test_a_result_is_published_as_shown(blocks, execute):
+    found = execute(blocks("publishing"))
+    assert found["file"].is_file() and found["page"].is_file()
+    assert str(found["done"].outcome) == "repeats"
+
+
+def test_the_toy_is_played_as_shown(blocks, execute, tmp_path):
+    (block,) = blocks("toy")
+    execute([block.replace("seeds=20", "seeds=1")])
+    assert any((tmp_path / "toy").iterdir())
+
+
+def test_the_first_page_runs_as_shown(execute, repo):
+    text = (repo / "README.md").read_text(encoding="utf-8")
+    pieces = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    given = (
+        "import torch\nimages, others = torch.rand(4, 1, 8, 8), torch.rand(20, 1, 8, 8)\n"
+        "extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))\n"
+        "reps = extractor(images).detach()\n"
+    )
+    small = "set={'data.size': 16, 'data.per_class': 12})"
+    assert len(pieces) == 2 and "rounds=10)" in pieces[1]
+    found = execute([given, pieces[0], pieces[1].replace("rounds=10)", f"rounds=2, {small}")])
+    assert found["found"].images.shape == found["images"].shape
+    assert len(found["result"].frame()) >= 8
