@@ -83,7 +83,7 @@ def test_interrupted_training(
 
     done = []
     monkeypatch.setattr(
-        loop, "client_step", lambda *a: (done.append(a[-1].round), real_step(*a))[1]
+        loop, "client_step", lambda *a, **k: (done.append(a[-1].round), real_step(*a, **k))[1]
     )
     resumed = call(*options, "--resume")
     assert resumed.code == 0, resumed.err

@@ -131,9 +131,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     trained = []
     step = loop.client_step
 
-    def counted(protocol, client, message, task):
+    def counted(protocol, client, message, task, **known):
         trained.append(task.round)
-        return step(protocol, client, message, task)
+        return step(protocol, client, message, task, **known)
 
     monkeypatch.setattr(loop, "client_step", counted)
     assert main([*command, "--resume"]) == 0
