@@ -157,6 +157,11 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))
     (folder / "my_steering.py").write_text(classes_in("add_your_own.md", {"OneClass"}))
+    net = classes_in("add_your_own.md", {"WideNet"}).replace(
+        "@dataclass", '@architectures.register("wide-net")\n@dataclass'
+    )
+    base = "fedre_privacy.models.zoo.base"
+    (folder / "my_model.py").write_text(f"from {base} import architectures\n{net}")
     mine = classes_in("add_your_own.md", {"TopHeavy"}).replace("TopHeavy", "MyScheme")
     (folder / "my_module.py").write_text(mine)
     (folder / "sweeps").symlink_to(ROOT / "sweeps")
