@@ -32,6 +32,7 @@ from fedre_privacy.cli import (
 from fedre_privacy.cli.commands import foreign
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError
+from fedre_privacy.models.zoo.base import architectures
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs import preparing
@@ -173,6 +174,9 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     """Give a command up to where its work would start; return what it would work on."""
     monkeypatch.chdir(reader)
     monkeypatch.syspath_prepend(reader)
+    architectures.names()  # loaded, so that what a page's own file adds goes with the test
+    for kept in ("_things", "_origins"):
+        monkeypatch.setattr(architectures, kept, dict(getattr(architectures, kept)))
     work = "fedre_privacy.cli.commands"
     monkeypatch.setattr(f"{work}.train.run_training", stop)
     monkeypatch.setattr(f"{work}.train.rehearse", stop)
