@@ -83,6 +83,7 @@ class Namespace(dict[str, Any]):
             return False
         if defined is None and name not in bound(node):
             return False
+        # a file of this package, which an import would run whole; `file_of` leads nowhere else
         exec(compile(text, str(self.path), "exec", _FLAGS, dont_inherit=True), self)
         return True
 
@@ -243,7 +244,7 @@ def worked_out(value: ast.expr, names: Namespace) -> Any:
     Raises:
         Undeclared: it needs more than our own text.
     """
-    try:
+    try:  # as in `Namespace._bind`: text of this package only
         return eval(compile(ast.Expression(value), str(names.path), "eval"), names)
     except Undeclared:
         raise

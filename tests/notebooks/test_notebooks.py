@@ -54,7 +54,7 @@ def test_what_must_not_be_stored_is_found(repo, storing):
         {"output_type": "error", "ename": "ValueError", "evalue": "no"},
         {"output_type": "stream", "name": "stderr", "text": "UserWarning: old"},
         {"output_type": "stream", "name": "stdout", "text": ["in /", "home/me/runs"]},
-        {"output_type": "execute_result", "data": {"text/plain": "Run(/tmp/abc/runs)"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["Run(/", "tmp/abc/runs)"]}},
     ):
         assert len(found(book(**bad))) == 1, bad
     edited = {"cells": [{"cell_type": "code", "source": "2"}]}
