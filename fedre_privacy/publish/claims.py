@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.manifest import Manifest
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.schema import short
@@ -40,6 +41,11 @@ def read_claim(path: Path) -> Claim:
         MissingInputError: no such file.
         DamagedInputError: it is no claim, or was changed.
     """
+    if not path.is_file():
+        raise MissingInputError(
+            f"No claim at {path}.",
+            next_step="Make one of a finished attack: fedre-benchmark claim RUN/attacks/NAME.",
+        )
     found = read(path)
     if not isinstance(found, Claim):
         raise refused(path, "is a verification, and no claim")

@@ -129,3 +129,9 @@ def test_the_command_line_writes_a_claim(published, tmp_path, capsys):
     for name in ("A\u202eda", "A\nda", "A" * 101):
         assert benchmark.main([*words[:-1], "--by", name]) == 2
         assert "--by takes a name of at most 100 characters" in capsys.readouterr().err
+
+
+def test_a_claim_that_is_not_there_says_how_one_is_made(tmp_path):
+    with pytest.raises(MissingInputError, match="No claim at") as refused:
+        read_claim(tmp_path / "none.json")
+    assert refused.value.next_step and "fedre-benchmark claim" in refused.value.next_step
