@@ -68,7 +68,8 @@ def clients(run: Run) -> Drawn | None:
     """The accuracy of each client in the last round; None for runs that did not keep it."""
     if "clients.csv" not in run.manifest.entries:
         return None
-    frame = files.read_table(run.unchanged("clients.csv"), ("round", "client", "acc_post_local"))
+    columns = ("round", "client", "acc_post_local", "acc_post_broadcast")
+    frame = files.read_table(run.unchanged("clients.csv"), columns)
     return client_accuracy(frame, title=run.name, caption=run.record["summary"]), frame
 
 

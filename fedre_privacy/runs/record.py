@@ -44,9 +44,22 @@ NEEDED = (
 AT_END = ("wall_s", "final")
 """What a record holds besides where its run is complete."""
 
+ACCURACIES = (
+    "acc_post_local", "acc_post_local_sd", "acc_post_broadcast", "acc_post_broadcast_sd",
+)  # fmt: skip
+FINAL = (*ACCURACIES, "round", "up_scalars", "down_scalars")
+"""What ``final`` holds at least."""
+
 
 def misfit(record: Record, settings: TrainSettings) -> str:
     """Say where a complete record does not fit itself or the settings; empty where it does."""
+    final = record["final"]
+    lacking = [key for key in FINAL if key not in final]
+    if lacking:
+        return f"final has no {', '.join(lacking)}"
+    unmeasured = [key for key in ACCURACIES if final[key] is None]
+    if unmeasured and len(unmeasured) < len(ACCURACIES):
+        return f"final has no number for {', '.join(unmeasured)}"
     clients, classes = settings.train.clients, len(record["classes"])
     side = getattr(settings.data, "size", None)
     facts = {
@@ -56,7 +69,7 @@ def misfit(record: Record, settings: TrainSettings) -> str:
         "the declaration of an active server": (record.get("active_server", ""), settings.active),
         "the length of image_shape": (len(record["image_shape"]), 3),
         "the size of images": (record["image_shape"][-1:], [side]) if side else (0, 0),
-        "the last round": (record["final"].get("round"), settings.train.rounds),
+        "the last round": (final["round"], settings.train.rounds),
         "dim": (record["dim"], settings.model.dim or record["dim"]),
     }
     facts |= {

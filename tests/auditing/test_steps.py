@@ -34,8 +34,9 @@ def audited(noise=2.0, rounds=1, trials=400, seed=0, accountant="prv", **more):
 
 @pytest.mark.parametrize(
     ("rounds", "more"),
-    [(1, FULL), (4, FULL), (5, {}), (3, {"epochs": 2}), (4, {"local_steps": 2}),
-     (5, {"accountant": "rdp"})],
+    [(1, FULL), (5, {}),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         (4, FULL), (3, {"epochs": 2}), (4, {"local_steps": 2}), (5, {"accountant": "rdp"})))],
 )  # fmt: skip
 def test_correct_training_is_consistent_with_its_claim(rounds, more):
     found = audited(rounds=rounds, **more)

@@ -232,7 +232,7 @@ CHANGES = [*RUN, *(f"attack: {name}" for name in ATTACK)]
 @pytest.mark.parametrize(
     "what",
     # every third in the quick suite
-    [c if n % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for n, c in enumerate(CHANGES)],
+    [c if n % 5 == 0 else pytest.param(c, marks=pytest.mark.slow) for n, c in enumerate(CHANGES)],
 )
 def test_what_was_changed_is_found_and_changes_no_result_unsaid(
     cli: Any, folder: Path, fast: list[str], tables: dict[str, Any], what: str

@@ -21,6 +21,8 @@ from fedre_privacy.study.suite import default_suite
 
 settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]
 NAMES = protocols.names()
+OFTEN = ("fedavg", "fedkd", "fedmrl", "fedre", "fedtgp")
+"""Trained twice in every test run; the others in the slow ones."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +61,9 @@ def test_rows_come_with_their_provenance(name, trained):
                 assert mixtures[upload.client, number].num_rows == len(rows)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
 def test_same_seed_same_bytes(name, trained, tmp_path):
     first = trained(name)
     again = train(settings_of(name), runs=tmp_path)

@@ -39,6 +39,8 @@ ELSEWHERE = {"analytic"}
 """Reads networks that no built-in architecture is; tested for itself."""
 NAMES = attacks.names()
 RUN = sorted(set(NAMES) - ELSEWHERE)
+LONG = {"decoder", "dlg", "idlg", "shadow"}
+"""Asked twice in the slow tests only."""
 EVAL = {"targets": 3, "ceiling": 0, "per_update": 1, "candidates": 6, "gallery": 4, "public": 60}
 
 
@@ -84,7 +86,9 @@ def test_declarations(name):
     assert build_plugin(attacks, plain_plugin(made), at="attack", problems=problems) == made
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [n if n not in LONG else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+)
 def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, trained):
     protocol, settings = asked(name)
     trial = prepare_attack(trained(protocol), settings)

@@ -311,6 +311,7 @@ def own_module(repo, tmp_path, monkeypatch):
 READERS = ("average", "dip", "linear", "pixel", "joint-disentangle")
 
 
+@pytest.mark.slow
 def test_attacks_adapt_to_a_defence_of_which_nothing_here_knows(own_module, tiny, tmp_path):
     mine = own_module("my_defenses")
     run = train(

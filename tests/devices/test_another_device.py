@@ -47,6 +47,7 @@ def test_more_steps_make_the_host_wait_no_more_often(tmp_path):
     assert problems("waits", tmp_path, 8) == {}
 
 
+@pytest.mark.slow
 def test_what_a_gpu_refuses_is_refused():
     """The stand-in itself: mixing is refused, and what waits is counted."""
     script = """

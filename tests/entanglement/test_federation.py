@@ -28,7 +28,13 @@ def with_a_single_class(fed):
     return fed
 
 
-@pytest.mark.parametrize("name", schemes.names())
+OFTEN = ("decoy", "fixed", "rap")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in schemes.names()],
+)
 def test_every_scheme_learns(federation, name):
     fed = federation(fedre(name), rounds=6, epochs=4, dropout=0.0)
     rows = fed.run()

@@ -181,7 +181,7 @@ def test_diverged_answers_count_as_the_worst_floor_and_as_not_found(
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("rule", ["best", "mean-image"])
+@pytest.mark.parametrize("rule", [pytest.param("best", marks=pytest.mark.slow), "mean-image"])
 def test_abstaining_never_scores_higher_than_a_floor_image(
     make_truth, make_rec, public, usual, rule, dark
 ):

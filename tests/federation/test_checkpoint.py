@@ -62,7 +62,9 @@ def _outcome(fed, rows):
 @pytest.mark.parametrize(
     ("round", "moment"), [(1, "after"), (2, "after"), (1, "within"), (3, "within")]
 )
-@pytest.mark.parametrize("name", ["fedre", "fedgh", "two modules"])
+@pytest.mark.parametrize(
+    "name", ["fedre", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedgh", "two modules"))]
+)
 def test_resuming_changes_nothing(federation, monkeypatch, name, round, moment):
     options = {"rounds": ROUNDS, "join_ratio": 0.67, "eval_every": 2}
     whole = federation(_protocol(name), **options)

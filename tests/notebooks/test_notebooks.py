@@ -69,6 +69,7 @@ def test_first_attack(cells, execute):
     assert len(found["attacked"]) == found["prototypes"].card.targets
 
 
+@pytest.mark.slow
 def test_own_module(cells, execute, tmp_path):
     execute(cells("own_module"))
     assert (tmp_path / "my_module" / "report.html").is_file()

@@ -397,7 +397,9 @@ IMAGE_CHEATS: dict[str, Callable[[Observation, int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("target", ["uploaded", "representations"])
+@pytest.mark.parametrize(
+    "target", ["uploaded", pytest.param("representations", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", IMAGE_CHEATS)
 def test_images_are_not_told_by_order_or_memory(split_runs, name, target):
     settings = ask(target, ImageCheat(rule=IMAGE_CHEATS[name]), eval={"targets": 24})

@@ -73,6 +73,7 @@ def test_the_smallest_question_has_the_smallest_answer(extractor, reps, tmp_path
     assert list(tmp_path.iterdir()) == [] and found.isolation == "same-process"
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_table_picture_and_page(extractor, reps, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"representations": reps, "truth": images[:8], "public": images[8:]}

@@ -9,6 +9,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
+from fedre_privacy.pages.run_figures import clients
 from fedre_privacy.runs.folder import begin, log, logging_to, status_of, taken
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.verifying import verify
@@ -129,6 +130,29 @@ def test_models_that_do_not_fit_the_settings_are_refused(runs, tmp_path):
     verify(run.folder, accept=True)
     with pytest.raises(DamagedInputError, match="one run: dim is 32, not 16"):
         run.model(0, 2)
+
+
+@pytest.mark.parametrize("value", [None, "absent"])
+def test_an_accuracy_without_its_spread_is_refused(runs, tmp_path, value):
+    run = _copied(runs["fedre"], tmp_path)
+    path = run.folder / "record.json"
+    record = json.loads(path.read_text())
+    record["final"]["acc_post_local_sd"] = value
+    if value:
+        del record["final"]["acc_post_local_sd"]
+    path.write_text(json.dumps(record))
+    verify(run.folder, accept=True)
+    with pytest.raises(DamagedInputError, match="final has no .*acc_post_local_sd"):
+        run.provenance()
+
+
+def test_accuracies_of_clients_without_a_moment_are_refused(runs, tmp_path):
+    run = _copied(runs["fedre"], tmp_path)
+    path = run.folder / "clients.csv"
+    path.write_text(path.read_text().replace("acc_post_broadcast", "acc_post_other"))
+    verify(run.folder, accept=True)
+    with pytest.raises(DamagedInputError, match="acc_post_broadcast"):
+        clients(run)
 
 
 def test_a_run_of_settings_that_no_longer_exist_is_refused(runs, tmp_path):

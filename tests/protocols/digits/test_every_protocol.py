@@ -12,13 +12,17 @@ from fedre_privacy.models.split import num_parameters
 from fedre_privacy.protocols.base import protocols
 
 NAMES = protocols.names()
+OFTEN = ("fedavg", "fedgen", "fedkd", "fedre", "fedtgp")
+"""Interrupted in every test run; the others in the slow ones."""
 
 
 def _bytes(fed):
     return {path.name: path.read_bytes() for path in (fed.folder / "uploads").iterdir()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
 def test_interrupted_or_not_the_same_bytes(world, monkeypatch, name):
     """Also: the same seed twice gives the same uploads, broadcasts and state."""
     train = {"rounds": 3, "join_ratio": 0.67}
