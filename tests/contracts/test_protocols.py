@@ -21,8 +21,11 @@ from fedre_privacy.study.suite import default_suite
 
 settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]
 NAMES = protocols.names()
-OFTEN = ("fedavg", "fedkd", "fedmrl", "fedre", "fedtgp")
-"""Trained twice in every test run; the others in the slow ones."""
+SELDOM = {
+    "fd", "fedala", "fedallrep", "fedapen", "fedavgdbe", "fedgen", "fedgh", "fedproto",
+    "fedral", "fedsgd", "fml", "fpl", "lg-fedavg", "local",
+}  # fmt: skip
+"""Trained twice in the slow tests only; a protocol of your own always is."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +65,7 @@ def test_rows_come_with_their_provenance(name, trained):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SELDOM else n for n in NAMES]
 )
 def test_same_seed_same_bytes(name, trained, tmp_path):
     first = trained(name)

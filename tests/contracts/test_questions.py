@@ -87,7 +87,7 @@ def test_declarations(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n not in LONG else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in RUN]
 )
 def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, trained):
     protocol, settings = asked(name)

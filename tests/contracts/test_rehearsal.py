@@ -61,14 +61,17 @@ def farthest(found, run, client=CLIENT, round=LAST) -> float:
     )
 
 
-OFTEN = ("fedgh", "fedproto", "fedre", "fedmrl")
-"""Protocols for the fast tests: a head, prototypes, mixtures and a model beside the own one."""
+SELDOM = {
+    "fd", "fedala", "fedallrep", "fedapen", "fedavg", "fedavgdbe", "fedgen", "fedkd",
+    "fedral", "fedsgd", "fedtgp", "fml", "fpl", "lg-fedavg", "local",
+}  # fmt: skip
+"""Rehearsed in the slow tests only; a protocol of your own always is."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name
         for name in protocols.names()
     ],
 )
