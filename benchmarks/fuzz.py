@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
@@ -189,13 +190,11 @@ def _resumed(folder: Path) -> Any:
 def _foreign(settings: Any) -> Read:
     def read(folder: Path) -> Any:
         recorded = Recorded(
-            folder / "uploads", "fuzz_extractor:make", folder / "weights.safetensors",
-            (1, 16, 16), None, f"npz:{folder / 'aux.npz'}", f"npz:{folder / 'truth.npz'}",
+            folder / "uploads", (1, 16, 16), "fuzz_extractor:make", folder / "weights.safetensors",
+            aux=f"npz:{folder / 'aux.npz'}", truth=f"npz:{folder / 'truth.npz'}",
         )  # fmt: skip
         if settings.attack.answers == "labels":
-            recorded = Recorded(
-                recorded.uploads, recorded.extractor, recorded.weights, recorded.image_shape
-            )
+            recorded = dataclasses.replace(recorded, aux=None, truth=None)
         trial = prepare_given(read_foreign(recorded, None), settings)
         place = foreign_folder(recorded, settings, trial, folder / "out")
         result = attacking.attack_into(

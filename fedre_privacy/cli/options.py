@@ -152,6 +152,9 @@ def add_foreign_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--uploads", type=Path, metavar="PATH", help="folder, index.json or file")
     group.add_argument("--extractor", metavar="PKG:FN", help="function that returns an nn.Module")
     group.add_argument("--weights", type=Path, metavar="FILE", help="safetensors of its state")
+    group.add_argument(
+        "--network", metavar="PKG:FN", help="the whole model's function, for gradients and updates"
+    )
     group.add_argument("--image-shape", metavar="CxHxW", help="size of the images, e.g. 3x32x32")
     group.add_argument("--classes", type=int, metavar="N", help="classes (default: as uploaded)")
     group.add_argument("--aux", metavar="npz:FILE", help="public images (and labels)")

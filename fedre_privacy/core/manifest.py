@@ -65,6 +65,21 @@ class Manifest:
         found = (PurePosixPath(name) for name in self.entries)
         return sorted(path.name for path in found if str(path.parent) == folder)
 
+    def recorded(self, folder: str, pattern: str) -> list[str]:
+        """Names of the listed files in a folder below, where every file that is there is listed.
+
+        Args:
+            pattern: of the names of files that count.
+
+        Raises:
+            DamagedInputError: one is there and was never listed.
+        """
+        listed = self.below(folder)
+        for path in sorted((self.folder / folder).glob(pattern)):
+            if path.name not in listed:
+                self.check(path)
+        return listed
+
     def state(self, name: str) -> str:
         """Whether a listed file is unchanged, changed or absent."""
         path, entry = self.folder / name, self.entries[name]

@@ -81,8 +81,13 @@ class Recorder:
     def write(
         self, round: int, uploads: Collection[Upload], broadcasts: Collection[Broadcast]
     ) -> None:
-        """Write the tensors of one round; the index knows them after `save`."""
+        """Write the tensors of one round; the index knows them after `save`.
+
+        A round that was written before is replaced.
+        """
         file = f"r{round:04d}.safetensors"
+        if file in self._files:
+            self._messages = [m for m in self._messages if m["file"] != file]
         tensors: dict[str, Tensor] = {}
         entries = []
         for number, broadcast in enumerate(broadcasts):

@@ -1,9 +1,8 @@
-"""Uploads that another system recorded, in the documented format, with an extractor of its own."""
+"""Uploads that another system recorded, in the documented format, with a module of its own."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
@@ -20,14 +19,14 @@ from fedre_privacy.core.errors import (
     IncompatibleError,
     MissingInputError,
 )
-from fedre_privacy.core.registry import import_own
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
-from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
-from .checks import Shape, as_images, shape_text
+from . import foreign_updates as updates
+from .checks import Shape, as_images, output_width, shape_text
+from .foreign_modules import by_name, load_extractors, models_before, params_of
 from .given import Given, classes_seen, truth_of
 from .questions.base import Trial
 
@@ -49,10 +48,13 @@ class Recorded:
 
     Args:
         uploads: folder with ``index.json``, the index itself, or one of its safetensors files.
-        extractor: ``package:function`` that returns an `nn.Module`, images in [0, 1]
-            (n, C, H, W) to representations (n, d).
-        weights: safetensors file of its state, for all clients, or ``client<k>/<name>`` for each.
         image_shape: (C, H, W).
+        extractor: ``package:function`` that returns an `nn.Module`, images in [0, 1]
+            (n, C, H, W) to representations (n, d); for representations and prototypes.
+        weights: safetensors file of its state, for all clients, or ``client<k>/<name>`` for each.
+        network: ``package:function`` that returns the whole model, images in [0, 1] to logits
+            (n, classes), in place of these; for gradients and updates. What the server sent to
+            clients gives its parameters.
         classes: number of classes, where the uploads do not show it.
         aux: ``npz:FILE`` with ``images`` and maybe ``labels``: public images.
         truth: npz file with ``images``, maybe ``labels``, and ``row``: the target that each
@@ -60,9 +62,10 @@ class Recorded:
     """
 
     uploads: Path
-    extractor: str
-    weights: Path
     image_shape: Shape
+    extractor: str | None = None
+    weights: Path | None = None
+    network: str | None = None
     classes: int | None = None
     aux: str | None = None
     truth: str | None = None
@@ -81,11 +84,12 @@ class Recorded:
         return tuple(words)
 
 
-def read_foreign(recorded: Recorded, round: int | None) -> Given:
+def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> Given:
     """Read what another system wrote, checked before any step is taken.
 
     Args:
         round: the attacked one; None: the last.
+        per_update: images sought in each gradient or update, at most as many as made it.
 
     Raises:
         MissingInputError, DamagedInputError: a file is absent or not what it should be.
@@ -93,11 +97,8 @@ def read_foreign(recorded: Recorded, round: int | None) -> Given:
     """
     uploads, broadcasts = _messages(recorded.uploads, round)
     public = _images(recorded.aux, recorded.image_shape, "--aux") if recorded.aux else None
-    truth = None
-    if recorded.truth is not None:
-        truth = partial(_truth, recorded.truth, recorded.image_shape)
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
-    return Given(
+    given = Given(
         name="another system",
         system="another system",
         image_shape=recorded.image_shape,
@@ -105,15 +106,13 @@ def read_foreign(recorded: Recorded, round: int | None) -> Given:
         uploads=tuple(uploads),
         broadcasts=tuple(broadcasts),
         threat=THREAT,
-        extractors=partial(load_extractors, recorded, files.read_tensors(recorded.weights)),
-        truth=truth,
+        extractors=lambda keys: {},
         public=public,
         settings=recorded.plain(),
         marks={
             "uploads_sha256": files.tensor_sha256(
                 *(t for u in uploads for a in u.artifacts for t in a.tensors().values())
             ),
-            "weights_sha256": files.file_sha256(recorded.weights),
         },
         size_option="--image-shape CxHxW",
         command=recorded.command(),
@@ -121,6 +120,77 @@ def read_foreign(recorded: Recorded, round: int | None) -> Given:
         supported=UNSUPPORTED,
         truth_needs_public="--truth needs --aux: give public images of the same size, --aux "
         "npz:FILE, or leave --truth out.",
+    )
+    if recorded.network is not None:
+        return _with_network(given, recorded, recorded.network, per_update)
+    if recorded.extractor is None or recorded.weights is None:
+        raise ConfigError(
+            "Whose uploads are these? Give --extractor PKG:FN with --weights FILE for "
+            "representations and prototypes, or --network PKG:FN for gradients and updates."
+        )
+    return dataclasses.replace(
+        given,
+        extractors=partial(
+            load_extractors,
+            recorded.extractor,
+            recorded.weights,
+            files.read_tensors(recorded.weights),
+        ),
+        truth=None
+        if recorded.truth is None
+        else partial(_truth, recorded.truth, recorded.image_shape),
+        marks={**given.marks, "weights_sha256": files.file_sha256(recorded.weights)},
+    )
+
+
+def _with_network(given: Given, recorded: Recorded, network: str, per_update: int) -> Given:
+    """Gradients and updates, with the models that they started from."""
+    sent = tuple(
+        dataclasses.replace(upload, artifacts=tuple(a for a in upload.artifacts if a.updates))
+        for upload in given.uploads
+        if upload.round > 0
+    )
+    sent = tuple(upload for upload in sent if upload.artifacts)
+    if not sent:
+        held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
+        raise IncompatibleError(
+            f"{recorded.uploads} holds no gradient and no update: it holds {', '.join(held)}.",
+            next_step="Give --extractor and --weights for representations and prototypes.",
+        )
+    models = models_before(network, sent, given.broadcasts)
+    first = models[sent[0].client, sent[0].round]
+    names = list(first.state_dict())
+    uploads = tuple(
+        dataclasses.replace(
+            upload,
+            artifacts=tuple(
+                dataclasses.replace(a, params=by_name(params_of(a), names))
+                for a in upload.artifacts
+            ),
+        )
+        for upload in sent
+    )
+    width = output_width(first, given.image_shape, what="network", option=given.size_option)
+    folder = recorded.uploads if recorded.uploads.is_dir() else recorded.uploads.parent
+    known = updates.read_training(folder, sorted({upload.client for upload in sent}))
+    truth = rows = None
+    if recorded.truth is not None:
+        public = _images(recorded.truth, given.image_shape, "--truth")
+        rows = _rows(recorded.truth, len(public.images))
+        rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
+        truth = (public.images, public.labels, rows)
+    number = updates.images_sought(per_update, known.training, uploads, rows)
+    return dataclasses.replace(
+        given,
+        num_classes=width,
+        uploads=uploads,
+        threat=known.threat(),
+        models=models,
+        images_per_target=number,
+        training=known.training,
+        truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
+        notes=known.notes(),
+        supported=updates.UNSUPPORTED,
     )
 
 
@@ -132,7 +202,8 @@ def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, r
         **recorded.plain(),
         **settings.plain(),
         "uploads": files.tensor_sha256(*(t for a in artifacts for t in a.tensors().values())),
-        "files": [files.file_sha256(path) for path in (recorded.weights, *images)],
+        "files": [files.file_sha256(path) for path in (recorded.weights, *images) if path],
+        "training": None if trial.observation.training is None else str(trial.observation.training),
     }
     digest = files.settings_hash(named)[:8]
     return runs / f"foreign-{settings.attack.name}-{digest}".replace(":", ".")
@@ -166,63 +237,6 @@ def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadc
             next_step=f"Use --round {near}.",
         )
     return read_messages(folder, [0, rounds[-1] if round is None else round])
-
-
-def load_extractors(
-    recorded: Recorded, state: Mapping[str, Tensor], keys: Collection[Key]
-) -> Modules:
-    """Each client's extractor by (client, round), built once to see that its weights fit.
-
-    Args:
-        state: tensors of the weights file.
-
-    Raises:
-        ConfigError: the function is not there, fails, or returns no module.
-        IncompatibleError: the weights are not those of this module.
-    """
-    make = _imported(recorded.extractor)
-    own = any(name.startswith("client") and "/" in name for name in state)
-    states: dict[int, dict[str, Tensor]] = {}
-    for client in dict.fromkeys(client for client, _ in keys):
-        if not own and states:
-            states[client] = next(iter(states.values()))
-            continue
-        prefix = f"client{client}/" if own else ""
-        found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        try:
-            module = make()
-        except Exception as error:
-            raise ConfigError(f"--extractor {recorded.extractor} fails: {error!r}.") from None
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"--extractor {recorded.extractor} returns a {type(module).__name__}, not an "
-                "nn.Module."
-            )
-        try:
-            module.load_state_dict(found)
-        except RuntimeError as error:
-            words = " ".join(str(error).split())
-            raise IncompatibleError(
-                f"{recorded.weights} does not fit --extractor {recorded.extractor}: {words}",
-                next_step="Give the weights of this very module, as safetensors of its "
-                "state_dict().",
-            ) from None
-        states[client] = found
-    recipe = Recipe(factory=recorded.extractor)
-    return Modules({key: Held(recipe, partial(states.__getitem__, key[0])) for key in keys})
-
-
-def _imported(path: str) -> Any:
-    module, colon, name = path.partition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"--extractor is package:function, for example mine:make; got '{path}'.")
-    try:
-        found = getattr(import_own(module), name, None)
-    except Exception as error:
-        raise ConfigError(f"--extractor {path}: {module} cannot be imported: {error!r}.") from None
-    if not callable(found):
-        raise ConfigError(f"--extractor {path}: module {module} has no function '{name}'.")
-    return found
 
 
 def _images(given: str, shape: Shape, option: str) -> PublicImages:
@@ -263,6 +277,12 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _truth(given: str, shape: Shape, targets: tuple[Upload, ...]) -> Truth:
-    public, row = _images(given, shape, "--truth"), _npz(_path(given), "--truth").get("row")
-    rows = None if row is None else _numbers(row, len(public.images), "--truth: 'row'")
+    public = _images(given, shape, "--truth")
+    rows = _rows(given, len(public.images))
     return truth_of(targets, public.images, public.labels, rows, what="--truth")
+
+
+def _rows(given: str, count: int) -> Tensor | None:
+    """The target that each true image went into, where the file says it."""
+    row = _npz(_path(given), "--truth").get("row")
+    return None if row is None else _numbers(row, count, "--truth: 'row'")

@@ -24,6 +24,7 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
     Knowledge,
+    LocalTraining,
     Mixture,
     Observation,
     ThreatModel,
@@ -59,6 +60,7 @@ class Given:
         extractors: images in [0, 1] (n, C, H, W) to representations (n, d).
         models: images to logits (n, classes), as clients started the round; for gradients.
         images_per_target: images behind each gradient or update; 0: targets are rows.
+        training: how clients train, as far as it is told; for updates.
         truth: from the targets to the images that made them; None: nobody knows.
         public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
@@ -82,6 +84,7 @@ class Given:
     broadcasts: tuple[Broadcast, ...] = ()
     models: Mapping[Key, nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
+    training: LocalTraining | None = None
     truth: Callable[[tuple[Upload, ...]], Truth] | None = None
     public: PublicImages | None = None
     unit: str = "client"
@@ -173,6 +176,8 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
             next_step="Leave the truth out, or attack images, for example with dip.",
         )
     targets = _first(kept, settings.evaluation.targets) if rows else kept
+    if seeks_images and given.images_per_target:
+        targets = kept[: max(1, settings.evaluation.targets // given.images_per_target)]
     kinds = {type(a) for upload in targets for a in upload.artifacts}
     public, floors = given.public, None
     if given.truth is not None:
@@ -213,6 +218,7 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
         num_classes=given.num_classes,
         aux=None if public is None else public.images,
         aux_labels=None if public is None else public.labels,
+        training=given.training,
         models=given.models,
         images_per_target=given.images_per_target if seeks_images else 0,
     )

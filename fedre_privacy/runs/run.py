@@ -128,7 +128,7 @@ class Run:
     def _kept(self, folder: str) -> list[str]:
         """Names of the files that were recorded in a folder of the run."""
         if self._record["status"] == COMPLETE:
-            return self.manifest.below(folder)
+            return self.manifest.recorded(folder, "*.safetensors")
         return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
 
     @cached_property

@@ -178,7 +178,7 @@ def test_prototypes_entangled_and_labels(system, capsys):
 
 
 REFUSED = {
-    "needed": (["--weights", ""], 2, "--weights is needed"),
+    "needed": (["--weights", ""], 2, "goes --extractor with --weights"),
     "uploads": (["--uploads", "nowhere"], 4, "No uploads at nowhere"),
     "weights": (["--weights", "none.safetensors"], 4, "No file at none.safetensors"),
     "format": (["--weights", "mine_abc.py"], 4, "mine_abc.py"),

@@ -179,6 +179,10 @@ RUN: dict[str, tuple[str, Change]] = {
         LAST, jsons("manifest.json", lambda m: m["files"][LAST].update(sha256="0" * 64))),
     "an entry less in the manifest": (
         LAST, jsons("manifest.json", lambda m: m["files"].pop(LAST))),
+    "another name of models in the manifest": (
+        MODELS.replace("r0003", "r0002"),
+        jsons("manifest.json", lambda m: m["files"].update(
+            {"models/r0]02.safetensors": m["files"].pop("models/r0002.safetensors")}))),
     "no record in the manifest": (
         "record.json", jsons("manifest.json", lambda m: m["files"].pop("record.json"))),
     "a path out of the folder in the manifest": (
@@ -208,7 +212,7 @@ ATTACK: dict[str, tuple[str, Change]] = {
 """Changes of a finished attack."""
 
 WITHOUT_EFFECT = {
-    "an upload more", "a round's models less", "a round's models more", "provenance more",
+    "a round's models less",
     "a row of metrics", "a figure", "a list of figures", "a page", "a file more",
 }  # fmt: skip
 """What the attack does not read, or makes anew."""

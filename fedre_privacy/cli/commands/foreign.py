@@ -20,8 +20,10 @@ from ..output import Output
 from .result import print_result
 from .settled import assigned
 
-OPTIONS = ("uploads", "extractor", "weights", "image_shape", "classes", "aux", "truth")
-NEEDED = ("extractor", "weights", "image_shape")
+OPTIONS = (
+    "uploads", "image_shape", "extractor", "weights", "network", "classes", "aux", "truth",
+)  # fmt: skip
+MODULES = ("extractor", "weights", "network")
 
 
 def refuse_without_uploads(options: argparse.Namespace) -> None:
@@ -48,11 +50,14 @@ def run_foreign(
     Raises:
         FedreError: anything missing, wrong, or not supported, before any step is taken.
     """
-    problems = [
-        f"--{name.replace('_', '-')} is needed with --uploads."
-        for name in NEEDED
-        if getattr(options, name) is None
-    ]
+    problems = [] if options.image_shape else ["--image-shape is needed with --uploads."]
+    given = [name for name in MODULES if getattr(options, name) is not None]
+    if given not in (["extractor", "weights"], ["network"]):
+        got = ", ".join(f"--{name}" for name in given) or "neither"
+        problems.append(
+            "With --uploads goes --extractor with --weights (representations, prototypes), or "
+            f"--network (gradients, updates); got {got}."
+        )
     problems += [
         f"--{name.replace('_', '-')} would train a run; --uploads are recorded already."
         for name in training
@@ -75,11 +80,13 @@ def run_foreign(
     if problems or settings is None:
         raise ConfigError(*problems, next_step="See fedre-attack --help.")
     recorded = Recorded(
-        options.uploads, options.extractor, options.weights, shape, options.classes,
-        options.aux, options.truth,
+        options.uploads, shape, options.extractor, options.weights, options.network,
+        options.classes, options.aux, options.truth,
     )  # fmt: skip
     device = choose_device(options.device)
-    trial = prepare_given(read_foreign(recorded, settings.evaluation.round), settings)
+    trial = prepare_given(
+        read_foreign(recorded, settings.evaluation.round, settings.evaluation.per_update), settings
+    )
     if options.dry_run:
         for heading, text in trial.lines().items():
             output.line(heading, text)

@@ -1,0 +1,225 @@
+"""Record what somebody else's Flower server sends and receives, for ``fedre-attack --uploads``.
+
+One line of the ServerApp changes, and nothing of its algorithm::
+
+    strategy.start(grid=capture(grid, "uploads"), ...)
+
+It works for every ServerApp that talks through a grid: Flower's strategies, those made for its
+older interface (whose parameters are lists without names), and loops of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.artifacts import Artifact, ModelState
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.types import Broadcast, Upload
+from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.federation.told import Told, write_told
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+TRAIN = "train"
+SAMPLES = ("num-examples", "num_examples")
+"""Under these names clients report how many images they trained on."""
+SAID = {
+    "lr": ("lr", "learning-rate", "learning_rate"),
+    "epochs": ("local-epochs", "local_epochs", "epochs"),
+    "batch_size": ("batch-size", "batch_size"),
+}
+"""Under these names servers tell clients how to train."""
+
+
+def capture(
+    grid: Grid,
+    folder: str | Path,
+    *,
+    lr: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    kind: Callable[[Mapping[str, Tensor]], Artifact] = ModelState,
+) -> Grid:
+    """Return a grid that does what the given one does, and records all training messages.
+
+    Each exchange of training messages is a round. What the server sends is recorded as a
+    broadcast of a ``model``, what clients answer as uploads. Clients are numbered by their node's
+    identifier, ascending, as they first appear. How clients train goes into ``training.json``: as
+    given here, else as the server's configuration says it; the number of a client's images is
+    what it reports. Everything is written after each round.
+
+    Args:
+        grid: of the ServerApp.
+        folder: for ``index.json``, ``training.json`` and a safetensors file a round; empty or not
+            there yet.
+        lr, epochs, batch_size: of clients' local training.
+        kind: what clients send, from tensors by name: `ModelState` or `GradientState`, or a
+            function that makes another artifact of them.
+
+    Raises:
+        ConfigError: the folder holds something.
+    """
+    place = Path(folder)
+    if place.is_dir() and any(place.iterdir()):
+        raise ConfigError(
+            f"The folder {place} holds something already.", next_step="Give another folder."
+        )
+    told = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
+    captured: Any = Capture(grid, place, told, kind)
+    return captured  # type: ignore[no-any-return]
+
+
+class Capture:
+    """Stands in front of a grid; made by `capture`."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        folder: Path,
+        told: Mapping[str, float | None],
+        kind: Callable[[Mapping[str, Tensor]], Artifact],
+    ) -> None:
+        self._grid, self._folder, self._kind = grid, folder, kind
+        self._given = {name: value for name, value in told.items() if value is not None}
+        self._said: dict[str, float] = {}
+        self._recorder = Recorder(folder)
+        self._round = 0
+        self._nodes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._sent: dict[int, list[Broadcast]] = {}
+        self._received: dict[int, list[Upload]] = {}
+        self._asked: dict[str, int] = {}
+        self._left: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and return the replies; record both."""
+        listed = list(messages)
+        round = self._outgoing(listed)
+        replies = list(self._grid.send_and_receive(listed, timeout=timeout))
+        for reply in replies:
+            self._incoming(reply, round)
+        self._write(round)
+        self._forget(round)
+        return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; record them as a round of their own."""
+        listed = list(messages)
+        round = self._outgoing(listed)
+        numbers = list(self._grid.push_messages(listed))
+        self._asked.update(dict.fromkeys(numbers, round))
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there; record them in the round of their messages."""
+        replies = list(self._grid.pull_messages(message_ids))
+        rounds = set()
+        for reply in replies:
+            round = self._asked.get(reply.metadata.reply_to_message_id, 0)
+            self._incoming(reply, round)
+            rounds.add(round)
+        for round in sorted(rounds & self._sent.keys()):
+            self._write(round)
+            if not self._left[round]:
+                self._forget(round)
+        return replies
+
+    def _forget(self, round: int) -> None:
+        """Free the memory of a round that is written."""
+        for held in (self._sent, self._received, self._left):
+            held.pop(round, None)
+
+    def _outgoing(self, messages: list[Message]) -> int:
+        """Note what is sent; return the round, 0 where nothing is trained."""
+        training = [m for m in messages if _trains(m) and _tensors(m.content)]
+        if not training:
+            return 0
+        self._round += 1
+        for old in [round for round in self._sent if round < self._round - 1]:
+            self._forget(old)  # who has not answered by now is late
+        self._left[self._round] = len(training)
+        nodes = {message.metadata.dst_node_id for message in training}
+        for node in sorted(nodes - self._nodes.keys()):
+            self._nodes[node] = len(self._nodes)
+        groups: dict[int, list[Message]] = {}
+        for message in training:  # a strategy sends many nodes the same records
+            groups.setdefault(id(message.content), []).append(message)
+        self._sent[self._round] = [
+            Broadcast(
+                self._round,
+                tuple(sorted(self._nodes[m.metadata.dst_node_id] for m in group)),
+                (ModelState(_tensors(group[0].content)),),
+            )
+            for group in groups.values()
+        ]
+        for name, value in _numbers(training[0].content.config_records).items():
+            for key, names in SAID.items():
+                if name in names:
+                    self._said[key] = value
+        return self._round
+
+    def _incoming(self, reply: Message, round: int) -> None:
+        """Note what a client answered."""
+        if round not in self._sent:
+            return
+        self._left[round] -= 1
+        if reply.has_error() or not _trains(reply):
+            return
+        node = reply.metadata.src_node_id
+        tensors = _tensors(reply.content)
+        if node not in self._nodes or not tensors:
+            return
+        client = self._nodes[node]
+        self._received.setdefault(round, []).append(Upload(client, round, (self._kind(tensors),)))
+        for name, value in _numbers(reply.content.metric_records).items():
+            if name in SAMPLES and value >= 1:
+                self._sizes[client] = int(value)
+
+    def _write(self, round: int) -> None:
+        """Write a round and the files beside it."""
+        if round not in self._sent:
+            return
+        uploads = sorted(self._received.get(round, []), key=lambda upload: upload.client)
+        self._recorder.write(round, uploads, self._sent[round])
+        self._recorder.save()
+        told = {**self._said, **self._given}
+        sizes = {str(client): size for client, size in sorted(self._sizes.items())}
+        nodes = {str(client): str(node) for node, client in self._nodes.items()}
+        write_told(self._folder, Told(sizes=sizes, nodes=nodes, **told))  # type: ignore[typeddict-item]
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.split(".")[0] == TRAIN
+
+
+def _tensors(content: RecordDict) -> dict[str, Tensor]:
+    """All arrays of a message by name; where there are several records, with the record's name."""
+    records = content.array_records
+    many = len(records) > 1
+    return {
+        f"{record}.{name}" if many else name: torch.from_numpy(array.numpy().copy())
+        for record, arrays in records.items()
+        for name, array in arrays.items()
+    }
+
+
+def _numbers(records: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The single numbers in records, by name."""
+    return {
+        name: value
+        for record in records.values()
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

@@ -1,0 +1,147 @@
+"""Gradients and updates of another system: how clients trained, and which images made them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.contents import Holds
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import Knowledge, LocalTraining, Mixture, ThreatModel, Truth, Upload
+from fedre_privacy.core.units import plural
+from fedre_privacy.federation.told import FILE, Told, read_told
+
+THREAT = ThreatModel(
+    "foreign",
+    frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.TRAINING}),
+    "last",
+    "whoever holds the recorded messages of a round, the architecture, and how clients train",
+)
+UNSUPPORTED = (
+    "Supported on gradients and updates of other systems: update-inversion on models, "
+    "inverting-gradients, dlg, idlg, analytic and spear on gradients, and labels."
+)
+
+
+ASSUMED = Told(lr=0.01, epochs=1, batch_size=32)
+
+
+@dataclass(frozen=True)
+class Known:
+    """How clients trained.
+
+    Args:
+        training: with what was assumed filled in.
+        assumed: what nobody said, in words.
+    """
+
+    training: LocalTraining
+    assumed: tuple[str, ...]
+
+    def threat(self) -> ThreatModel:
+        """Who attacks, with what had to be assumed."""
+        if not self.assumed:
+            return THREAT
+        said = f"{THREAT.summary}; assumed, as {FILE} does not say it: {', '.join(self.assumed)}"
+        return replace(THREAT, summary=said)
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of a result must know."""
+        if not self.assumed:
+            return ()
+        return (
+            f"Assumed, as {FILE} does not say it: {', '.join(self.assumed)}. Who knows it may "
+            "find more.",
+        )
+
+
+def read_training(folder: Path, clients: Collection[int]) -> Known:
+    """Read how clients trained; assume what is not told.
+
+    A client whose number of images is not told is taken to hold one batch.
+
+    Raises:
+        DamagedInputError: the file is not what it should be.
+    """
+    told = read_told(folder)
+    full: Told = {**ASSUMED, **told}
+    assumed = [
+        f"{word} {full[key]:g}"
+        for key, word in (("lr", "lr"), ("epochs", "epochs"), ("batch_size", "batch size"))
+        if key not in told
+    ]
+    sizes = {int(client): size for client, size in told.get("sizes", {}).items()}
+    unknown = [client for client in clients if client not in sizes]
+    if unknown:
+        assumed.append(f"one batch of images at {plural(len(unknown), 'client')}")
+    training = LocalTraining(
+        full["lr"],
+        full["epochs"],
+        full["batch_size"],
+        {client: sizes.get(client, full["batch_size"]) for client in clients},
+    )
+    return Known(training, tuple(assumed))
+
+
+def images_sought(
+    asked: int, known: LocalTraining, uploads: Collection[Upload], rows: Tensor | None
+) -> int:
+    """Images sought in each upload: as many as asked, at most as many as made each.
+
+    Args:
+        rows: of the truth: the upload that each image went into; None without truth.
+    """
+    if rows is not None:
+        counts = torch.bincount(rows, minlength=len(uploads))
+        return min(asked, int(counts[counts > 0].min()))
+    whole = [known.sizes[upload.client] for upload in uploads]
+    if any(a.holds is Holds.GRADIENT for upload in uploads for a in upload.artifacts):
+        whole.append(known.batch_size)
+    return min(asked, *whole)
+
+
+def truth_of_updates(
+    images: Tensor,
+    labels: Tensor,
+    row: Tensor | None,
+    number: int,
+    targets: tuple[Upload, ...],
+) -> Truth:
+    """The truth of updates: each answer to one stands for any of the images that made it.
+
+    Args:
+        images: (m, C, H, W) in [0, 1]. labels: (m,) their classes.
+        row: (m,) the upload, counted from 0 in the order of the index, that each image went into;
+            None: all made the first.
+        number: images sought in each.
+
+    Raises:
+        IncompatibleError: an upload without images.
+    """
+    row = torch.zeros(len(images), dtype=torch.int64) if row is None else row
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for place in range(len(targets)):
+        own = (row == place).nonzero().squeeze(1)
+        if not len(own):
+            raise IncompatibleError(
+                f"--truth: upload {place} has no image.",
+                next_step="Give 'row', the upload that each image went into, counted from 0, or "
+                f"attack fewer images: --targets {max(1, place) * number}.",
+            )
+        answers = torch.arange(number) + place * number
+        rows = answers.repeat_interleave(len(own))
+        parts.append((rows, own.repeat(number), torch.full((len(rows),), 1 / len(own))))
+    rows, samples, weights = (torch.cat(column) for column in zip(*parts, strict=True))
+    owners = torch.tensor([upload.client for upload in targets])
+    return Truth(
+        images=images,
+        labels=labels,
+        clients=owners[row.clamp(max=len(targets) - 1)],
+        mixture=Mixture(rows, samples, weights, number * len(targets)),
+        target_clients=owners.repeat_interleave(number),
+        target_labels=torch.full((number * len(targets),), -1),
+    )
