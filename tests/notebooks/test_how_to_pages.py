@@ -54,10 +54,11 @@ def test_a_module_is_attacked_as_shown(blocks, execute):
 
 def test_a_recording_is_attacked_as_shown(blocks, execute, repo, tmp_path):
     execute(blocks("my_federation"))
-    (command,) = commands(repo, "my_federation")
-    assert attack.main([*command, "--set", "attack.steps=2"]) == 0
-    (page,) = tmp_path.glob("runs/foreign-dip-*/report.html")
-    assert "NOT SCORED" in page.read_text(encoding="utf-8")
+    vectors, updates = commands(repo, "my_federation")
+    for name, command in {"dip": vectors, "update-inversion": updates}.items():
+        assert attack.main([*command, "--set", "attack.steps=2"]) == 0
+        (page,) = tmp_path.glob(f"runs/foreign-{name}-*/report.html")
+        assert "NOT SCORED" in page.read_text(encoding="utf-8")
 
 
 def test_a_result_is_published_as_shown(blocks, execute):
