@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow bench gpu docs lint dist clean
+.PHONY: attack test test-slow test-flower bench gpu docs lint dist clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -14,6 +14,12 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+# Clients and server as real processes on Flower, which this installs.
+test-flower: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[flower]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" \
+		tests/flower/test_processes.py tests/flower/test_capture.py tests/flower/test_refusals.py
 
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)

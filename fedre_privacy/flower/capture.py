@@ -73,7 +73,7 @@ def capture(
         )
     told = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
     captured: Any = Capture(grid, place, told, kind)
-    return captured  # type: ignore[no-any-return]
+    return captured
 
 
 class Capture:
@@ -201,7 +201,7 @@ class Capture:
 
 
 def _trains(message: Message) -> bool:
-    return message.metadata.message_type.split(".")[0] == TRAIN
+    return str(message.metadata.message_type).split(".")[0] == TRAIN
 
 
 def _tensors(content: RecordDict) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from . import foreign_updates as updates
 from .checks import Shape, as_images, output_width, shape_text
-from .foreign_modules import by_name, load_extractors, models_before, params_of
+from .foreign_modules import load_extractors, models_before, renamed
 from .given import Given, classes_seen, truth_of
 from .questions.base import Trial
 
@@ -163,10 +163,7 @@ def _with_network(given: Given, recorded: Recorded, network: str, per_update: in
     uploads = tuple(
         dataclasses.replace(
             upload,
-            artifacts=tuple(
-                dataclasses.replace(a, params=by_name(params_of(a), names))
-                for a in upload.artifacts
-            ),
+            artifacts=tuple(renamed(artifact, names) for artifact in upload.artifacts),
         )
         for upload in sent
     )

@@ -117,12 +117,17 @@ def _sent(message: Broadcast) -> Mapping[str, Tensor]:
     """The parameters that a broadcast holds; empty for none."""
     for artifact in message.artifacts:
         if artifact.holds is Holds.PARAMETERS:
-            return params_of(artifact)
+            return _params(artifact)
     return {}
 
 
-def params_of(artifact: Artifact) -> Mapping[str, Tensor]:
-    """The named tensors of a model, a gradient or an update."""
+def renamed(artifact: Artifact, names: Sequence[str]) -> Artifact:
+    """A model, a gradient or an update under the names of a ``state_dict()`` (see `by_name`)."""
+    params = by_name(_params(artifact), names)
+    return type(artifact).from_tensors({f"params/{name}": t for name, t in params.items()})
+
+
+def _params(artifact: Artifact) -> Mapping[str, Tensor]:
     found: Mapping[str, Tensor] = getattr(artifact, "params", {})
     return found
 

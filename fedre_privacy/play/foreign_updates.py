@@ -13,7 +13,7 @@ from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, LocalTraining, Mixture, ThreatModel, Truth, Upload
 from fedre_privacy.core.units import plural
-from fedre_privacy.federation.told import FILE, Told, read_told
+from fedre_privacy.federation.told import FILE, read_told
 
 THREAT = ThreatModel(
     "foreign",
@@ -27,7 +27,8 @@ UNSUPPORTED = (
 )
 
 
-ASSUMED = Told(lr=0.01, epochs=1, batch_size=32)
+LR, EPOCHS, BATCH = 0.01, 1, 32
+"""Assumed where nobody says them."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,16 @@ def read_training(folder: Path, clients: Collection[int]) -> Known:
         DamagedInputError: the file is not what it should be.
     """
     told = read_told(folder)
-    full: Told = {**ASSUMED, **told}
-    assumed = [
-        f"{word} {full[key]:g}"
-        for key, word in (("lr", "lr"), ("epochs", "epochs"), ("batch_size", "batch size"))
-        if key not in told
-    ]
+    lr, epochs = told.get("lr", LR), told.get("epochs", EPOCHS)
+    batch = told.get("batch_size", BATCH)
+    usual = {"lr": f"lr {LR}", "epochs": f"epochs {EPOCHS}", "batch_size": f"batch size {BATCH}"}
+    assumed = [said for key, said in usual.items() if key not in told]
     sizes = {int(client): size for client, size in told.get("sizes", {}).items()}
     unknown = [client for client in clients if client not in sizes]
     if unknown:
         assumed.append(f"one batch of images at {plural(len(unknown), 'client')}")
-    training = LocalTraining(
-        full["lr"],
-        full["epochs"],
-        full["batch_size"],
-        {client: sizes.get(client, full["batch_size"]) for client in clients},
-    )
-    return Known(training, tuple(assumed))
+    held = {client: sizes.get(client, batch) for client in clients}
+    return Known(LocalTraining(lr, epochs, batch, held), tuple(assumed))
 
 
 def images_sought(
