@@ -53,12 +53,16 @@ import yaml
 from fedre_privacy import api
 from fedre_privacy.cli.commands.explain import list_for
 from fedre_privacy.cli.output import Output
+from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.files import UNWRITABLE, file_sha256
+from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.data.base import datasets
 from fedre_privacy.federation import loop
+from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.federation.told import write_told
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play import attack as attacking
@@ -106,6 +110,9 @@ from torch import nn
 
 def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.Sigmoid(), nn.Linear(8, 10))
 """
 
 
@@ -187,10 +194,14 @@ def _resumed(folder: Path) -> Any:
     return [run.messages().of()[0][-1].artifacts[0].tensors(), run.record["final"]]
 
 
-def _foreign(settings: Any) -> Read:
+def _foreign(settings: Any, *, updates: bool = False) -> Read:
     def read(folder: Path) -> Any:
+        weights = folder / "weights.safetensors"
+        modules: dict[str, Any] = {"extractor": "fuzz_extractor:make", "weights": weights}
+        if updates:
+            modules = {"network": "fuzz_extractor:network"}
         recorded = Recorded(
-            folder / "uploads", (1, 16, 16), "fuzz_extractor:make", folder / "weights.safetensors",
+            folder / "uploads", (1, 16, 16), **modules,
             aux=f"npz:{folder / 'aux.npz'}", truth=f"npz:{folder / 'truth.npz'}",
         )  # fmt: skip
         if settings.attack.answers == "labels":
@@ -231,7 +242,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 """Runs, with what differs from `TINY`."""
 
 
-OTHERS = ("unfinished", "uploads", "benchmark")
+OTHERS = ("unfinished", "uploads", "updates", "benchmark")
 """Subjects that are no run; `uploads` needs fedproto."""
 
 
@@ -250,6 +261,8 @@ def make_subjects(root: Path, names: Sequence[str] = (*PROTOCOLS, *OTHERS)) -> N
         _unfinished(root / "unfinished")
     if "uploads" in names:
         _foreign_folder(root / "uploads", root / "fedproto")
+    if "updates" in names:
+        _foreign_updates(root / "updates")
     if "benchmark" in names:
         _benchmark(root / "benchmark", root / "trained")
 
@@ -269,6 +282,7 @@ def subjects(root: Path) -> list[Subject]:
     pixel = _settings("uploaded", {"name": "pixel", "steps": 1})
     membership = _settings("uploaded", {"name": "membership"})
     update = _settings("update", {"name": "inverting-gradients", "steps": 1})
+    inversion = _settings("update", {"name": "update-inversion", "steps": 1})
     more: dict[str, dict[str, tuple[Read, float]]] = {
         "fedre": {"images": (_attacked(pixel), 0.7), "membership": (_attacked(membership), 0.7)},
         "fedproto": {"images": (_attacked(pixel), 0.7)},
@@ -289,6 +303,10 @@ def subjects(root: Path) -> list[Subject]:
     reads["uploads"] = {
         "labels": (_foreign(_settings("uploaded", {"name": "labels"})), 1),
         "images": (_foreign(pixel), 1),
+    }
+    reads["updates"] = {
+        "labels": (_foreign(_settings("uploaded", {"name": "labels"}), updates=True), 1),
+        "images": (_foreign(inversion, updates=True), 1),
     }
     found = {path.name for path in root.iterdir()}
     return [Subject(name, root / name, own) for name, own in reads.items() if name in found]
@@ -325,6 +343,31 @@ def _foreign_folder(folder: Path, run: Path) -> None:
     labels = np.arange(12) % 10
     np.savez(folder / "aux.npz", images=random_images, labels=labels)
     np.savez(folder / "truth.npz", images=random_images, labels=labels, row=np.arange(12) % 2)
+
+
+def _foreign_updates(folder: Path) -> None:
+    """Two clients' models after a step, what they started from, and how they trained."""
+    torch.manual_seed(0)
+    names = ("1.weight", "1.bias", "3.weight", "3.bias")
+    shapes = ((8, 256), (8,), (10, 8), (10,))
+    before = {name: torch.randn(shape) / 8 for name, shape in zip(names, shapes, strict=True)}
+    recorder = Recorder(folder / "uploads")
+    for round in (1, 2):
+        sent = [
+            Upload(
+                k,
+                round,
+                (ModelState({n: t - torch.randn_like(t) / 99 for n, t in before.items()}),),
+            )
+            for k in (0, 1)
+        ]
+        recorder.write(round, sent, [Broadcast(round, (0, 1), (ModelState(before),))])
+    recorder.save()
+    write_told(folder / "uploads", {"lr": 0.1, "epochs": 1, "sizes": {"0": 6, "1": 6}})
+    images = np.random.default_rng(0).random((12, 1, 16, 16), dtype=np.float32)
+    labels = np.arange(12) % 10
+    np.savez(folder / "aux.npz", images=images, labels=labels)
+    np.savez(folder / "truth.npz", images=images, labels=labels, row=np.arange(12) % 2)
 
 
 # --- changes ----------------------------------------------------------------------------------
