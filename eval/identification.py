@@ -25,10 +25,13 @@ class Galleries:
         index (N, G) int64: column 0 is the original; below M the truth's images, from M on the
         public ones; -1 pads a gallery that could not be filled.
         same_class (N,): distractors of the original's class.
+        chosen_from (N,): images of which the answer itself chose its original; 1 where it was
+            drawn before anything was answered.
     """
 
     index: Tensor
     same_class: Tensor
+    chosen_from: Tensor
 
     @property
     def sizes(self) -> Tensor:
@@ -44,7 +47,8 @@ class Identification:
         all (N,) float64. hit1, hit5 (0 to 1) and rr (reciprocal rank) are expected values over
         the order of images at equal distance; an answer that diverged stands last. NaN where the
         gallery holds no distractor. guess1, guess5, guess_rr: a guess by somebody who knows the
-        original's class and puts the images of that class first, in random order.
+        original's class and puts the images of that class first, in random order; where the answer
+        chose its original among m images, m times that, which no guess exceeds (union bound).
     """
 
     hit1: Tensor
@@ -56,7 +60,12 @@ class Identification:
 
 
 def draw_galleries(
-    truth: Truth, public: PublicImages, *, size: int = 100, seed: int = 0
+    truth: Truth,
+    public: PublicImages,
+    *,
+    size: int = 100,
+    seed: int = 0,
+    assigned: Tensor | None = None,
 ) -> Galleries:
     """Draw a gallery of `size` images for each target.
 
@@ -72,6 +81,9 @@ def draw_galleries(
         public: held-out images.
         size: images in a gallery, the original included, at least 2.
         seed: of the draw.
+        assigned: (N,) int64, the image of each target's support that its answer was matched with,
+            among the answers to one upload, which may come in any order. It is the original where
+            the support has at most half as many images as the gallery; -1: it is drawn.
 
     Raises:
         ConfigError: `size` is below 2.
@@ -85,9 +97,12 @@ def draw_galleries(
     supports = torch.split(samples, sizes)
     index = torch.full((len(supports), size), -1, dtype=torch.int64)
     same_class = torch.zeros(len(supports), dtype=torch.int64)
+    chosen_from = torch.ones(len(supports), dtype=torch.int64)
     for target, support in enumerate(supports):
         rng = stream(seed, "gallery", index=target)
         original = support[torch.randint(len(support), (1,), generator=rng)]
+        if assigned is not None and int(assigned[target]) >= 0 and 2 * len(support) <= size:
+            original, chosen_from[target] = assigned[target : target + 1], len(support)
         outside = torch.ones(len(labels), dtype=torch.bool)
         outside[support] = False
         alike = by_class[int(labels[original])]
@@ -101,7 +116,7 @@ def draw_galleries(
             chosen = torch.cat([chosen, others[turns[: size - 1 - len(chosen)]]])
         row = torch.cat([original, chosen])
         index[target, : len(row)] = row
-    return Galleries(index, same_class)
+    return Galleries(index, same_class, chosen_from)
 
 
 def _in_turn(labels: Tensor, rng: torch.Generator) -> Tensor:
@@ -148,6 +163,7 @@ def identify(
     harmonic = torch.cat([inverse.new_zeros(1), inverse.cumsum(0)])
     ahead_of, places = ahead.double(), tied.double() + 1
     alike = 1 + galleries.same_class.double()
+    times = galleries.chosen_from.double()
 
     def masked(values: Tensor) -> Tensor:
         return values.double().masked_fill(~usable, float("nan"))
@@ -156,7 +172,7 @@ def identify(
         hit1=masked(((1 - ahead_of) / places).clamp(0, 1)),
         hit5=masked(((5 - ahead_of) / places).clamp(0, 1)),
         rr=masked((harmonic[ahead + tied + 1] - harmonic[ahead]) / places),
-        guess1=masked(1 / alike),
-        guess5=masked((5 / alike).clamp_max(1)),
-        guess_rr=masked(harmonic[alike.long()] / alike),
+        guess1=masked((times / alike).clamp_max(1)),
+        guess5=masked((5 * times / alike).clamp_max(1)),
+        guess_rr=masked((times * harmonic[alike.long()] / alike).clamp_max(1)),
     )

@@ -200,7 +200,8 @@ def evaluate(
         )
         for name, metric in metrics.items()
     }
-    galleries = draw_galleries(truth, public, size=gallery, seed=seed)
+    own = matched.index if rule == "assigned" else None
+    galleries = draw_galleries(truth, public, size=gallery, seed=seed, assigned=own)
     found = identify(images, galleries, truth, public)
     values = columns(attack, chosen, floors.get("mismatched", {}), metrics, found)
     sizes = support_sizes(truth)

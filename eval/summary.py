@@ -24,7 +24,7 @@ HIT = Measure(
     title="found",
     definition="share of targets whose true image is the nearest, by MSE, in a line-up: one image "
     "that entered the target, the others not, of the same class first; a guess that knows the "
-    "class takes any image of that class",
+    "class takes any image of that class, once for each image of a batch",
     percent=True,
     bounds=(0.0, 1.0),
     floor_name="a guess that knows the class",

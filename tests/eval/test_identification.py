@@ -8,6 +8,7 @@ import torch
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages, draw_galleries, identify
+from fedre_privacy.eval.matching import assigned
 
 SIZES = [1, 3, 40, 2, 17, 1, 8, 30]
 
@@ -127,3 +128,52 @@ def test_a_short_pool_gives_smaller_galleries(make_truth):
 def test_one_image_is_no_gallery(make_truth, public):
     with pytest.raises(ConfigError, match="at least 2"):
         draw_galleries(make_truth([1, 1]), public, size=1)
+
+
+def batches(count, each, classes, seed=0):
+    """Uploads of `each` images of noise, each asked for as many answers."""
+    rng = torch.Generator().manual_seed(seed)
+    total = count * each
+    images = torch.rand(total, 1, 4, 4, generator=rng)
+    labels = torch.randint(classes, (total,), generator=rng)
+    row = torch.arange(total).repeat_interleave(each)
+    sample = torch.arange(total).reshape(count, each).repeat_interleave(each, dim=0).flatten()
+    owners = torch.arange(count).repeat_interleave(each)
+    mixture = Mixture(row, sample, torch.full((len(row),), 1 / each), total)
+    truth = Truth(images, labels, owners, mixture, owners, torch.full((total,), -1))
+    public = PublicImages(
+        torch.rand(2000, 1, 4, 4, generator=rng), torch.randint(classes, (2000,), generator=rng)
+    )
+    return truth, public, torch.rand(total, 1, 4, 4, generator=rng)
+
+
+def test_a_batch_is_found_in_whatever_order_it_was_answered():
+    truth, public, _ = batches(12, 4, classes=3)
+    backwards = truth.images.reshape(12, 4, 1, 4, 4).flip(1).reshape(48, 1, 4, 4)
+    own = assigned(backwards, truth)
+    galleries = draw_galleries(truth, public, size=100, assigned=own)
+    found = identify(backwards, galleries, truth, public)
+    assert found.hit1.tolist() == [1.0] * 48 and torch.equal(galleries.index[:, 0], own)
+    assert found.guess1.tolist() == pytest.approx([4 / 100] * 48)
+    drawn = identify(backwards, draw_galleries(truth, public, size=100), truth, public)
+    assert drawn.hit1.mean() < 0.5  # what was drawn before it was answered is another of the batch
+
+
+@pytest.mark.parametrize(("each", "classes"), [(2, 1), (8, 1), (8, 4), (16, 4)])
+def test_noise_finds_no_more_of_a_batch_than_a_guess_may(each, classes):
+    truth, public, noise = batches(1600 // each, each, classes)
+    galleries = draw_galleries(truth, public, size=50, assigned=assigned(noise, truth))
+    found = identify(noise, galleries, truth, public)
+    guess = found.guess1.mean().item()
+    assert guess == pytest.approx(each / 50)
+    assert found.hit1.mean().item() < guess + 4 * math.sqrt(guess * (1 - guess) / 1600)
+    assert found.rr.mean() < found.guess_rr.mean() + 0.03
+
+
+def test_of_many_images_the_original_is_drawn():
+    truth, public, noise = batches(2, 30, classes=1)
+    own = assigned(noise, truth)
+    galleries = draw_galleries(truth, public, size=50, assigned=own)
+    assert torch.equal(galleries.index, draw_galleries(truth, public, size=50).index)
+    assert galleries.chosen_from.tolist() == [1] * 60
+    assert draw_galleries(truth, public, size=60, assigned=own).chosen_from.tolist() == [30] * 60
