@@ -20,6 +20,8 @@ from .style import LONGEST, SMALL, TEXT, framed, plain, settle, tidy
 GREY = "#b8b8b8"
 RADIUS = 4.5
 """Of a point, in pt."""
+NAMED = 30
+"""Most points whose names have room beside them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def frontier(
     """Draw figure B: two panels that share accuracy, against scalars and against leakage.
 
     Colour is leakage over the floor; a ring marks the Pareto set of all three; grey points are
-    protocols that no attack on images could read.
+    protocols that no attack on images could read. Of more than `NAMED` points so many have names.
 
     Args:
         measure, unit: of the points' `over`.
@@ -92,6 +94,14 @@ def frontier(
     shade = Normalize(low, high, clip=True)
     colours = colormaps["viridis_r"]
     best = {p.label for p in pareto(points)}
+    told = {p.label for p in points}
+    if len(points) > NAMED:
+        by_accuracy = sorted(points, key=lambda p: (p.label not in best, -p.accuracy))
+        told = {p.label for p in by_accuracy[:NAMED]}
+        caption = (
+            f"{caption}{' ' * bool(caption)}Named are {NAMED} of the {len(points)} points, the "
+            "Pareto set first, then by accuracy; the table beside this figure has all."
+        )
     figure = framed(11.0, 4.9, title or "Accuracy, communication and leakage", caption)
     axes_a, axes_b = figure.subplots(1, 2, sharey=True)
     named: list[tuple[Axes, list[tuple[Point, float]]]] = []
@@ -135,7 +145,7 @@ def frontier(
     bar.ax.set_title(plain(f"leakage\n{unit}".strip()), fontsize=SMALL)
     settle(figure)
     for axes, placed in named:
-        _name(axes, placed)
+        _name(axes, [one for one in placed if one[0].label in told])
     return figure
 
 

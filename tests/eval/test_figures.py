@@ -331,3 +331,18 @@ def test_leakage_is_drawn_against_rounds_with_one_panel_a_measure():
     assert [text.get_text() for text in legend.get_texts()] == ["rap", "vap"]
     with pytest.raises(ConfigError, match="no attack was run at two"):
         leakage_by_rounds([p for p in points if p.rounds == 5], across="attacked round")
+
+
+def test_of_many_points_those_that_nothing_beats_have_names(monkeypatch):
+    from fedre_privacy.eval.report import frontier as module
+
+    monkeypatch.setattr(module, "NAMED", 3)
+    points = [
+        module.Point(f"p{n}", 0.1 * n, None, 100.0, 1.0 if n in (1, 5) else 3.0, None, "dip", 1)
+        for n in range(1, 7)
+    ]
+    drawn = module.frontier(points, caption="Two seeds.")
+    for axes in drawn.axes[:2]:
+        assert {text.get_text() for text in axes.texts} == {"p4", "p5", "p6"}
+    said = " ".join(text.get_text().replace("\n", " ") for text in drawn.texts)
+    assert "Two seeds. Named are 3 of the 6 points" in said
