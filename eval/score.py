@@ -200,8 +200,8 @@ def evaluate(
         )
         for name, metric in metrics.items()
     }
-    own = matched.index if rule == "assigned" else None
-    galleries = draw_galleries(truth, public, size=gallery, seed=seed, assigned=own)
+    placed = matched.index if rule == "assigned" else None
+    galleries = draw_galleries(truth, public, size=gallery, seed=seed, assigned=placed)
     found = identify(images, galleries, truth, public)
     values = columns(attack, chosen, floors.get("mismatched", {}), metrics, found)
     sizes = support_sizes(truth)

@@ -170,20 +170,6 @@ def trusting(folder: Path) -> str:
     )
 
 
-def check_files(paths: Iterable[Path]) -> None:
-    """Refuse what cannot be listed.
-
-    Raises:
-        DamagedInputError: one of the paths is no file.
-    """
-    for path in paths:
-        if not path.is_file():
-            raise DamagedInputError(
-                f"{path} is no file, or a link to none.",
-                next_step="Remove it, and give the command that made its folder with --restart.",
-            )
-
-
 def write_manifest(
     folder: Path,
     covered: Iterable[Path],
@@ -201,9 +187,25 @@ def write_manifest(
     Raises:
         DamagedInputError: one of them is no file.
     """
+    files.write_text(folder / name, manifest_text(folder, covered, ahead=ahead))
+
+
+def manifest_text(
+    folder: Path, covered: Iterable[Path], *, ahead: Mapping[str, str] | None = None
+) -> str:
+    """What `write_manifest` writes.
+
+    Raises:
+        DamagedInputError: one of the files is none.
+        OSError: one of them cannot be read.
+    """
     entries = {}
     for path in covered:
-        check_files([path])
+        if not path.is_file():
+            raise DamagedInputError(
+                f"{path} is no file, or a link to none.",
+                next_step="Remove it, and give the command that made its folder with --restart.",
+            )
         entries[path.relative_to(folder).as_posix()] = {
             "bytes": path.stat().st_size,
             "sha256": files.file_sha256(path),
@@ -212,7 +214,7 @@ def write_manifest(
         data = text.encode("utf-8")
         entries[file] = {"bytes": len(data), "sha256": files.bytes_sha256(data)}
     content = {"schema": SCHEMA, "files": dict(sorted(entries.items()))}
-    files.write_text(folder / name, json.dumps(content, indent=1) + "\n")
+    return json.dumps(content, indent=1) + "\n"
 
 
 def cover(folder: Path, record: Mapping[str, Any]) -> None:

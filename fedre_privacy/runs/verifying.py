@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
-from fedre_privacy.core.files import read_json
+from fedre_privacy.core.files import read_json, write_text
 from fedre_privacy.core.lock import LOCK, TEMPORARY, held
 from fedre_privacy.core.manifest import (
     ABSENT,
@@ -18,10 +18,9 @@ from fedre_privacy.core.manifest import (
     MANIFEST,
     UNCHANGED,
     Manifest,
-    check_files,
     covering,
+    manifest_text,
     read_manifest,
-    write_manifest,
 )
 
 from .folder import COMPLETE, status_of
@@ -268,8 +267,10 @@ def _accept(folder: Path) -> None:
             }
             drawings = {name for name in names if name in DRAWINGS}
             wanted += [(one, names - drawings, MANIFEST), (one, drawings, DRAWN)]
-        for one, names, _ in wanted:
-            check_files(one / name for name in names)
-        for one, names, listed in wanted:
-            if names or listed == MANIFEST:
-                write_manifest(one, (one / name for name in names), name=listed)
+        texts = {
+            one / listed: manifest_text(one, (one / name for name in names))
+            for one, names, listed in wanted
+            if names or listed == MANIFEST
+        }  # all files are read before anything is written
+        for path, text in texts.items():
+            write_text(path, text)
