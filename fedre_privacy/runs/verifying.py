@@ -272,5 +272,10 @@ def _accept(folder: Path) -> None:
             for one, names, listed in wanted
             if names or listed == MANIFEST
         }  # all files are read before anything is written
+        for path in texts:
+            if path.is_dir():
+                raise DamagedInputError(
+                    f"{path} is a folder.", next_step="Remove it, and give this command again."
+                )
         for path, text in texts.items():
             write_text(path, text)

@@ -306,6 +306,11 @@ def test_what_cannot_be_covered_whole_is_not_covered_in_part(
     (folder / "accuracy.pdf").symlink_to(place)
     done = cli.attack("verify", folder, "--accept")
     assert done.code == 4 and text in done.err
+    (folder / "accuracy.pdf").unlink()
+    (folder / "drawn.json").unlink()
+    (folder / "drawn.json").mkdir()
+    done = cli.attack("verify", folder, "--accept")
+    assert done.code == 4 and "drawn.json is a folder" in done.err
     assert (folder / "manifest.json").read_bytes() == before
 
 
