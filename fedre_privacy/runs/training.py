@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import torch
 
 from fedre_privacy.blocks.state import Client
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import DamagedInputError
+from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.types import Emission
+from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 
@@ -81,23 +83,37 @@ def train(
 
     Raises:
         FedreError: anything that `prepare` refuses, divergence, an unfinished run, one in which
-            another process works, or one to be resumed whose data have changed.
+            another process works, or one whose data have changed.
     """
     folder = runs / settings.run_name
     if begin(folder, resume=resume, restart=restart, what="Run", wait=wait):
-        return _reused(folder, report)
+        return _reused(settings, folder, report)
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
     with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
-            return _reused(folder, report)
+            return _reused(settings, folder, report)
         with logging_to(folder):
             return _train(settings, prepared, folder, resume or wait, report, engine or in_process)
 
 
-def _reused(folder: Path, report: Report) -> Run:
+def _reused(settings: TrainSettings, folder: Path, report: Report) -> Run:
+    """The run of a folder; refused where the files of its data set now hold other images."""
+    run = Run(folder)
+    if settings.data.sources() and settings.coins is None:
+        with suppress(MissingInputError):  # a run outlives its data
+            _require_same(settings.data.load(), run.record["data_sha256"], run.name, "trained")
     report(Event("train.reused", {"folder": str(folder)}))
-    return Run(folder)
+    return run
+
+
+def _require_same(data: ImageData, before: str | None, name: str, done: str) -> None:
+    if data.sha256 != before:
+        raise DamagedInputError(
+            f"The data set '{data.name}' has changed since {name} was {done} "
+            f"(SHA-256 {data.sha256[:12]}..., then {str(before)[:12]}...).",
+            next_step="Restore the data, or train again with fedre-train --restart.",
+        )
 
 
 def _train(
@@ -112,12 +128,7 @@ def _train(
     record = first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
         before = files.read_json(folder / "record.json", Begun).get("data_sha256")
-        if before != record["data_sha256"]:
-            raise DamagedInputError(
-                f"The data set '{prepared.data.name}' has changed since {folder.name} was started "
-                f"(SHA-256 {record['data_sha256'][:12]}..., then {str(before)[:12]}...).",
-                next_step="Restore the data, or train again with --restart.",
-            )
+        _require_same(prepared.data, before, folder.name, "started")
     log.info("training %s on %s", folder.name, record["device"])
     if settings.active:
         report(Event("note", {"text": f"{settings.active}: clients are not told."}))

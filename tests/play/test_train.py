@@ -296,6 +296,16 @@ def test_resuming_on_changed_data_is_refused(tmp_path):
     )
 
 
+def test_a_finished_run_of_other_data_is_not_taken_for_one_of_these(tmp_path):
+    data = _npz(tmp_path / "own.npz", 0)
+    run = train(_from_npz(data), runs=tmp_path / "runs")
+    _npz(tmp_path / "own.npz", 3)
+    with pytest.raises(DamagedInputError, match="has changed since .* was trained"):
+        train(_from_npz(data), runs=tmp_path / "runs")
+    (tmp_path / "own.npz").unlink()  # a run outlives its data
+    assert train(_from_npz(data), runs=tmp_path / "runs").name == run.name
+
+
 def test_divergence_is_recorded(tiny, tmp_path):
     settings = tiny(train={"lr": 1e20, "rounds": 2})
     with pytest.raises(DivergedError, match=r"client 0 in round 1"):
