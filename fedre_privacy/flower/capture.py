@@ -10,6 +10,8 @@ older interface (whose parameters are lists without names), and loops of one's o
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +51,8 @@ def capture(
 ) -> Grid:
     """Return a grid that does what the given one does, and records all training messages.
 
-    Each exchange of training messages is a round. What the server sends is recorded as a
+    Each exchange of training messages is a round; where messages carry the number of their round
+    (`group_id`), that counts. What the server sends is recorded as a
     broadcast of a ``model``, what clients answer as uploads. Clients are numbered by their node's
     identifier, ascending, as they first appear. How clients train goes into ``training.json``: as
     given here, else as the server's configuration says it; the number of a client's images is
@@ -93,10 +96,11 @@ class Capture:
         self._round = 0
         self._nodes: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
-        self._sent: dict[int, list[Broadcast]] = {}
+        self._sent: dict[int, dict[bytes, tuple[dict[str, Tensor], set[int]]]] = {}
         self._received: dict[int, list[Upload]] = {}
+        self._open: dict[int, int] = {}
         self._asked: dict[str, int] = {}
-        self._left: dict[int, int] = {}
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -106,18 +110,23 @@ class Capture:
     ) -> Iterable[Message]:
         """Send messages and return the replies; record both."""
         listed = list(messages)
-        round = self._outgoing(listed)
+        with self._lock:
+            round = self._outgoing(listed)
+            self._open[round] = self._open.get(round, 0) + 1
         replies = list(self._grid.send_and_receive(listed, timeout=timeout))
-        for reply in replies:
-            self._incoming(reply, round)
-        self._write(round)
-        self._forget(round)
+        with self._lock:
+            for reply in replies:
+                self._incoming(reply, round)
+            self._open[round] = self._open.get(round, 1) - 1
+            if not self._open[round]:
+                self._write(round)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; record them as a round of their own."""
         listed = list(messages)
-        round = self._outgoing(listed)
+        with self._lock:
+            round = self._outgoing(listed)
         numbers = list(self._grid.push_messages(listed))
         self._asked.update(dict.fromkeys(numbers, round))
         return numbers
@@ -125,45 +134,35 @@ class Capture:
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; record them in the round of their messages."""
         replies = list(self._grid.pull_messages(message_ids))
-        rounds = set()
-        for reply in replies:
-            round = self._asked.get(reply.metadata.reply_to_message_id, 0)
-            self._incoming(reply, round)
-            rounds.add(round)
-        for round in sorted(rounds & self._sent.keys()):
-            self._write(round)
-            if not self._left[round]:
-                self._forget(round)
+        with self._lock:
+            rounds = set()
+            for reply in replies:
+                round = self._asked.get(reply.metadata.reply_to_message_id, 0)
+                self._incoming(reply, round)
+                rounds.add(round)
+            for round in sorted(rounds):
+                self._write(round)
         return replies
-
-    def _forget(self, round: int) -> None:
-        """Free the memory of a round that is written."""
-        for held in (self._sent, self._received, self._left):
-            held.pop(round, None)
 
     def _outgoing(self, messages: list[Message]) -> int:
         """Note what is sent; return the round, 0 where nothing is trained."""
         training = [m for m in messages if _trains(m) and _tensors(m.content)]
         if not training:
             return 0
-        self._round += 1
+        named = training[0].metadata.group_id
+        self._round = int(named) if named.isdecimal() else self._round + 1
         for old in [round for round in self._sent if round < self._round - 1]:
-            self._forget(old)  # who has not answered by now is late
-        self._left[self._round] = len(training)
+            for held in (self._sent, self._received, self._open):  # who is silent now is late
+                held.pop(old, None)
         nodes = {message.metadata.dst_node_id for message in training}
         for node in sorted(nodes - self._nodes.keys()):
             self._nodes[node] = len(self._nodes)
-        groups: dict[int, list[Message]] = {}
-        for message in training:  # a strategy sends many nodes the same records
-            groups.setdefault(id(message.content), []).append(message)
-        self._sent[self._round] = [
-            Broadcast(
-                self._round,
-                tuple(sorted(self._nodes[m.metadata.dst_node_id] for m in group)),
-                (ModelState(_tensors(group[0].content)),),
-            )
-            for group in groups.values()
-        ]
+        sent = self._sent.setdefault(self._round, {})
+        for message in training:  # many nodes are sent the same parameters
+            digest = _digest(message.content)
+            if digest not in sent:
+                sent[digest] = (_tensors(message.content), set())
+            sent[digest][1].add(self._nodes[message.metadata.dst_node_id])
         for name, value in _numbers(training[0].content.config_records).items():
             for key, names in SAID.items():
                 if name in names:
@@ -172,10 +171,7 @@ class Capture:
 
     def _incoming(self, reply: Message, round: int) -> None:
         """Note what a client answered."""
-        if round not in self._sent:
-            return
-        self._left[round] -= 1
-        if reply.has_error() or not _trains(reply):
+        if round not in self._sent or reply.has_error() or not _trains(reply):
             return
         node = reply.metadata.src_node_id
         tensors = _tensors(reply.content)
@@ -192,7 +188,11 @@ class Capture:
         if round not in self._sent:
             return
         uploads = sorted(self._received.get(round, []), key=lambda upload: upload.client)
-        self._recorder.write(round, uploads, self._sent[round])
+        broadcasts = [
+            Broadcast(round, tuple(sorted(clients)), (ModelState(tensors),))
+            for tensors, clients in self._sent[round].values()
+        ]
+        self._recorder.write(round, uploads, broadcasts)
         self._recorder.save()
         told = {**self._said, **self._given}
         sizes = {str(client): size for client, size in sorted(self._sizes.items())}
@@ -213,6 +213,16 @@ def _tensors(content: RecordDict) -> dict[str, Tensor]:
         for record, arrays in records.items()
         for name, array in arrays.items()
     }
+
+
+def _digest(content: RecordDict) -> bytes:
+    """What two messages share if they hold the same arrays."""
+    found = hashlib.sha256()
+    for record, arrays in content.array_records.items():
+        for name, array in arrays.items():
+            found.update(f"{record}/{name}/{array.dtype}/{array.shape}/".encode())
+            found.update(array.data)
+    return found.digest()
 
 
 def _numbers(records: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from fedre_privacy.flower.loopback import NAME, Loopback
 FLOWER = importlib.util.find_spec("flwr") is not None
 if FLOWER:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+    from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg
 else:
@@ -54,7 +57,8 @@ class Answering(Grid):
     def set_run(self, run: Any) -> None: ...
 
     @property
-    def run(self) -> Any: ...
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=1)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -76,9 +80,14 @@ class Answering(Grid):
             node = message.metadata.dst_node_id
             if node == self.lost:
                 continue
-            metrics = MetricRecord({"num-examples": NODES.index(node) + 1, "loss": 0.5})
-            content = RecordDict({"metrics": metrics})
-            if message.metadata.message_type == "train":
+            count = NODES.index(node) + 1
+            content = RecordDict({"metrics": MetricRecord({"num-examples": count, "loss": 0.5})})
+            if "fitins.parameters" in message.content:
+                moved = [a.numpy() + count for a in message.content["fitins.parameters"].values()]
+                parts = ndarrays_to_parameters(moved)
+                answer = FitRes(Status(Code.OK, ""), parts, count, {})
+                content = fitres_to_recorddict(answer, False)
+            elif message.metadata.message_type == "train":
                 state = message.content["arrays"].to_torch_state_dict()
                 moved = {name: value + NODES.index(node) for name, value in state.items()}
                 content["arrays"] = ArrayRecord(moved)
@@ -125,6 +134,33 @@ def test_a_strategy_ends_as_without_and_all_that_it_saw_is_recorded(tmp_path: Pa
     assert told["lr"] == 0.05 and told["epochs"] == 2 and "batch_size" not in told
     assert told["nodes"] == {str(k): str(node) for k, node in enumerate(sorted(NODES))}
     assert told["sizes"] == {str(k): NODES.index(n) + 1 for k, n in enumerate(sorted(NODES))}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_strategy_of_the_older_interface_sends_lists_without_names(tmp_path: Path) -> None:
+    """One exchange for each client, in threads; all of a round are one round."""
+    from flwr.server import ServerConfig
+    from flwr.server.compat import start_grid
+    from flwr.server.strategy import FedAvg as Older
+
+    first = [value.numpy() for value in network().state_dict().values()]
+    start_grid(
+        grid=capture(Answering(), tmp_path / "up"),
+        config=ServerConfig(num_rounds=2),
+        strategy=Older(
+            initial_parameters=ndarrays_to_parameters(first),
+            fraction_evaluate=0.0,
+            on_fit_config_fn=lambda round: {"lr": 0.05, "batch_size": 4},
+        ),
+    )
+    uploads, broadcasts = read_messages(tmp_path / "up")
+    assert [(u.round, u.client) for u in uploads] == [(r, k) for r in (1, 2) for k in range(3)]
+    assert [(b.round, b.recipients) for b in broadcasts] == [(1, (0, 1, 2)), (2, (0, 1, 2))]
+    params = broadcasts[0].artifacts[0].params  # type: ignore[attr-defined]
+    assert list(params) == ["0", "1", "2", "3"]
+    for place, value in enumerate(first):
+        assert torch.equal(params[str(place)], torch.from_numpy(value))
+    assert (read_told(tmp_path / "up")["lr"], read_told(tmp_path / "up")["batch_size"]) == (0.05, 4)
 
 
 def test_what_is_given_counts_more_than_what_the_server_says(tmp_path: Path) -> None:
