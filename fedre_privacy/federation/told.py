@@ -30,7 +30,7 @@ class Told(TypedDict, total=False):
     lr: Annotated[float, Meta(gt=0, le=1e6)]
     epochs: Size
     batch_size: Size
-    sizes: dict[Client, Size]
+    sizes: dict[Client, Annotated[int, Meta(ge=1, le=1 << 40)]]
     nodes: dict[Client, Word]
 
 

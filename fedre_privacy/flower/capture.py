@@ -146,7 +146,7 @@ class Capture:
 
     def _outgoing(self, messages: list[Message]) -> int:
         """Note what is sent; return the round, 0 where nothing is trained."""
-        training = [m for m in messages if _trains(m) and _tensors(m.content)]
+        training = [m for m in messages if _trains(m) and any(m.content.array_records.values())]
         if not training:
             return 0
         named = training[0].metadata.group_id
@@ -165,8 +165,8 @@ class Capture:
             sent[digest][1].add(self._nodes[message.metadata.dst_node_id])
         for name, value in _numbers(training[0].content.config_records).items():
             for key, names in SAID.items():
-                if name in names:
-                    self._said[key] = value
+                if name in names and value > 0:
+                    self._said[key] = value if key == "lr" else max(1, int(value))
         return self._round
 
     def _incoming(self, reply: Message, round: int) -> None:

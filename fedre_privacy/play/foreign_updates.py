@@ -26,7 +26,6 @@ UNSUPPORTED = (
     "inverting-gradients, dlg, idlg, analytic and spear on gradients, and labels."
 )
 
-
 LR, EPOCHS, BATCH = 0.01, 1, 32
 """Assumed where nobody says them."""
 
@@ -88,9 +87,17 @@ def images_sought(
 
     Args:
         rows: of the truth: the upload that each image went into; None without truth.
+
+    Raises:
+        IncompatibleError: no image of the truth went into any of the uploads.
     """
     if rows is not None:
-        counts = torch.bincount(rows, minlength=len(uploads))
+        counts = torch.bincount(rows[rows < len(uploads)])
+        if not counts.any():
+            raise IncompatibleError(
+                f"--truth: no image went into one of the {len(uploads)} uploads.",
+                next_step="'row' is the upload that each image went into, counted from 0.",
+            )
         return min(asked, int(counts[counts > 0].min()))
     whole = [known.sizes[upload.client] for upload in uploads]
     if any(a.holds is Holds.GRADIENT for upload in uploads for a in upload.artifacts):

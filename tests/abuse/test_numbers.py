@@ -83,6 +83,8 @@ CASES: dict[str, tuple[Values, Values]] = {
     "2 pixels, model for more": (pictures(side=2), {}),
     "512 pixels": (pictures(count=9, side=512), LARGE),
 }
+OFTEN = ("dip", "disentangle", "head", "inverting-gradients", "labels", "linear", "membership")
+"""Attacks that are played in every test run; the others in the slow ones."""
 QUICK = ("step size overflows in the only step", "one image to train on", "zero variance")
 TRAININGS = [
     pytest.param(case, marks=[] if case in QUICK[:2] else pytest.mark.slow) for case in CASES
@@ -90,7 +92,7 @@ TRAININGS = [
 SEARCHES = {"dlg", "idlg", "inverting-gradients", "update-inversion"}
 """Attacks that take minutes for gradients of 512 pixels; they are played on all other cases."""
 PLAYED = [
-    pytest.param(name, case, marks=[] if case == QUICK[2] else pytest.mark.slow)
+    pytest.param(name, case, marks=[] if case == QUICK[2] and name in OFTEN else pytest.mark.slow)
     for name in ATTACKS
     for case in CASES
     if not (name in SEARCHES and case == "512 pixels")
@@ -219,7 +221,9 @@ def spoilt(upload: Upload, value: float) -> Upload:
     return replace(upload, artifacts=tuple(replaced(artifact) for artifact in upload.artifacts))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS]
+)
 def test_targets_that_are_not_finite_are_refused_or_scored_as_lost(name, ended):
     protocol, settings = asked(name)
     trial = prepare_attack(ended(protocol, USUAL), settings)

@@ -140,6 +140,7 @@ class TestPrecision:
         auto, plain = (replace(short, precision=p)(problem) for p in ("auto", "float32"))
         assert all(torch.equal(getattr(auto, n), getattr(plain, n)) for n in ("images", "trace"))
 
+    @pytest.mark.slow
     def test_bfloat16_comes_as_near(self, problem, originals):
         errors = {}
         for precision in ("float32", "bfloat16"):

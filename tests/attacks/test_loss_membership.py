@@ -134,6 +134,7 @@ def test_what_was_learnt_by_heart_is_told_apart(score):
 
 
 @pytest.mark.parametrize("score", SCORES)
+@pytest.mark.slow
 def test_models_trained_without_the_records_tell_nothing(score):
     areas = []
     for seed in range(6):

@@ -562,6 +562,7 @@ def test_spread_goes_with_its_target_and_with_the_search_that_is_kept(observe, r
     assert kept[1] == 9 and torch.equal(kept[[0, 2]], found.spread[[0, 2]])
 
 
+@pytest.mark.slow
 def test_spread_marks_what_an_upload_leaves_open(observe, originals):
     """Behind one extractor that tells all and one that keeps 32 numbers of 256."""
 

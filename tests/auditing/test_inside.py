@@ -36,6 +36,7 @@ def overfitted(tmp_path_factory):
     return train(settings, runs=tmp_path_factory.mktemp("inside"))
 
 
+@pytest.mark.slow
 def test_an_overfitted_federation_shows_epsilon_and_says_how_much_it_could(overfitted):
     done = audit_run(overfitted, inside=True)
     found = done.found

@@ -106,6 +106,7 @@ def test_a_planted_bug_is_found(bug, rounds, more, monkeypatch):
     assert found.verdict == REFUTED, (found.p, found.right, found.claim.curve.cap)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_audit():
     assert audited() == audited()
     assert audited(seed=1).right != audited().right

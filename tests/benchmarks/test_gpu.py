@@ -55,6 +55,7 @@ def test_a_step_without_the_time_is_not_begun(gpu, tmp_path, monkeypatch, capsys
     assert "not begun" in capsys.readouterr().out and not out.is_file()
 
 
+@pytest.mark.slow
 def test_the_checkout_is_imported_from_links(gpu):
     with gpu.importable() as folder:
         code = "import fedre_privacy.attacks.base as a; print(a.__file__)"

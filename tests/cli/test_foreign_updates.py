@@ -140,6 +140,15 @@ def test_what_does_not_fit_is_refused_before_any_step(cli: Any, system: Any, nam
     assert (done.code, text in done.err) == (code, True), done.err
 
 
+@pytest.mark.parametrize("row", [2, 2**31 - 1])
+def test_truth_of_other_uploads_is_refused(cli: Any, system: Any, row: int) -> None:
+    record(Path("up"), system, "model")
+    np.savez("other.npz", images=system[0][:2].numpy(), row=np.full(2, row))
+    truth = ("--truth", "npz:other.npz", "--aux", "npz:public.npz")
+    done = cli.attack(*GIVEN, "--attack", "update-inversion", *truth)
+    assert done.code == 3 and "no image went into one of the 2 uploads" in done.err
+
+
 def test_what_clients_started_from_has_to_be_recorded(cli: Any, system: Any) -> None:
     record(Path("up"), system, "model")
     index = json.loads(Path("up/index.json").read_text())

@@ -79,9 +79,7 @@ QUICK = {
     "update-inversion": {"steps": 3},
     "spear": {"steps": 3, "tries": 2048},
 }
-OFTEN = {
-    ("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing"), ("fedsgd", "clip:norm=0.01"),
-}  # fmt: skip
+OFTEN = {("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing")}
 """Runs on which the attacks are asked in every test run; the others are slow."""
 SENT = {
     "fedgh": Prototypes, "fedre": EntangledRep, "fedsgd": GradientState, "fedavg": ModelState,

@@ -78,6 +78,7 @@ def net():
     return model.eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 def test_a_pruned_gradient_is_matched_where_it_was_sent(net, digits, sending):
     image = F.avg_pool2d(digits.images[:1].float() / 255, 2)
     model = net.requires_grad_(True)
@@ -466,6 +467,7 @@ def test_what_another_attack_recovered_was_not_defended():
     assert upload_behind(replace(given, defenses=()), 0, 1, rows) is None
 
 
+@pytest.mark.slow
 def test_an_attacker_is_told_the_defences_unless_naive(tiny, tmp_path):
     run = train(
         tiny(

@@ -71,6 +71,7 @@ def test_no_epsilon_for_what_is_not_covered(given, changes, why, facts):
     assert "epsilon" not in " ".join(found.lines())
 
 
+@pytest.mark.slow
 def test_private_training_covers_what_is_trained(facts):
     (found,) = state([DP], facts(**FEDAVG)).guarantees
     # 100 records, batches of 32: 3 steps in each of 100 rounds
@@ -78,6 +79,7 @@ def test_private_training_covers_what_is_trained(facts):
     assert found.epsilon == epsilon_of((Release(2.0, 0.32, 300),), 1e-5)
 
 
+@pytest.mark.slow
 def test_private_training_and_noisy_uploads_are_added_up(facts):
     (both,) = state([DP, FOR_RECORD], facts()).guarantees
     trained = (Release(2.0, 0.32, 300),)

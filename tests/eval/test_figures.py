@@ -285,6 +285,7 @@ def test_partition_picture_counts_single_images():
         partition_picture(torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_files_are_whole_and_reproducible(tmp_path, metrics_frame):
     stem = tmp_path / "deep" / "figure.v1"
     written = save_figure(training_curves(metrics_frame), stem, data=metrics_frame, dpi=60)

@@ -136,6 +136,7 @@ def test_giving_up_takes_no_floor_away(make_truth, make_rec, public):
 # --- which floor is reported ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equally_good_floors_are_not_flattered_by_the_choice():
     """Eight floors of the same worth on 24 targets of ten clients: truth chooses .5 dB too much."""
     rng = torch.Generator().manual_seed(0)
@@ -152,6 +153,7 @@ def test_equally_good_floors_are_not_flattered_by_the_choice():
 
 
 @pytest.mark.parametrize("count", [5, 10])
+@pytest.mark.slow
 def test_an_attack_that_equals_the_floors_is_not_found_better(count):
     """Nor worse: choosing the floor on the attacked targets would hide what little there is."""
     rng = torch.Generator().manual_seed(count)

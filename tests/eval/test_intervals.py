@@ -111,6 +111,7 @@ def test_one_client_has_its_targets_as_units_and_one_target_no_interval():
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 10])
+@pytest.mark.slow
 def test_shares_hold_their_level_however_alike_a_clients_targets_are(clients):
     rng = np.random.default_rng(clients)
     for sizes in ("even", "uneven"):

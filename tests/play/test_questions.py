@@ -119,6 +119,7 @@ def test_membership_asks_about_members_and_others_of_the_same_classes(kept):
     assert math.isclose(auc.over, auc.value - auc.floor, abs_tol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_the_model_and_the_image_tell_alone_are_floors_of_their_own(kept):
     card = attack(kept, ask("membership")).card
     lines = {row["metric"]: row for row in card.table() if row["classes of"] == "all"}

@@ -85,6 +85,7 @@ def test_disentangling_leaves_out_what_it_has_no_extractor_for(kept):
     assert int(fresh.rounds_used.max()) == 5 and int(old.rounds_used.max()) == 3
 
 
+@pytest.mark.slow
 def test_recovered_prototypes_of_old_extractors_are_still_targets(kept):
     trial = prepare_attack(kept, ask("recovered-prototypes", None, "strong", staleness=2))
     target = trial.groups["target"].uploads[0]

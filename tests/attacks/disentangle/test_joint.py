@@ -84,6 +84,7 @@ def test_prototypes_are_seen_in_every_round(trained):
     assert torch.equal(found.of(3), found.vectors[:, 1]) and found.of(4) is None
 
 
+@pytest.mark.slow
 def test_several_views_tell_more_than_one(trained):
     seen, private, reps = trained
     settings = {"steps": 120, "tv": 0.3, "channels": (8,)}
@@ -137,6 +138,7 @@ def test_uploaded_prototypes_are_matched_in_every_round(trained):
     assert found.rounds == [7, 9, 12]
 
 
+@pytest.mark.slow
 def test_shortened_prototypes_are_matched_as_shortened_ones(trained):
     seen, private, reps = trained
     labels, norm = torch.tensor([1, 3, 5]), 0.5 * float(reps.norm(dim=2).min())

@@ -40,6 +40,7 @@ def _sizes(fed):
 
 
 @pytest.mark.parametrize("name", ["fedgh", "fedproto", "fedre", "fedallrep", "fd"])
+@pytest.mark.slow
 def test_reference_loader_leaves_out_the_last_short_batch(world, name):
     fed = world(name, train={"rounds": 1, "reference_loader": True, "batch_size": 9})
     for client in fed.clients:  # nobody may look at these
@@ -226,6 +227,7 @@ def test_fedkd_parameters_at_full_energy_are_averaged(world):
         torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fedkd_parameters_in_low_rank_need_no_resynchronisation(world):
     fed = world(
         "fedkd", compress="params", energy_start=0.5, train={"rounds": 4, "join_ratio": 0.67}
