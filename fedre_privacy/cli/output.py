@@ -130,7 +130,10 @@ class Output:
             )
         elif event.name == "attack.scoring":
             if self._progress is not None and "attack" in self._tasks:
-                self._progress.update(self._tasks["attack"], description="scoring", note="")
+                (task,) = (t for t in self._progress.tasks if t.id == self._tasks["attack"])
+                self._progress.update(
+                    task.id, completed=task.total, description="scoring", note="", refresh=True
+                )
         elif event.name == "attack.trial":
             for heading, text in data["lines"].items():
                 self.line(heading, text)
