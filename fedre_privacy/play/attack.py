@@ -44,6 +44,7 @@ from fedre_privacy.runs.folder import (
 from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.runs.training import require_same
 from fedre_privacy.sealed.door import AUTO, chosen, play
 
 from .fit import check_fit, check_sums
@@ -78,12 +79,7 @@ def prepare_attack(run: Run, settings: AttackSettings, *, data: ImageData | None
     check_fit(run.settings, settings)
     check_sums(run.settings, settings)
     data = data or loaded(run.settings)[0]
-    if data.sha256 != run.record["data_sha256"]:
-        raise DamagedInputError(
-            f"The data set '{data.name}' has changed since {run.name} was trained (SHA-256 "
-            f"{data.sha256[:12]}..., then {run.record['data_sha256'][:12]}...).",
-            next_step="Restore the data, or train again with fedre-train --restart.",
-        )
+    require_same(data, run.record["data_sha256"], run.name)
     if data.image_shape != run.image_shape or list(data.classes) != run.record["classes"]:
         raise DamagedInputError(
             f"{run.folder / 'record.json'} tells of other images or classes than the data set "

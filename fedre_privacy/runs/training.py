@@ -102,12 +102,20 @@ def _reused(settings: TrainSettings, folder: Path, report: Report) -> Run:
     run = Run(folder)
     if settings.data.sources() and settings.coins is None:
         with suppress(MissingInputError):  # a run outlives its data
-            _require_same(settings.data.load(), run.record["data_sha256"], run.name, "trained")
+            require_same(settings.data.load(), run.record["data_sha256"], run.name)
     report(Event("train.reused", {"folder": str(folder)}))
     return run
 
 
-def _require_same(data: ImageData, before: str | None, name: str, done: str) -> None:
+def require_same(data: ImageData, before: str | None, name: str, done: str = "trained") -> None:
+    """Refuse images that are not those of a run.
+
+    Args:
+        before: their hash in the run's record. name: of the run. done: what was done with them.
+
+    Raises:
+        DamagedInputError: the hash is another one.
+    """
     if data.sha256 != before:
         raise DamagedInputError(
             f"The data set '{data.name}' has changed since {name} was {done} "
@@ -128,7 +136,7 @@ def _train(
     record = first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
         before = files.read_json(folder / "record.json", Begun).get("data_sha256")
-        _require_same(prepared.data, before, folder.name, "started")
+        require_same(prepared.data, before, folder.name, "started")
     log.info("training %s on %s", folder.name, record["device"])
     if settings.active:
         report(Event("note", {"text": f"{settings.active}: clients are not told."}))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedre_privacy.core.artifacts import Counts, GradientState, ModelState
+from fedre_privacy.core.artifacts import Counts, GradientState, ModelState, SmallModelState
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.federation.recorder import Recorder
 
@@ -62,7 +62,7 @@ def record(
             held = {n: (p - LR * named[n]).detach() for n, p in model.named_parameters()}
             if numbered:
                 held = {str(place): value for place, value in enumerate(held.values())}
-            artifact = ModelState(held)
+            artifact = SmallModelState(held) if kind == "small-model" else ModelState(held)
         uploads.append(Upload(client, 1, (artifact, Counts(torch.tensor([1])))))
     state = {name: p.detach() for name, p in network().named_parameters()}
     if numbered:
@@ -107,6 +107,22 @@ def test_images_come_back_from_what_another_system_sent(
     measures = json.loads((folder / "record.json").read_text())["measures"]
     measure = next(m for m in measures if m["key"] == "psnr")
     assert measure["n"] == 2 and measure["value"] > measure["floor"] + 3, measure
+
+
+@pytest.mark.parametrize(
+    ("kind", "attack"),
+    [(kind, attack) for kind, named in {
+        "model": ("update-inversion", "labels"),
+        "small-model": ("update-inversion", "labels"),
+        "gradient": ("inverting-gradients", "dlg", "idlg", "analytic", "spear", "labels"),
+    }.items() for attack in named],
+)  # fmt: skip
+def test_every_attack_that_the_page_names_fits(
+    cli: Any, system: Any, kind: str, attack: str
+) -> None:
+    record(Path("up"), system, kind)
+    done = cli.attack(*GIVEN, "--attack", attack, "--dry-run")
+    assert done.code == 0 and "everything fits" in done.out, done.err
 
 
 def test_what_nobody_said_is_assumed_and_told(cli: Any, system: Any) -> None:
