@@ -16,6 +16,25 @@ def step(gpu, name, code, minutes=0.01):
     return gpu.Step(name, "", minutes, f"-c '{code}'")
 
 
+def test_the_kit_names_every_file_with_tests_of_a_gpu(gpu):
+    tests = gpu.ROOT / "tests"
+    marked = {
+        str(path.relative_to(gpu.ROOT))
+        for path in tests.rglob("test_*.py")
+        if "@pytest.mark." + "gpu" in path.read_text(encoding="utf-8")
+    }
+    assert marked == {word for word in gpu.STEPS[0].command.split() if word.endswith(".py")}
+
+
+def test_packages_that_were_carried_are_found(gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "carried")
+    book = gpu.Book(tmp_path / "gpu.json")
+    code = "import os; print(os.environ['PYTHONPATH'])"
+    gpu.run(step(gpu, "path", ""), ["-c", code], book, 60, "links")
+    told = book.entries["path"]["lines"]
+    assert told == [f"links{gpu.os.pathsep}carried"]
+
+
 def test_every_line_is_kept_and_a_failure_is_marked(gpu, tmp_path):
     book = gpu.Book(tmp_path / "gpu.json")
     gpu.run(step(gpu, "good", ""), ["-c", "print(1); print(2)"], book, 60, "")
