@@ -310,7 +310,7 @@ def benchmark(
     steerings: Sequence[str | Settings | Steering] = (),
     vary: Mapping[str, Settings] | None = None,
     sweep: str | Path | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     attacks: Sequence[str | Settings | Attack] | None = None,
     targets: int | None = None,
     dataset: str | Settings | Dataset | None = None,
@@ -339,8 +339,9 @@ def benchmark(
             (``{"name": "m-of-n", "m": 2}``), or objects. Schemes are those of fedre; defences
             and steerings multiply the rest, ``none`` among them stands for an honest server.
         vary: further variants, label to settings: ``{"one epoch": {"train": {"epochs": 1}}}``.
-        sweep: a sweep file in place of what to compare, seeds, attacks and targets.
-        seeds: of the trainings.
+        sweep: a sweep file in place of what to compare and attacks; seeds and targets that are
+            given beside it win over its own.
+        seeds: of the trainings; None: those of the sweep file, or 0, 1, 2.
         attacks: ``attack``, ``attack@target``, ``attack@target@threat``, objects, or settings such
             as ``{"attack": DeepImagePrior(steps=300), "target": "prototypes"}``; None: those that
             fit each variant's uploads.

@@ -195,7 +195,8 @@ def comparison(
     Args:
         base: sections of settings that all trainings share.
         problems: found before; they are reported with those of the rest.
-        sweep: a sweep file, which then describes the benchmark.
+        sweep: a sweep file, which then describes the benchmark; seeds and targets given beside it
+            win over its own.
         described: the keys of a sweep file, see `study.description.read_sweep`.
 
     Raises:
@@ -210,7 +211,8 @@ def comparison(
         raise ConfigError(*problems)
     typed(described)
     if sweep is not None:
-        return read_sweep(load_yaml(sweep).values, base, name=sweep.stem)
+        own = {key: described[key] for key in ("seeds", "targets") if described.get(key)}
+        return read_sweep({**load_yaml(sweep).values, **own}, base, name=sweep.stem)
     return read_sweep(described, base, name="")
 
 

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--protocols", metavar="P,Q", help="protocols, or all")
     group.add_argument("--schemes", metavar="S,T", help="entanglement schemes of fedre")
     group.add_argument("--against", metavar="S,T", help="with --scheme: schemes to compare it with")
-    group.add_argument("--seeds", metavar="N,M", default="0,1,2", help="seeds (default: 0,1,2)")
+    group.add_argument("--seeds", metavar="N,M", help="seeds (default: SWEEP.yaml's, or 0,1,2)")
     group.add_argument(
         "--attacks",
         metavar="A,B",

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from fedre_privacy.cli import benchmark
+from fedre_privacy.cli.commands.benchmark import _wanted
+from fedre_privacy.work import comparison
 
 
 @pytest.fixture
@@ -48,6 +50,17 @@ def test_refusals(call: Any, nowhere: Path, options: list[str], text: str) -> No
     done = call(*options)
     assert done.code == 2 and text in done.err and done.out == ""
     assert list(nowhere.iterdir()) == []
+
+
+def test_seeds_and_targets_win_over_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("protocols: [fedre]\nseeds: [7]\ntargets: 3\n", encoding="utf-8")
+    own = comparison({}, [], sweep=file, seeds=None, targets=None)
+    assert (own.seeds, own.targets) == ((7,), 3)
+    other = comparison({}, [], sweep=file, seeds=[4, 5], targets=2)
+    assert (other.seeds, other.targets) == ((4, 5), 2)
+    options = benchmark.parser().parse_args([str(file), "--seeds", "4"])
+    assert _wanted(options).seeds == (4,)
 
 
 def test_presets_are_listed(call: Any) -> None:

@@ -81,7 +81,7 @@ def _wanted(options: argparse.Namespace) -> Benchmark:
         sweep=options.sweep,
         protocols=protocols,
         schemes=schemes,
-        seeds=[_whole(seed) for seed in _list(options.seeds)],
+        seeds=[_whole(seed) for seed in _list(options.seeds)] if options.seeds else None,
         attacks=None if options.attacks == "default" else _list(options.attacks),
         targets=options.targets,
     )
