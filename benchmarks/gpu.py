@@ -64,7 +64,7 @@ INVERSION = "benchmarks/inversion.py"
 QUICK = "--quick --steps 3 --targets 2 --rows 2 --many 2 --sizes 32 --architectures cnn4"
 FEDERATION = (
     "-P -m fedre_privacy.cli.train --protocol {} --dataset {{dataset}} --models het10 --rounds 20 "
-    "--device {{device}} --runs-dir {{runs}} --json"
+    "--set train.lr=0.01 --device {{device}} --runs-dir {{runs}} --json"
 )
 STEPS = (
     Step(
@@ -96,8 +96,8 @@ STEPS = (
         f"{INVERSION} ratio --targets 64 --sizes 32 --architectures cnn4 --eager", QUICK,
     ),
     Step(
-        "in float32", "", 0.7,
-        f"{INVERSION} ratio --targets 64 --sizes 32 --architectures cnn4 --precision float32",
+        "in bfloat16", "", 0.7,
+        f"{INVERSION} ratio --targets 64 --sizes 32 --architectures cnn4 --precision bfloat16",
         QUICK,
     ),
     Step("two ways of stacking", "", 0.5, f"{INVERSION} stacking", QUICK),

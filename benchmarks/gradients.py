@@ -610,7 +610,9 @@ def speed(data: Images, options: argparse.Namespace) -> None:
             return best, torch.cat(first)
 
         (one, _), (loop, alone), (together, joint) = rate(1, 1), rate(1), rate(8)
-        torch.testing.assert_close(joint, alone, rtol=1e-3, atol=1e-5)
+        # A GPU convolves in TensorFloat-32 and takes other kernels for groups.
+        near = 1e-3 if device.type == "cpu" else 2e-2
+        torch.testing.assert_close(joint, alone, rtol=near, atol=1e-5)
         told = (
             f"{name:<12} on {device}: victim-steps per second: 1 victim {one:.1f}; 8 victims one "
             f"after another {loop:.1f}, together {together:.1f} (x{together / loop:.2f})"

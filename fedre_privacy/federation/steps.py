@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -281,11 +282,19 @@ def on_device(client: Client, setting: Setting) -> Iterator[None]:
 
 
 def _finite(artifacts: Iterable[Artifact]) -> bool:
-    """A finite sum has finite terms; only a sum that is not costs the look at each of them."""
-    tensors = [t for a in artifacts for t in a.tensors().values()]
-    if not tensors or bool(torch.stack([t.sum().float() for t in tensors]).sum().isfinite()):
-        return True
-    return all(bool(t.isfinite().all()) for t in tensors)
+    """A finite sum has finite terms; only a sum that is not costs the look at each of them.
+
+    Counts and weights of an artifact may be on the host while the rest is on a GPU.
+    """
+    places: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for artifact in artifacts:
+        for tensor in artifact.tensors().values():
+            places[tensor.device].append(tensor)
+    return all(
+        bool(torch.stack([t.sum().float() for t in tensors]).sum().isfinite())
+        or all(bool(t.isfinite().all()) for t in tensors)
+        for tensors in places.values()
+    )
 
 
 def _lower(lr: float) -> str:

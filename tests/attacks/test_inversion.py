@@ -180,11 +180,3 @@ class TestPrecision:
         images.square().sum().backward()
         assert {p.grad.dtype for p in parameters} == {torch.float32}
         assert images.dtype == torch.float32
-
-    def test_what_auto_means(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        gpu, auto = torch.device("cuda"), DeepImagePrior()
-        assert auto._low(gpu) and not auto._low(torch.device("cpu"))
-        assert not DeepImagePrior(precision="float32")._low(gpu)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-        assert not auto._low(gpu)

@@ -32,9 +32,9 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
 
 if len(sys.argv) > 3:
-    DEVICE = torch.device(sys.argv[3])
+    DEVICE, NOISE = torch.device(sys.argv[3]), "1e-6"  # a GPU draws noise of its own
 else:
-    DEVICE = stand_in.install()
+    DEVICE, NOISE = stand_in.install(), "1"
     dp_sgd._on = lambda device, rng: rng  # the stand-in has no generators of its own
 
 TINY: dict[str, Any] = {
@@ -51,7 +51,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "several architectures": {"model": {"name": "resnet8,resnet4,cnn-1"}},
     "private training": {
         "protocol": {"name": "fedgh"},
-        "defense": ["dp-sgd:clip=1,noise=1", "gaussian:clip=1,noise=1,unit=record"],
+        "defense": [f"dp-sgd:clip=1,noise={NOISE}", f"gaussian:clip=1,noise={NOISE},unit=record"],
     },
     "sums only": {"protocol": {"name": "fedavg"}, "defense": ["secagg"]},
     "changed uploads": {

@@ -25,6 +25,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "standin"
 MAY_MIX = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
+NEVER_MIX = {"cat", "stack"}
+"""They refuse even single numbers of another device."""
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
 """Operations after which the host knows values."""
 
@@ -102,7 +104,8 @@ def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     here = [t for t in given if isinstance(t, OnDevice)]
     strange = [t for t in given if not isinstance(t, OnDevice) and t.ndim > 0 and t.numel()]
-    if here and strange and name not in MAY_MIX:
+    never = name in NEVER_MIX and len(here) < len(given)
+    if here and (never or (strange and name not in MAY_MIX)):
         raise RuntimeError(f"{name}: expected all tensors on the same device, found {NAME} and cpu")
     to_host = torch.device(kwargs.get("device") or NAME).type == "cpu"
     copied_back = name == "copy_" and not isinstance(args[0], OnDevice)
