@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -47,17 +48,26 @@ class CudaGraphCapture:
 
     def capture(self, step: Step) -> Step:
         with torch.cuda.device(self.device):
-            side = torch.cuda.Stream()
+            side = side_stream(self.device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARM_UP):
                     step()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=side):
                 step()
             replay: Step = graph.replay
             return replay
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of a device on which steps are warmed up and captured.
+
+    Libraries keep a workspace for every stream they ever met, tens of MiB each, for good.
+    """
+    return torch.cuda.Stream(device)
 
 
 def capture_for(device: torch.device) -> GraphCapture | None:

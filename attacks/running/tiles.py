@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +108,6 @@ def in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[
         stop = min(start + tile, count)
         try:
             pieces.append(piece(start, stop, threading.Event()))
-            gc.collect()  # a tile's networks go before the next one's come
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             if tile == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,12 @@ from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.inversion import amortised
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.inversion.optimise import Budget, Fitted, fit_tile
-from fedre_privacy.attacks.running.graphs import CudaGraphCapture, capture_for, captured
+from fedre_privacy.attacks.running.graphs import (
+    CudaGraphCapture,
+    capture_for,
+    captured,
+    side_stream,
+)
 from fedre_privacy.attacks.running.objectives import l2rel
 
 COUNT = 5
@@ -319,6 +325,32 @@ def test_matching_that_cannot_be_captured_runs_as_before(capturer, why):
 def test_only_gpus_capture():
     assert capture_for(torch.device("cpu")) is None
     assert isinstance(capture_for(torch.device("cuda", 0)), CudaGraphCapture)
+
+
+def test_a_device_has_one_stream_for_all_captures(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    side_stream.cache_clear()
+    one, other = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert side_stream(one) is side_stream(one)
+    assert side_stream(one) is not side_stream(other)
+    side_stream.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_more_captures_take_no_more_memory():
+    def product(one: Tensor, out: Tensor) -> None:
+        torch.mm(one, one, out=out)
+
+    capturer, taken = CudaGraphCapture(torch.device("cuda", 0)), []
+    for _ in range(6):
+        weight = torch.ones(256, 256, device="cuda")
+        out = torch.empty_like(weight)
+        replay = capturer.capture(partial(product, weight, out))
+        replay()
+        del replay
+        taken.append(torch.cuda.memory_allocated())
+    assert taken[-1] == taken[1]
 
 
 @pytest.mark.gpu
