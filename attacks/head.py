@@ -10,16 +10,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    GradientState,
+    HeadState,
+    MatrixBlocks,
+    ModelState,
+)
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Knowledge, Observation, Upload
+from fedre_privacy.core.types import Knowledge, LocalTraining, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.heads import combined, pulled, ratio, shares, simulate_and_match
+from .gradient.heads import absent_input, combined, pulled, ratio, shares, simulate_and_match
+from .gradient.matrices import blocks_before, head_rows, implied_bias
 from .gradient.solve import training_of
 from .gradient.victims import head_names, local_steps
 from .mixtures.through import aux_reps, class_means
@@ -38,7 +45,7 @@ those that explain it the longest is taken, which holds the fewest classes."""
 @attacks.register("head")
 @dataclass(frozen=True, kw_only=True)
 class HeadUpdate(Attack):
-    """Recover class prototypes from a head (or a whole model, or its gradient) and the one before.
+    """Recover class prototypes from a head (or what holds one) and the one before.
 
     Local training moves row c of a linear head towards the representations of class c and away
     from those it mistakes for c. `ratio` divides the change of each weight row by that of its
@@ -50,10 +57,12 @@ class HeadUpdate(Attack):
     Where clients declare that they shorten what they send, `simulate` tries changes up to 64 times
     as long and keeps the longest that local training explains; what the others find in a trained
     head is the same for a change of any length.
+    FedRAL's matrix blocks, divided by the client's head, are such a change without its bias, which
+    is taken from what the representations have in common.
 
     Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
-    Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from
-                Recovers: prototypes
+    Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from; of
+                matrix blocks that, and HEADS            Recovers: prototypes
     Cost:       milliseconds; `simulate` seconds; no extractor in the loop
     Reference:  Phong et al., 2017, for the ratio; the other two are this package's own.
     Deviations: representations are held still during the local epochs, so what is found is an
@@ -63,14 +72,18 @@ class HeadUpdate(Attack):
                 they have in common is not (see `centre`).
     """
 
-    consumes = (HeadState, ModelState, GradientState)
+    consumes = (HeadState, ModelState, GradientState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
+    needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
+        MatrixBlocks: frozenset({Knowledge.HEAD, Knowledge.HEADS})
+    }
     recovers = "prototypes"
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
     suite = (
         SuiteEntry(HeadState, "fedre-paper", place=10),
         SuiteEntry(ModelState, "fedre-paper", place=10),
+        SuiteEntry(MatrixBlocks, "strong", place=10),
     )
 
     method: str = knob("combined", help="how class means are found", choices=METHODS)
@@ -112,6 +125,7 @@ class HeadUpdate(Attack):
         rows: list[tuple[_Case, Tensor, Tensor]] = []
         for case in cases:
             public = self._public(case, observation, context)
+            case = case if case.bias_sent else self._with_bias(case, public)
             by_rows = self.method == "combined" and case.trained
             if by_rows:
                 means, classes = self._combined(case, public, notes)
@@ -148,6 +162,26 @@ class HeadUpdate(Attack):
             limit=len(observation.aux_labels),
         )  # fmt: skip
         return class_means(reps, observation.aux_labels, torch.arange(observation.num_classes))
+
+    def _with_bias(self, case: _Case, public: Tensor | None) -> _Case:
+        """The same, with what the bias would have moved by had there been one.
+
+        Raises:
+            IncompatibleError: the method simulates or divides by the bias that was sent.
+        """
+        if self.method != "combined":
+            raise IncompatibleError(
+                f"'attack.method={self.method}' needs the change of a bias, which matrix blocks do "
+                "not have.",
+                next_step="Use --set attack.method=combined.",
+            )
+        rows = case.change_weight
+        if public is not None:
+            common = public.to(rows).mean(0)
+        else:
+            present = pulled(rows)
+            common = absent_input(rows, case.change_bias, present, case.lr * case.steps)
+        return replace(case, change_bias=implied_bias(rows, common))
 
     def _combined(
         self, case: _Case, public: Tensor | None, notes: list[str]
@@ -227,6 +261,7 @@ class _Case:
     steps: int
     size: int
     trained: bool
+    bias_sent: bool = True
 
     def stretched(self, factor: float) -> _Case:
         """The same with a longer change."""
@@ -244,48 +279,112 @@ def _cases(observation: Observation) -> tuple[list[_Case], list[str]]:
         IncompatibleError: nothing can be, or the local training is not known.
     """
     training = training_of(observation)
-    cases, notes = [], []
+    cases: list[_Case] = []
+    notes: list[str] = []
     for upload in observation.targets:
-        who = f"client {upload.client}, round {upload.round}"
         for artifact in upload.artifacts:
-            if not isinstance(artifact, HeadState | ModelState | GradientState):
-                continue
-            before = _before(upload, observation, isinstance(artifact, HeadState))
-            if before is None:
-                notes.append(f"{who}: the head it started from was never broadcast")
-                continue
-            weight, bias = before
-            sent_weight, sent_bias = _head_of(artifact.params, weight, bias)
-            size = training.sizes[upload.client]
-            if isinstance(artifact, GradientState):  # an update by one step of size one
-                lr, steps = 1.0, 1
-                size = observation.images_per_target or size
+            if isinstance(artifact, MatrixBlocks):
+                found = _matrix_case(observation, upload, artifact, training, notes)
+            elif isinstance(artifact, HeadState | ModelState | GradientState):
+                found = _head_case(observation, upload, artifact, training)
             else:
-                lr, steps = training.lr, local_steps(training, upload.client)
-                sent_weight, sent_bias = weight - sent_weight, bias - sent_bias
-            if not bool(sent_weight.isfinite().all() and sent_bias.isfinite().all()):
-                notes.append(f"{who}: the upload is not finite")
                 continue
-            cases.append(
-                _Case(
-                    client=upload.client,
-                    round=upload.round,
-                    change_weight=sent_weight,
-                    change_bias=sent_bias,
-                    weight=weight,
-                    bias=bias,
-                    lr=lr,
-                    steps=steps,
-                    size=size,
-                    trained=not isinstance(artifact, GradientState),
-                )
-            )
+            who = f"client {upload.client}, round {upload.round}"
+            if found is None:
+                notes.append(f"{who}: the head it started from was never broadcast")
+            elif not bool(
+                found.change_weight.isfinite().all() and found.change_bias.isfinite().all()
+            ):
+                notes.append(f"{who}: the upload is not finite")
+            else:
+                cases.append(found)
     if not cases:
         raise IncompatibleError(
             "No head can be attacked: " + "; ".join(notes or ["the targets hold none"]) + ".",
             next_step="Attack a later round, or a protocol that broadcasts its head.",
         )
     return cases, notes
+
+
+def _head_case(
+    observation: Observation,
+    upload: Upload,
+    artifact: HeadState | ModelState | GradientState,
+    training: LocalTraining,
+) -> _Case | None:
+    before = _before(upload, observation, isinstance(artifact, HeadState))
+    if before is None:
+        return None
+    weight, bias = before
+    sent_weight, sent_bias = _head_of(artifact.params, weight, bias)
+    size = training.sizes[upload.client]
+    if isinstance(artifact, GradientState):  # an update by one step of size one
+        lr, steps = 1.0, 1
+        size = observation.images_per_target or size
+    else:
+        lr, steps = training.lr, local_steps(training, upload.client)
+        sent_weight, sent_bias = weight - sent_weight, bias - sent_bias
+    return _Case(
+        client=upload.client,
+        round=upload.round,
+        change_weight=sent_weight,
+        change_bias=sent_bias,
+        weight=weight,
+        bias=bias,
+        lr=lr,
+        steps=steps,
+        size=size,
+        trained=not isinstance(artifact, GradientState),
+    )
+
+
+def _matrix_case(
+    observation: Observation,
+    upload: Upload,
+    artifact: MatrixBlocks,
+    training: LocalTraining,
+    notes: list[str],
+) -> _Case:
+    """What the matrix of a client moved by, as the rows of its head, whose bias is not known.
+
+    Raises:
+        IncompatibleError: the head or the broadcast matrix of the round is not there, or blocks
+            are narrower than there are classes.
+    """
+    heads = [observation.heads.get((upload.client, r)) for r in (upload.round - 1, upload.round)]
+    known = [head.weight.detach() for head in heads if head is not None]
+    if heads[1] is None:
+        raise IncompatibleError(
+            f"The head of client {upload.client} in round {upload.round} was not given.",
+            next_step="Use --threat strong, and a round whose models were kept.",
+        )
+    before = blocks_before(observation, upload, artifact).blocks
+    weight = torch.stack(known).mean(0)
+    if before.shape[1] < len(weight):
+        raise IncompatibleError(
+            f"Blocks of {before.shape[1]} columns do not tell the outputs of {len(weight)} classes "
+            "apart; 'head' needs as many columns as classes.",
+            next_step="Ask for the classes alone: --attack matrix.",
+        )
+    rows, left = head_rows(before - artifact.blocks, weight)
+    steps = local_steps(training, upload.client)
+    notes.append(
+        f"client {upload.client}, round {upload.round}: {steps} local steps, {100 * left:.0f} % of "
+        "the matrix's change is outside the head's rows"
+    )
+    return _Case(
+        client=upload.client,
+        round=upload.round,
+        change_weight=rows.to(weight),
+        change_bias=weight.new_zeros(len(weight)),
+        weight=weight,
+        bias=weight.new_zeros(len(weight)),
+        lr=training.lr,
+        steps=steps,
+        size=training.sizes[upload.client],
+        trained=True,
+        bias_sent=False,
+    )
 
 
 def _before(

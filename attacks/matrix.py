@@ -14,7 +14,7 @@ from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
-from .running.messages import received_by
+from .gradient.matrices import blocks_before
 from .running.modules import outputs
 
 
@@ -34,8 +34,7 @@ class MatrixClasses(Attack):
     Needs:      UPLOADS, HEAD (the broadcast matrix), EXTRACTOR, AUX_DATA    Recovers: class support
     Cost:       one singular value decomposition per block
     Reference:  the property test for FedRAL's matrix (Yi et al.); this package's own.
-    Deviations: none known. The blocks hold (d / m)^2 numbers each for all samples together: images
-                are not sought.
+    Deviations: none known. Images are sought by `head`, which reads the same change.
     """
 
     consumes = (MatrixBlocks,)
@@ -68,8 +67,9 @@ class MatrixClasses(Attack):
 
         NaN for a change that is not finite.
         """
-        sent = next(a.blocks for a in upload.artifacts if isinstance(a, MatrixBlocks)).double()
-        change = _before(upload, observation, sent) - sent
+        uploaded = next(a for a in upload.artifacts if isinstance(a, MatrixBlocks))
+        sent = uploaded.blocks.double()
+        change = blocks_before(observation, upload, uploaded).blocks.double() - sent
         means = _class_means(upload, observation)
         if not bool(change.isfinite().all()):
             return means.new_full((len(means),), torch.nan)
@@ -94,22 +94,6 @@ def two_groups(values: Tensor) -> Tensor:
     )
     k = int(spreads.argmin()) + 1
     return (ordered[:k].mean() + ordered[k:].mean()) / 2
-
-
-def _before(upload: Upload, observation: Observation, sent: Tensor) -> Tensor:
-    """The blocks (m, s, s) that the client started the round from."""
-    count, size = sent.shape[:2]
-    for artifact in received_by(observation, upload.client).get(upload.round, ()):
-        if isinstance(artifact, MatrixBlocks):
-            whole = torch.block_diag(*artifact.blocks.double())
-            grid = whole.reshape(count, size, count, size)
-            blocks: Tensor = grid.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-            return blocks
-    raise IncompatibleError(
-        f"No matrix was sent to client {upload.client} in round {upload.round}, so its change is "
-        "not known.",
-        next_step="Attack a round whose broadcast was recorded.",
-    )
 
 
 def _class_means(upload: Upload, observation: Observation) -> Tensor:
