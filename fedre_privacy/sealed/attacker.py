@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,10 @@ def main() -> None:
 def _forget(folders: dict[int, str]) -> None:
     """Strike out the copies that have ended."""
     for copy in list(folders):
-        if os.waitpid(copy, os.WNOHANG)[0]:
-            del folders[copy]
+        with suppress(ChildProcessError):  # a signal struck it out between two lines of this
+            if not os.waitpid(copy, os.WNOHANG)[0]:
+                continue
+        folders.pop(copy, None)
 
 
 def _end(folders: dict[int, str]) -> None:

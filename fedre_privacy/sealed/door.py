@@ -273,7 +273,8 @@ def _played(
     line = _Attendant.get().connect(folder)
     pid = 0
     try:
-        line.send(order)
+        with suppress(ConnectionError):  # it hung up; what it said before is read below
+            line.send(order)
         head, _ = _next(line, name, folder)
         pid = int(head["pid"])
         while True:
@@ -318,7 +319,8 @@ def _attended(
                 context.report(Event(head["name"], {**data, **tensors}))
         case "load":
             kept = context.cache.load(_piece(head, attack))
-            line.send({"is": "piece", "found": kept is not None}, kept)
+            with suppress(ConnectionError):
+                line.send({"is": "piece", "found": kept is not None}, kept)
         case "save":
             context.cache.save(_piece(head, attack), tensors)
         case "refused":

@@ -83,7 +83,8 @@ class Line:
         plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         body = safetensors.torch.save(plain) if plain else b""
         self._end.sendall(_SIZES.pack(len(text), len(body)) + text)
-        self._end.sendall(body)
+        if body:
+            self._end.sendall(body)
 
     def _read(self, size: int) -> bytearray | None:
         out = bytearray()

@@ -18,7 +18,7 @@ from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.sealed import walls
+from fedre_privacy.sealed import door, walls
 from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play
 from fedre_privacy.sealed.line import BrokenLine, Line
 from fedre_privacy.sealed.modules import Modules
@@ -249,6 +249,22 @@ def test_a_line_carries_texts_and_tensors():
     assert head == {"a": [1, None, "x"]} and tensors["t"].tolist() == [1, 4]
     one.close()
     assert other.receive() is None
+
+
+def test_an_answer_is_read_from_who_hung_up_at_once(run_plugin, monkeypatch):
+    """A refusal can come before the last byte of the order has been sent."""
+
+    def connect(attendant: object, folder: Path) -> Line:
+        mine, other = socket.socketpair()
+        theirs = Line(other)
+        theirs.send({"is": "started", "pid": 0})
+        theirs.send({"is": "refused", "type": "DivergedError", "problems": ["no"]})
+        theirs.close()
+        return Line(mine)
+
+    monkeypatch.setattr(door._Attendant, "connect", connect)
+    with pytest.raises(DivergedError, match="no"):
+        run_plugin("return self.answer(observation)")
 
 
 def test_a_deep_message_is_refused():
