@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.contents import Content
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
@@ -154,7 +155,9 @@ class Attack:
         how = context or Context()
         found = accepted(self, observation, self.run(observation, how))
         if isinstance(found, Reconstruction) and not len(found.confidence):
-            found = replace(found, confidence=confidence_of(observation, found, how.device))
+            with single_threaded(how.device):  # sums do not depend on the number of threads
+                sure = confidence_of(observation, found, how.device)
+            found = replace(found, confidence=sure)
         return found
 
 

@@ -15,6 +15,7 @@ from fedre_privacy.core.artifacts import (
     HeadState,
     LowRankChange,
     LowRankModel,
+    MatrixBlocks,
     ModelState,
     SmallModelState,
 )
@@ -42,11 +43,13 @@ class LossMembership(Attack):
     `reference` by the mean of L over what the other clients uploaded in the round, less L(after),
     which takes out how hard the candidate is. A gradient is taken as one step of the learning
     rate, so that it speaks of the samples of its batch only. A head alone computes no loss: it is
-    read with the client's extractor, where that is granted. Statistics of BatchNorm that were not
+    read with the client's extractor, where that is granted; FedRAL's matrix blocks with the
+    client's extractor and head, the same before and after. Statistics of BatchNorm that were not
     sent are taken from all candidates together.
 
     Shape:      M candidates to scores (M,)
-    Needs:      UPLOADS, HEAD (the model as broadcast); EXTRACTOR for heads
+    Needs:      UPLOADS, HEAD (the model as broadcast); EXTRACTOR for heads and matrix blocks, HEADS
+                for the latter
                 Recovers: membership
     Cost:       one pass of the candidates per model; `reference`: of all candidates per client
     Reference:  Yeom et al., Privacy risk in machine learning, CSF 2018 (loss); Sablayrolles et
@@ -62,10 +65,12 @@ class LossMembership(Attack):
         LowRankChange,
         GradientState,
         HeadState,
+        MatrixBlocks,
     )
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
-        HeadState: frozenset({Knowledge.EXTRACTOR})
+        HeadState: frozenset({Knowledge.EXTRACTOR}),
+        MatrixBlocks: frozenset({Knowledge.EXTRACTOR, Knowledge.HEADS}),
     }
     recovers = "membership"
     answers = "membership"
@@ -76,19 +81,20 @@ class LossMembership(Attack):
         SuiteEntry(LowRankChange, "realistic", "membership", 50),
         SuiteEntry(GradientState, "realistic", "membership", 50),
         SuiteEntry(HeadState, "fedre-paper", "membership", 50),  # needs the extractor
+        SuiteEntry(MatrixBlocks, "strong", "membership", 50),
     )
 
     score: str = knob(
         "auto",
-        help=f"auto: {AUTO}, {DIFFERENCE} for a single upload",
+        help=f"auto: {AUTO}, {DIFFERENCE} for a single upload, {LOSS} for matrix blocks, whose "
+        "clients have no model in common",
         choices=("auto", LOSS, DIFFERENCE, REFERENCE),
     )
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         asked = asked_of(observation)
         found = {k: settle(e, asked.images) for k, e in exchanges(observation).items()}
-        alone = DIFFERENCE if len(found) < 2 else AUTO
-        kind = alone if self.score == "auto" else self.score
+        kind = _usual(observation, len(found)) if self.score == "auto" else self.score
         if kind == REFERENCE and len(found) < 2:
             raise IncompatibleError(
                 "attack.score=reference compares with the uploads of other clients; "
@@ -120,3 +126,10 @@ class LossMembership(Attack):
         if absent:
             notes.append(f"candidates of clients {absent}, whose uploads are not attacked, are NaN")
         return MembershipScores(scores.float(), tuple(notes))
+
+
+def _usual(observation: Observation, clients: int) -> str:
+    """The score where none is asked for."""
+    if any(isinstance(a, MatrixBlocks) for u in observation.targets for a in u.artifacts):
+        return LOSS
+    return DIFFERENCE if clients < 2 else AUTO

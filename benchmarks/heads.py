@@ -5,8 +5,9 @@ row per setting and method beside public class means. Usage:
 
     python benchmarks/heads.py SETTING [SETTING ...] [--data FILE.npz] [--seeds 0,1,2] [--out DIR]
 
-Settings: lg-digits, lg-cifar, fedavg-digits, fedavg-cifar, fedsgd-digits, fedsgd-cifar (10 clients,
-`pra:0.1`, 10 rounds, cnn4; CIFAR needs FILE.npz with x_train and y_train). The method and its
+Settings: lg-digits, lg-cifar, fedral-digits, fedral-cifar (matrix blocks, `combined` alone),
+fedavg-digits, fedavg-cifar, fedsgd-digits, fedsgd-cifar (10 clients, `pra:0.1`, 10 rounds, cnn4;
+CIFAR needs FILE.npz with x_train and y_train). The method and its
 constants were chosen on the images and seeds of `--part tuning`; the default, `--part report`,
 holds neither.
 
@@ -51,11 +52,16 @@ PER_CLASS = 120
 SETTINGS = {
     "lg-digits": ("lg-fedavg", "digits"),
     "lg-cifar": ("lg-fedavg", "cifar"),
+    "fedral-digits": ("fedral", "digits"),
+    "fedral-cifar": ("fedral", "cifar"),
     "fedavg-digits": ("fedavg", "digits"),
     "fedavg-cifar": ("fedavg", "cifar"),
     "fedsgd-digits": ("fedsgd", "digits"),
     "fedsgd-cifar": ("fedsgd", "cifar"),
 }
+DEFAULT = "combined+public"
+"""What `head` does where it holds extractors and public images, and all it does with blocks."""
+MATRICES = ("combined", "combined+centre", DEFAULT)
 Score = Callable[[Tensor], tuple[float, float, int]]
 
 
@@ -137,13 +143,18 @@ def line(name: str, scores: VectorScores, inside: Tensor, common: Tensor, said: 
 def compare(trial: PrototypeTrial, seed: int, methods: Sequence[str]) -> dict[str, VectorScores]:
     """Scores of each method and of public class means; prints a row for each.
 
-    A method is named as in `attack.method`, with ``+public`` for `attack.centre=public`.
+    A method is named as in `attack.method`, with ``+public`` for `attack.centre=public` and
+    ``+centre`` for the same without leaning towards public means (`attack.conditional=false`).
     """
     found, said, truth = {}, {}, trial.truth
     for method in methods:
         started = time.process_time()
         name, _, centre = method.partition("+")
-        attack = HeadUpdate(method=name, centre=centre or "found")
+        attack = HeadUpdate(
+            method=name,
+            centre="public" if centre else "found",
+            conditional=centre != "centre",
+        )
         answer = attack(trial.observation, Context(seed))
         seconds = time.process_time() - started
         found[method] = truth.compare(answer.vectors, answer.clients, answer.labels)
@@ -172,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", default="", help="CIFAR-10 as .npz")
     made.add_argument("--part", default="report", choices=PARTS)
     made.add_argument("--seeds", default="0,1,2")
-    made.add_argument("--methods", default=",".join([*METHODS, "combined+public"]))
+    made.add_argument("--methods", default=",".join([*METHODS, "combined+centre", DEFAULT]))
     made.add_argument("--rounds", type=int, default=10)
     made.add_argument("--clients", type=int, default=10)
     made.add_argument("--out", type=Path, default=Path("runs"))
@@ -196,7 +207,8 @@ def main(given: Sequence[str] | None = None) -> None:
             )  # fmt: skip
             accuracy = run.table()[0]["accuracy after the broadcast"]
             print(f"{setting}, seed {seed}: accuracy {accuracy}, {run.folder}", flush=True)
-            all_found.append(compare(game_of(run), seed, methods))
+            fitting = [m for m in methods if protocol != "fedral" or m in MATRICES]
+            all_found.append(compare(game_of(run), seed, fitting))
         if len(seeds) > 1:
             print(f"{setting}, seeds {chosen.seeds} together")
             whole = {name: joined([one[name] for one in all_found]) for name in all_found[0]}

@@ -62,12 +62,13 @@ RECEIVED = ModelRule(
 """Beside models and gradients: what is uploaded is the model itself."""
 
 HALF_GRANTED = ModelRule(
-    "the granted extractor and the head before the upload",
-    "minus the loss under the client's extractor, which is granted, and the head as broadcast",
+    "what is granted, with the broadcast before the upload",
+    "minus the loss under the parts of the client's model that are granted, and the broadcast for "
+    "the rest",
     BASELINE,
-    GRANTED.rule.replace("the model alone", "the extractor and the head as broadcast"),
+    GRANTED.rule.replace("the model alone", "what is granted, with the broadcast"),
 )
-"""Beside heads, which compute a loss only with the client's extractor."""
+"""Beside heads and matrix blocks, which compute a loss only with parts that are granted."""
 
 ALONE = "image alone"
 """The rule that sees no model."""

@@ -30,7 +30,7 @@ def ratio(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return weight[classes] / bias[classes, None], classes
 
 
-def pulled(weight: Tensor) -> Tensor:
+def pulled(weight: Tensor, slack: float = SMALL) -> Tensor:
     """Classes present at the client (C,) bool, where representations have no negative entry.
 
     Only a sample of class c moves row c of a head towards itself; all others move it away from
@@ -38,8 +38,9 @@ def pulled(weight: Tensor) -> Tensor:
 
     Args:
         weight: head before minus after, or its gradient (C, d).
+        slack: share of a row that may have fallen by error.
     """
-    fallen: Tensor = weight.clamp(max=0).norm(dim=1) > SMALL * weight.norm(dim=1)
+    fallen: Tensor = weight.clamp(max=0).norm(dim=1) > max(slack, SMALL) * weight.norm(dim=1)
     return fallen
 
 
@@ -108,6 +109,20 @@ def combined(
     if bool(present.all()) and bool(down.any()):
         size = torch.maximum(size, (beyond[down].norm(dim=1) / -bias[down]).median())
     return common + size * directions, classes
+
+
+def conditioned(means: Tensor, public: Tensor, known_as: Tensor) -> Tensor:
+    """Class means moved towards public ones, the further the better the model knows the class.
+
+    Of a class with many samples, public images tell the mean better than the head does; of a class
+    with few they tell little. How many there were is not sent, but a model that was trained on few
+    of a class recognises few others of it.
+
+    Args:
+        means, public: (n, d).
+        known_as: mean softmax of public images for their own class (n,) in [0, 1].
+    """
+    return means + known_as[:, None] * (public - means)
 
 
 def _unit(rows: Tensor) -> Tensor:

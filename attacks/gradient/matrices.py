@@ -8,7 +8,7 @@ Q = sum e^T r, row c pulled towards the representations of class c and away from
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
@@ -62,3 +62,29 @@ def implied_bias(rows: Tensor, common: Tensor) -> Tensor:
     """
     found: Tensor = rows @ common / common.square().sum().clamp(min=1e-30)
     return found
+
+
+def turned(weight: Tensor, blocks: Tensor) -> Tensor:
+    """The weight (C, d), float64, of a head that answers to r as the given one does to r + r A.
+
+    Args:
+        weight: (C, d). blocks: of A, (m, d / m, d / m).
+    """
+    weight = weight.double()
+    found: Tensor = weight + weight @ torch.block_diag(*blocks.double()).T
+    return found
+
+
+def linear_parts(head: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight (C, d) and bias (C,) of a head.
+
+    Raises:
+        IncompatibleError: it is not one linear layer with a bias.
+    """
+    parts = {name: value.detach() for name, value in head.named_parameters()}
+    if set(parts) != {"weight", "bias"} or parts["weight"].dim() != 2:
+        raise IncompatibleError(
+            f"The head holds {', '.join(sorted(parts)) or 'no parameters'}; matrix blocks are read "
+            "through a head of one linear layer with a bias."
+        )
+    return parts["weight"], parts["bias"]

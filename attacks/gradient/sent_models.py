@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact, HeadState
+from fedre_privacy.core.artifacts import Artifact, HeadState, MatrixBlocks
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
 
 from ..running.messages import received_by
 from ..running.modules import BATCH, frozen, outputs
+from .matrices import blocks_before, linear_parts, turned
 from .victims import moved
 
 STEP = 0.01
@@ -52,6 +53,8 @@ def exchanges(observation: Observation) -> dict[int, SentModels]:
         for artifact in upload.artifacts:
             if isinstance(artifact, HeadState):
                 found[upload.client] = _head(observation, upload, artifact)
+            elif isinstance(artifact, MatrixBlocks):
+                found[upload.client] = _matrix(observation, upload, artifact)
             elif artifact.holds == Holds.GRADIENT:
                 found[upload.client] = _gradient(observation, upload, artifact)
             elif artifact.holds is not None:
@@ -133,6 +136,24 @@ def _head(observation: Observation, upload: Upload, artifact: HeadState) -> Sent
         nn.Sequential(extractor, _linear(params)).eval() for params in (heads[0], artifact.params)
     ]
     return SentModels(joined[0], joined[1], True)
+
+
+def _matrix(observation: Observation, upload: Upload, artifact: MatrixBlocks) -> SentModels:
+    """The client's own model, which must be granted, behind the matrix as received and as sent."""
+    extractor = observation.extractors.get((upload.client, upload.round))
+    head = observation.heads.get((upload.client, upload.round))
+    if extractor is None or head is None:
+        raise IncompatibleError(
+            f"No model of client {upload.client} in round {upload.round} was given; a matrix alone "
+            "computes no loss on images.",
+            next_step="Use --threat strong, and a round whose models were kept.",
+        )
+    weight, bias = linear_parts(head)
+    made = []
+    for blocks in (blocks_before(observation, upload, artifact).blocks, artifact.blocks):
+        params = {"weight": turned(weight, blocks), "bias": bias}
+        made.append(nn.Sequential(extractor, _linear(params)).eval())
+    return SentModels(made[0], made[1], True)
 
 
 def _linear(params: Mapping[str, Tensor]) -> nn.Linear:

@@ -110,8 +110,9 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     threat = effective(settings.threat, protocol.uploads, training.model)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
-        problems += lacking(settings.via, threat, set(settings.via.consumes))
-        if not any(can_read(settings.via, kind) for kind in protocol.uploads):
+        read = {kind for kind in protocol.uploads if can_read(settings.via, kind)}
+        problems += lacking(settings.via, threat, read)
+        if not read:
             problems.append(
                 f"Attack '{settings.via.name}', which would recover the prototypes, reads "
                 f"{', '.join(k.__name__ for k in settings.via.consumes)}; '{protocol.name}' "

@@ -197,7 +197,8 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
         ),
         (
             "fedral",
-            "Attacks for them: labels: labels (Counts), matrix (MatrixBlocks).",
+            "labels: labels (Counts), matrix (MatrixBlocks); membership: loss-membership "
+            "(MatrixBlocks); prototypes: head (MatrixBlocks).",
             "Ask what it ",
         ),
     ],
@@ -228,7 +229,7 @@ def test_what_is_beside_the_counts_is_what_is_attacked(
             "Use --attack alignment or loss-membership",
         ),
         (("fd",), "'membership' needs HEADS to read ClassLogits", "Use --threat strong."),
-        (("fedral",), "membership' reads Representations", "Ask what it would leak"),
+        (("fedral",), "needs HEADS to read MatrixBlocks", "Use --threat strong."),
         (("local",), "'local' uploads nothing, so target 'membership' is empty", "Ask what it"),
         (
             ("lg-fedavg", "--threat", "realistic"),

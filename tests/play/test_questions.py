@@ -153,7 +153,7 @@ def test_membership_is_asked_of_models(tiny, tmp_path, protocol):
     trial, card = result.trial, result.card
     assert card.n == len(trial.members) >= 12 and card.diverged == 0
     half = protocol == "lg-fedavg"  # whose extractor is granted, and tells by itself
-    name = "the granted extractor and the head before the upload" if half else BEFORE
+    name = "what is granted, with the broadcast before the upload" if half else BEFORE
     names = {"auc": "image alone", "auc_over_model": name}
     if half:
         names = {"auc": name, "auc_over_image": "image alone"}

@@ -12,6 +12,7 @@ from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.running.messages import asked_of
 from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Knowledge, Observation, Upload
 from fedre_privacy.data.base import ImageData
@@ -81,7 +82,7 @@ class MembershipQuestion(Question):
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
         kinds = self.kinds(run.settings.protocol, settings)
-        models = all(kind.updates for kind in kinds)
+        models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
         granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
         targets = _models if models else _rows
         kind, uploads, counterfactual = targets(run, settings, source, aux)

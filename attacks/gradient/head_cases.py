@@ -1,0 +1,211 @@
+"""The heads that uploads tell of: before the round, and what the round moved them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.artifacts import GradientState, HeadState, MatrixBlocks, ModelState
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import LocalTraining, Observation, Upload
+
+from ..running.messages import received_by
+from .matrices import blocks_before, head_rows, linear_parts, turned
+from .solve import training_of
+from .victims import head_names, local_steps
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCase:
+    """A head before and after a round.
+
+    Args:
+        change_weight, change_bias: before minus after, (C, d) and (C,).
+        weight, bias: before.
+        after: by which the client answers after the round, weight and bias.
+        bias_sent: whether `change_bias` is known.
+        error: of a change that was worked out of something else, as a share of it.
+    """
+
+    client: int
+    round: int
+    change_weight: Tensor
+    change_bias: Tensor
+    weight: Tensor
+    bias: Tensor
+    after: tuple[Tensor, Tensor]
+    lr: float
+    steps: int
+    size: int
+    trained: bool
+    bias_sent: bool = True
+    error: float = 0.0
+
+    def outputs(self, reps: Tensor) -> Tensor:
+        """Softmax of the head after the round (n, C), float64, for representations (n, d)."""
+        weight, bias = (part.double().to(reps.device) for part in self.after)
+        return torch.softmax(reps.double() @ weight.T + bias, 1)
+
+    def stretched(self, factor: float) -> HeadCase:
+        """The same with a longer change."""
+        return replace(
+            self,
+            change_weight=factor * self.change_weight,
+            change_bias=factor * self.change_bias,
+        )
+
+
+def head_cases(observation: Observation) -> tuple[list[HeadCase], list[str]]:
+    """What there is to attack, and a sentence for each target that cannot be.
+
+    Raises:
+        IncompatibleError: nothing can be, or the local training is not known.
+    """
+    training = training_of(observation)
+    cases: list[HeadCase] = []
+    notes: list[str] = []
+    for upload in observation.targets:
+        for artifact in upload.artifacts:
+            found: HeadCase | None
+            if isinstance(artifact, MatrixBlocks):
+                found = _matrix_case(observation, upload, artifact, training, notes)
+            elif isinstance(artifact, HeadState | ModelState | GradientState):
+                found = _head_case(observation, upload, artifact, training)
+            else:
+                continue
+            who = f"client {upload.client}, round {upload.round}"
+            if found is None:
+                notes.append(f"{who}: the head it started from was never broadcast")
+            elif not bool(
+                found.change_weight.isfinite().all() and found.change_bias.isfinite().all()
+            ):
+                notes.append(f"{who}: the upload is not finite")
+            else:
+                cases.append(found)
+    if not cases:
+        raise IncompatibleError(
+            "No head can be attacked: " + "; ".join(notes or ["the targets hold none"]) + ".",
+            next_step="Attack a later round, or a protocol that broadcasts its head.",
+        )
+    return cases, notes
+
+
+def _head_case(
+    observation: Observation,
+    upload: Upload,
+    artifact: HeadState | ModelState | GradientState,
+    training: LocalTraining,
+) -> HeadCase | None:
+    before = _before(upload, observation, isinstance(artifact, HeadState))
+    if before is None:
+        return None
+    weight, bias = before
+    sent_weight, sent_bias = _head_of(artifact.params, weight, bias)
+    after, size = (sent_weight, sent_bias), training.sizes[upload.client]
+    if isinstance(artifact, GradientState):  # an update by one step of size one
+        lr, steps = 1.0, 1
+        size = observation.images_per_target or size
+    else:
+        lr, steps = training.lr, local_steps(training, upload.client)
+        sent_weight, sent_bias = weight - sent_weight, bias - sent_bias
+    return HeadCase(
+        client=upload.client,
+        round=upload.round,
+        change_weight=sent_weight,
+        change_bias=sent_bias,
+        weight=weight,
+        bias=bias,
+        after=after,
+        lr=lr,
+        steps=steps,
+        size=size,
+        trained=not isinstance(artifact, GradientState),
+    )
+
+
+def _matrix_case(
+    observation: Observation,
+    upload: Upload,
+    artifact: MatrixBlocks,
+    training: LocalTraining,
+    notes: list[str],
+) -> HeadCase:
+    """What the matrix of a client moved by, as the rows of its head, whose bias is not known.
+
+    Raises:
+        IncompatibleError: the head or the broadcast matrix of the round is not there, or blocks
+            are narrower than there are classes.
+    """
+    head = observation.heads.get((upload.client, upload.round))
+    earlier = observation.heads.get((upload.client, upload.round - 1))
+    if head is None:
+        raise IncompatibleError(
+            f"The head of client {upload.client} in round {upload.round} was not given.",
+            next_step="Use --threat strong, and a round whose models were kept.",
+        )
+    before = blocks_before(observation, upload, artifact).blocks
+    own, bias = linear_parts(head)
+    weight = own if earlier is None else (own + linear_parts(earlier)[0]) / 2
+    if before.shape[1] < len(weight):
+        raise IncompatibleError(
+            f"Blocks of {before.shape[1]} columns do not tell the outputs of {len(weight)} classes "
+            "apart; 'head' needs as many columns as classes.",
+            next_step="Ask for the classes alone: --attack matrix.",
+        )
+    rows, left = head_rows(before - artifact.blocks, weight)
+    steps = local_steps(training, upload.client)
+    notes.append(
+        f"client {upload.client}, round {upload.round}: {steps} local steps, {100 * left:.0f} % of "
+        "the matrix's change is outside the head's rows"
+    )
+    return HeadCase(
+        client=upload.client,
+        round=upload.round,
+        change_weight=rows.to(weight),
+        change_bias=weight.new_zeros(len(weight)),
+        weight=weight,
+        bias=weight.new_zeros(len(weight)),
+        after=(turned(own, artifact.blocks), bias),
+        lr=training.lr,
+        steps=steps,
+        size=training.sizes[upload.client],
+        trained=True,
+        bias_sent=False,
+        error=left,
+    )
+
+
+def _before(
+    upload: Upload, observation: Observation, head_only: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The head from which the client started, (C, d) and (C,), or None if it was never sent."""
+    model = observation.models.get((upload.client, upload.round))
+    if model is not None:
+        own = {name: value.detach() for name, value in model.named_parameters()}
+        weight, bias = head_names(model, observation.num_classes)
+        return (own[weight], own[bias]) if bias else None
+    if not head_only:
+        return None
+    for artifact in received_by(observation, upload.client).get(upload.round, ()):
+        if isinstance(artifact, HeadState):
+            return artifact.params["weight"], artifact.params["bias"]
+    return None
+
+
+def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the head among uploaded parameters: the last of fitting shapes.
+
+    Raises:
+        IncompatibleError: none fits the head before.
+    """
+    weights = [value for value in params.values() if value.shape == weight.shape]
+    biases = [value for value in params.values() if value.shape == bias.shape]
+    if not weights or not biases:
+        raise IncompatibleError(
+            f"The upload holds no head of shape {tuple(weight.shape)} with bias "
+            f"{tuple(bias.shape)}, which is the head before it."
+        )
+    return weights[-1], biases[-1]
