@@ -105,6 +105,9 @@ class Attack:
     """Steps of declared channels that it takes into account, by the place where they act."""
     assumes: ClassVar[str] = ""
     """What it takes for granted beyond any threat model, in words; empty: nothing."""
+    simulates: ClassVar[bool] = True
+    """Whether it computes the loss that clients trained on, where it reads parameters; some
+    protocols hide that (`Protocol.unseen`)."""
     earliest: ClassVar[bool] = False
     """Whether it attacks the first round that was recorded, unless it is told which."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()

@@ -21,15 +21,15 @@ from fedre_privacy.core.types import Knowledge, Observation
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.solve import check
+from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
+from .gradient.solve import batch_labels, check
 from .gradient.victims import Victim
 from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
 @attacks.register("inverting-gradients")
 @dataclass(frozen=True, kw_only=True)
-class InvertingGradients(SignedSearch, Attack):
+class InvertingGradients(SignedSearch, KnownLoss, Attack):
     """Recover a batch of images from its gradient by matching the gradient's direction.
 
     Minimises 1 - cos(grad L(x, y), G) + tv * TV(x) over images x in [0, 1], with labels y read off
@@ -91,4 +91,7 @@ class InvertingGradients(SignedSearch, Attack):
                 device=context.device,
             )
 
-        return signed_search(observation, context, victims, self, match, consensus=self.consensus)
+        labels = batch_labels(observation, victims, self.labels)
+        return signed_search(
+            observation, context, victims, self, match, labels=labels, consensus=self.consensus
+        )

@@ -14,8 +14,8 @@ from fedre_privacy.core.types import Knowledge, Observation
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.match import Simulate, UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
-from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.solve import check, training_of
+from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
+from .gradient.solve import batch_labels, check, training_of
 from .gradient.unroll import LocalSteps
 from .gradient.victims import Victim, local_steps, steps_per_epoch
 from .running.channels import UPDATES_COMPARED, update_as_sent
@@ -23,7 +23,7 @@ from .running.channels import UPDATES_COMPARED, update_as_sent
 
 @attacks.register("update-inversion")
 @dataclass(frozen=True, kw_only=True)
-class UpdateInversion(SignedSearch, Attack):
+class UpdateInversion(SignedSearch, KnownLoss, Attack):
     """Recover the images behind an update by re-running the client's local training on candidates.
 
     Minimises 1 - cos(theta_0 - theta_S(x), D) + tv * TV(x), where theta_S(x) comes from S steps of
@@ -115,6 +115,7 @@ class UpdateInversion(SignedSearch, Attack):
             victims,
             self,
             match,
+            labels=batch_labels(observation, victims, self.labels),
             together=not self.save_memory,
             split=plan,
             note=", ".join(notes),

@@ -5,7 +5,9 @@ A row is one start of one victim. Rows run under `torch.func.vmap`; a single row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +25,28 @@ Simulate = Callable[[nn.Module, Named, Named, Tensor, Tensor], dict[str, Tensor]
 
 MIDDLE = 0.5
 """Share of the way from before to after local training at which a match on the path begins."""
+PLACE_RATE = 0.1
+"""Step of a place on the path, in [0, 1], for each unit of the step of a pixel."""
+UPSTREAM_RATE = 2.0
+"""Step of an upstream gradient, which begins as N(0, 1), for each unit of the step of a pixel."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Numbers that a match reads and that are sought beside the images, in their place.
+
+    Args:
+        values: of each row (n, ...), a leaf.
+        spare: what a row that is started anew begins with, (n, ...).
+        rate: how far they move in a step, for each unit by which pixels do.
+        least, most: limits.
+    """
+
+    values: Tensor
+    spare: Tensor
+    rate: float
+    least: float = -math.inf
+    most: float = math.inf
 
 
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -58,6 +82,8 @@ class UpdateMatch:
         sent: what the declared channel makes of an update; None: nothing.
         on_path: simulate not at the parameters before local training but between those before and
             those after; where, is learnt beside the images (`place`).
+        upstream: in place of labels, what `simulate` is given (n, B, d); sought beside the images,
+            with another to start anew from.
         device, dtype: where and in which precision.
     """
 
@@ -73,6 +99,7 @@ class UpdateMatch:
         masked: bool = False,
         sent: Sent | None = None,
         on_path: bool = False,
+        upstream: tuple[Tensor, Tensor] | None = None,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -108,10 +135,19 @@ class UpdateMatch:
         }
         self.place: Tensor | None = None
         """Share of the way from before to after local training at which each row is simulated (n,)
-        in [0, 1]; a leaf that a search may move in its place. None: all at the start."""
+        in [0, 1]. None: all at the start."""
+        self.beside: list[Beside] = []
+        """What a search may move beside the images."""
         if on_path:
             self.place = torch.full((len(rows),), MIDDLE, dtype=dtype, device=device)
             self.place.requires_grad_()
+            middle = torch.full_like(self.place, MIDDLE, requires_grad=False)
+            self.beside.append(Beside(self.place, middle, PLACE_RATE, 0.0, 1.0))
+        self.upstream: Tensor | None = None
+        if upstream is not None:
+            first_ones, spare = (one.to(device, dtype) for one in upstream)
+            self.upstream = first_ones.clone().requires_grad_()
+            self.beside.append(Beside(self.upstream, spare, UPSTREAM_RATE))
         self.dims = (
             None if shared_params else 0,
             None if shared_buffers or not self.buffers else 0,
@@ -125,6 +161,7 @@ class UpdateMatch:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Rows' distances (n,) from images (n, B, C, H, W) and label distributions (n, B, K)."""
+        labels = labels if self.upstream is None else self.upstream
         held: tuple[Any, ...] = (
             self.params,
             self.buffers,
@@ -158,7 +195,8 @@ class UpdateMatch:
     ) -> Tensor:
         at = params
         if place is not None:
-            at = {name: value - place * wanted[name] for name, value in params.items()}
+            moved = {name: params[name] - place * wanted[name] for name in wanted}
+            at = {**params, **moved}
         made = self.simulate(self.module, at, buffers, images, labels)
         found, target = [made[name] for name in wanted], list(wanted.values())
         if self.masked:

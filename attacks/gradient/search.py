@@ -7,7 +7,7 @@ its line search decides on the host what to evaluate next.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from fedre_privacy.core.optimisers import LBFGS
 from ..running.driver import Tick
 from ..running.graphs import GraphCapture, Step, captured
 from ..running.objectives import total_variation
-from .match import MIDDLE
+from .match import Beside
 
 LOGGED = 50
 """Points kept of each trace."""
@@ -31,8 +31,6 @@ HOPELESS = 1e3
 RELATIVE_TV = (6.0, 0.5)
 """Weight of total variation for each unit of mismatch, in the first step and in the last, where
 none is given."""
-PLACE_RATE = 0.1
-"""Step of a place on the path, in [0, 1], for each unit of the step of a pixel."""
 
 MatchFn = Callable[[Tensor, Tensor], Tensor]
 
@@ -65,7 +63,7 @@ def signed_adam(
     consensus: float = 0.0,
     restarts: int = 1,
     tick: Tick = lambda step, value: None,
-    place: Tensor | None = None,
+    beside: Sequence[Beside] = (),
     capturer: GraphCapture | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Found:
@@ -87,15 +85,14 @@ def signed_adam(
         consensus: weight of the pull of a victim's restarts towards their aligned mean; acts
             after the first quarter.
         restarts: consecutive rows that belong to one victim.
-        place: numbers in [0, 1] (n,) that `match` reads and that are sought beside the images, in
-            their place (`UpdateMatch.place`); they move as pixels do, `PLACE_RATE` as far. None:
-            nothing is sought beside.
+        beside: numbers that `match` reads and that are sought beside the images
+            (`UpdateMatch.beside`); they move as pixels do, at rates of their own.
         capturer: how steps are captured and replayed; None runs them one by one.
         note: told why, when steps cannot be captured.
     """
     together = consensus > 0 and restarts > 1
     search = Descent(
-        match, start, spare, labels, tv=tv, pulled=together, place=place, capturer=capturer
+        match, start, spare, labels, tv=tv, pulled=together, beside=beside, capturer=capturer
     )
     every = max(1, steps // LOGGED)
     trace, trace_steps = [], []
@@ -145,7 +142,7 @@ class Descent:
     Args:
         match, start, spare, labels, tv: see `signed_adam`.
         pulled: whether rows will be pulled to a centre.
-        place: see `signed_adam`.
+        beside: see `signed_adam`.
         capturer: how steps are captured and replayed; None runs them one by one.
     """
 
@@ -158,16 +155,16 @@ class Descent:
         *,
         tv: float | None,
         pulled: bool = False,
-        place: Tensor | None = None,
+        beside: Sequence[Beside] = (),
         capturer: GraphCapture | None = None,
     ) -> None:
         self.match, self.spare, self.labels = match, spare, labels
         self.tv, self.pulled, self.capturer = tv, pulled, capturer
         self.images = start.clone().requires_grad_()
-        self.place = place
+        images = Beside(self.images, spare, 1.0, 0.0, 1.0)
+        self.sought = [images, *beside]
         self.moments = [
-            (torch.zeros_like(start), torch.zeros_like(start)),
-            *([] if place is None else [(torch.zeros_like(place), torch.zeros_like(place))]),
+            (torch.zeros_like(one.spare), torch.zeros_like(one.spare)) for one in self.sought
         ]
         self.value = start.new_full((len(start),), math.nan)
         self.best = torch.full_like(self.value, math.inf)
@@ -210,36 +207,28 @@ class Descent:
 
     def step(self) -> None:
         """Weigh the images and move them."""
-        sought = [self.images] if self.place is None else [self.images, self.place]
-        slopes = torch.autograd.grad(self.look(), sought)
+        slopes = torch.autograd.grad(self.look(), [one.values for one in self.sought])
         with torch.no_grad():
             finite = [slope.reshape(len(slope), -1).isfinite().all(1) for slope in slopes]
             lost = ~(self.value.isfinite() & torch.stack(finite).all(0))
             self.redrawn += lost
-            moved = [
-                one - _signed(slope, *moments, rate * self.size)
-                for one, slope, moments, rate in zip(
-                    sought, slopes, self.moments, (1.0, PLACE_RATE), strict=False
-                )
-            ]
-            again = [self.spare, torch.full_like(self.value, MIDDLE)]
-            for one, new, spare in zip(sought, moved, again, strict=False):
-                one.copy_(torch.where(_rows(lost, new), spare, new.clamp(0, 1)))
+            for one, slope, moments in zip(self.sought, slopes, self.moments, strict=True):
+                new = one.values - _signed(slope, *moments, one.rate * self.size)
+                new = new.clamp(one.least, one.most)
+                one.values.copy_(torch.where(_rows(lost, new), one.spare, new))
 
     def ready(self, note: Callable[[str], None]) -> Step:
         """A way to make further steps, after the first: captured where that works."""
         if self.capturer is None:
             return self.step
         state = [
-            self.images,
+            *(one.values for one in self.sought),
             *(moment for pair in self.moments for moment in pair),
             self.value,
             self.best,
             self.best_images,
             self.redrawn,
         ]
-        if self.place is not None:
-            state.append(self.place)
         replay = captured(self.step, self.capturer, state=state, match=self.value, note=note)
         return replay or self.step
 

@@ -20,7 +20,7 @@ from . import labels as label_rules
 from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
 from .search import signed_adam
-from .solve import Answer, batch_labels, choose, known, one_hot, solve
+from .solve import Answer, choose, known, one_hot, solve
 from .starts import STARTS, draw
 from .victims import BN_MODES, Victim
 
@@ -36,14 +36,20 @@ class SignedSearch:
         help="weight of total variation (per-pixel mean |dx| + |dy|); none: that of the mismatch",
         ge=0,
     )
-    objective: str = knob("cosine", help="distance between gradients or updates", choices=DISTANCES)
-    labels: str = knob(
-        "joint", help="how labels are read off the upload", choices=label_rules.STRATEGIES
-    )
     start: str = knob("normal", help="where images begin", choices=STARTS)
     bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
     chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownLoss:
+    """Settings of a search that computes the loss of the client on images with labels."""
+
+    objective: str = knob("cosine", help="distance between gradients or updates", choices=DISTANCES)
+    labels: str = knob(
+        "joint", help="how labels are read off the upload", choices=label_rules.STRATEGIES
+    )
 
 
 def without_bounds(adapts: StepsAt, objective: str) -> StepsAt:
@@ -60,18 +66,20 @@ def signed_search(
     how: SignedSearch,
     match: Callable[[Sequence[Victim]], UpdateMatch],
     *,
+    labels: Sequence[Tensor],
     consensus: float = 0.0,
     together: bool = True,
     split: Callable[[Victim], Hashable] = lambda victim: 0,
     note: str = "",
 ) -> Reconstruction:
-    """Read labels off the uploads, then seek the images that explain them.
+    """Seek the images that explain the uploads.
 
     On a GPU a step is captured once per tile and replayed; what cannot be captured runs step by
     step, and says so once.
 
     Args:
         match: from rows (a victim once per restart) to how well candidates explain their uploads.
+        labels: of the images of each victim (B,).
         consensus: see `signed_adam`.
         together, split, note: see `solve`.
     """
@@ -95,7 +103,7 @@ def signed_search(
             tv=how.tv,
             consensus=consensus,
             restarts=how.restarts,
-            place=compared.place,
+            beside=compared.beside,
             tick=tick,
             capturer=capture_for(device),
             note=say,
@@ -106,7 +114,7 @@ def signed_search(
         observation,
         context,
         victims,
-        batch_labels(observation, victims, how.labels),
+        labels,
         search,
         steps=how.steps,
         restarts=how.restarts,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fedre_privacy.attacks.base import (
     attacks,
     can_read,
@@ -10,11 +12,13 @@ from fedre_privacy.attacks.base import (
     needed_for,
     readers_of_any,
 )
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
+from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.resolving import ATTACKS_FOR
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
@@ -99,13 +103,12 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
-    simulated = question_of(settings).simulates and any(kind.updates for kind in kinds)
-    if training.unseen and simulated:
+    simulates = question_of(settings).simulates and settings.attack.simulates
+    if training.unseen and simulates and any(kind.updates for kind in kinds):
         raise IncompatibleError(
             "Attacks on parameters repeat the training of clients, or compute its loss, on images "
             f"they try; '{protocol.name}' {training.unseen}.",
-            next_step=f"Ask for what can be read: fedre-attack --protocol {protocol.name} --target "
-            "labels.",
+            next_step=f"Ask for what can be read: {_without_a_loss(protocol, settings, kinds)}.",
         )
     threat = effective(settings.threat, protocol.uploads, training.model)
     problems = mismatch(settings.attack, threat, kinds)
@@ -151,6 +154,20 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "entangled (counterfactual)."
         )
     raise IncompatibleError(*problems, next_step=step)
+
+
+def _without_a_loss(
+    protocol: Protocol, settings: AttackSettings, kinds: Collection[type[Artifact]]
+) -> str:
+    """A command that asks the question of a protocol whose training is hidden, or another one."""
+    read = readers_of_any(kinds)
+    blind = [
+        name
+        for name, kind in ((name, attacks.get(name)) for name in read)
+        if not kind.simulates and kind.answers == settings.attack.answers
+    ]
+    asked = f"--target {settings.target} --attack {blind[0]}" if blind else "--target labels"
+    return f"fedre-attack --protocol {protocol.name} {asked}"
 
 
 def check_sums(training: TrainSettings, settings: AttackSettings) -> None:

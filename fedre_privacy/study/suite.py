@@ -34,7 +34,11 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         for name in attacks.names()
         for entry in attacks.get(name).suite
         if entry.reads in (kind, *kind.like)
-        and not (training.unseen and entry.target in ("update", "membership"))
+        and not (
+            training.unseen
+            and attacks.get(name).simulates
+            and entry.target in ("update", "membership")
+        )
         and not (training.private_start and Knowledge.INITIAL_MODEL in attacks.get(name).needs)
     ]
     chosen: list[Values] = []

@@ -256,7 +256,10 @@ def test_training_that_nobody_can_repeat(cli: Any, nowhere: Path, target: str) -
     assert done.code == 3 and list(nowhere.iterdir()) == []
     said, step = done.err.splitlines()
     assert said.endswith("'fedmrl' trains the shared model through a projector that clients keep.")
-    assert step.endswith("fedre-attack --protocol fedmrl --target labels.")
+    blind = f"--target {target} --attack free-upstream"
+    assert step.endswith(f"fedre-attack --protocol fedmrl {blind}.")
+    options[-1] = "free-upstream"
+    assert cli.attack(*options, "--dry-run", "--rounds", "1").code == 0
     assert cli.attack(*options[:3], "labels", "--dry-run", "--rounds", "1").code == 0
 
 
