@@ -12,6 +12,7 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import (
     EntangledRep,
     HeadState,
+    MatrixBlocks,
     ModelState,
     Prototypes,
     Representations,
@@ -67,6 +68,7 @@ class DeepImagePrior(ImageSearch, Attack):
         SuiteEntry(EntangledRep, "strong", RECOVERED, 20, fewest_first=True),
         SuiteEntry(HeadState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
         SuiteEntry(ModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(MatrixBlocks, "strong", RECOVERED, 20, "head", fewest_first=True),
     )
 
     channels: tuple[int, ...] = knob(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fedre_privacy.core.artifacts import (
     EntangledRep,
     HeadState,
+    MatrixBlocks,
     ModelState,
     Prototypes,
     Representations,
@@ -50,6 +51,7 @@ class LinearDecoder(Linear, Attack):
         SuiteEntry(EntangledRep, "strong", RECOVERED, 30, fewest_first=True),
         SuiteEntry(HeadState, "strong", RECOVERED, 30, "head", fewest_first=True),
         SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(MatrixBlocks, "strong", RECOVERED, 30, "head", fewest_first=True),
     )
 
     def adapts(self, observation: Observation) -> StepsAt:
