@@ -13,7 +13,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
-from .base import Attack, Context, attacks
+from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.matrices import blocks_before
 from .running.modules import outputs
 
@@ -41,6 +41,7 @@ class MatrixClasses(Attack):
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "labels"
     answers = "labels"
+    suite = (SuiteEntry(MatrixBlocks, "strong", place=60),)
 
     least: float = knob(
         0.01, help="singular values below this share of the largest are left out", gt=0, lt=1
