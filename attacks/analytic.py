@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class Analytic(Attack):
 
     consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
+    simulates: ClassVar[bool] = False
     recovers = "inputs"
 
     agree: float = knob(3e-6, help="relative distance of rows that count as one image", gt=0)

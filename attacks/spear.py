@@ -56,6 +56,7 @@ class Spear(Attack):
 
     consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
+    simulates: ClassVar[bool] = False
     recovers = "inputs"
 
     most: int = knob(12, help="largest batch that is taken apart", ge=1, le=24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fedre_privacy.attacks.base import (
+    Attack,
     attacks,
     can_read,
     lacking,
@@ -25,7 +26,7 @@ from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import is_uploaded, question_of
+from .questions.base import is_uploaded, question_of, questions
 
 
 def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
@@ -103,8 +104,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             next_step="Attack what it uploads (--target uploaded), or ask what it would leak if "
             "it uploaded more: --target representations, prototypes or entangled (counterfactual).",
         )
-    simulates = question_of(settings).simulates and settings.attack.simulates
-    if training.unseen and simulates and any(kind.updates for kind in kinds):
+    if hides_its_loss(training, settings.attack, kinds):
         raise IncompatibleError(
             "Attacks on parameters repeat the training of clients, or compute its loss, on images "
             f"they try; '{protocol.name}' {training.unseen}.",
@@ -156,16 +156,22 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     raise IncompatibleError(*problems, next_step=step)
 
 
+def hides_its_loss(
+    training: TrainSettings, attack: Attack | type[Attack], kinds: Collection[type[Artifact]]
+) -> bool:
+    """Whether an attack on these kinds would compute a loss that nobody but the clients can."""
+    simulates = questions.get(attack.answers).simulates and attack.simulates
+    return bool(training.unseen) and simulates and any(kind.updates for kind in kinds)
+
+
 def _without_a_loss(
     protocol: Protocol, settings: AttackSettings, kinds: Collection[type[Artifact]]
 ) -> str:
     """A command that asks the question of a protocol whose training is hidden, or another one."""
-    read = readers_of_any(kinds)
-    blind = [
-        name
-        for name, kind in ((name, attacks.get(name)) for name in read)
-        if not kind.simulates and kind.answers == settings.attack.answers
-    ]
+    read = {name: attacks.get(name) for name in readers_of_any(kinds)}
+    answers = settings.attack.answers
+    blind = [n for n, kind in read.items() if not kind.simulates and kind.answers == answers]
+    blind.sort(key=lambda name: not read[name].suite)  # those that benchmarks use first
     asked = f"--target {settings.target} --attack {blind[0]}" if blind else "--target labels"
     return f"fedre-attack --protocol {protocol.name} {asked}"
 

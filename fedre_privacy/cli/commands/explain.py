@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, needed_for
-from fedre_privacy.core.artifacts import Artifact, EntangledRep
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.types import ThreatModel
+from fedre_privacy.play.fit import hides_its_loss
 from fedre_privacy.play.observe import effective
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
@@ -17,6 +18,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
+from fedre_privacy.study.suite import recovered_from
 from fedre_privacy.threats.base import threats
 
 from ..lists import adapts, shown
@@ -93,7 +95,7 @@ def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
             f"uploaded by {protocol.name}": real,
             "attack": name,
             "answers": attacks.get(name).answers,
-            "possible": _obstacle(name, kinds, known) or "yes",
+            "possible": _obstacle(name, kinds, known, run.settings) or "yes",
         }
         for target, kinds, real in _targets(protocol)
         for name in attacks.names()
@@ -127,7 +129,7 @@ def _targets(protocol: Protocol) -> list[tuple[str, set[type[Artifact]], str]]:
     for target, kind in KINDS.items():
         real = "yes" if kind in sent else "no: counterfactual"
         if target == RECOVERED:
-            if EntangledRep not in sent:
+            if not sent & set(recovered_from()):
                 continue
             real = "worked out"
         out.append((target, {kind}, real))
@@ -144,9 +146,14 @@ def _asks(name: str, target: str, kinds: set[type[Artifact]]) -> bool:
     return target == "uploaded" and bool(reads)
 
 
-def _obstacle(name: str, kinds: set[type[Artifact]], threat: ThreatModel) -> str:
+def _obstacle(
+    name: str, kinds: set[type[Artifact]], threat: ThreatModel, training: TrainSettings
+) -> str:
     """Say in a few words why an attack cannot be run, or nothing."""
-    needed = needed_for(attacks.get(name), kinds)
+    attack = attacks.get(name)
+    if hides_its_loss(training, attack, [kind for kind in kinds if can_read(attack, kind)]):
+        return f"no: {training.unseen}"
+    needed = needed_for(attack, kinds)
     lacking = sorted(needed - threat.grants)
     if not lacking:
         return ""
