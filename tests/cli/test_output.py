@@ -226,6 +226,22 @@ def test_list_for_a_run_has_one_line_per_target_and_attack(cli: Any, run: Path, 
     assert all("no: needs extractor (--threat fedre-paper)" in line for line in inversion)
 
 
+def test_list_for_says_which_attacks_would_need_a_loss_that_is_hidden(
+    cli: Any, tiny: list[str], tmp_path: Path
+):
+    """What it says is possible can be asked, and what it says is not is refused."""
+    small = ["--set", "protocol.small.dim=8"]
+    trained = cli.train("--protocol", "fedmrl", *tiny, *small, "--runs-dir", tmp_path)
+    assert trained.code == 0, trained.err
+    (run,) = tmp_path.glob("fedmrl-*")
+    rows = [line.split() for line in cli.attack("list", "--for", run).out.splitlines()]
+    said = {row[2]: row[4] for row in rows if row[:2] == ["update", "yes"]}
+    assert said["free-upstream"] == "yes" and said["update-inversion"] == "no:"
+    for name in ("free-upstream", "update-inversion"):
+        asked = cli.attack(run, "--target", "update", "--attack", name, "--dry-run")
+        assert (asked.code == 0) == (said[name] == "yes")
+
+
 def test_list_for_says_what_a_run_lacks(cli: Any, copy: Path, read_json: Callable[[Path], Any]):
     config = copy / "config.yaml"
     config.write_text(config.read_text().replace("truth: true", "truth: false"))
