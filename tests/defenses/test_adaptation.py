@@ -123,7 +123,8 @@ def defended(tiny, tmp_path_factory):
 
     def run(protocol, given):
         if (protocol, given) not in made:
-            sections = {"protocol": {"name": protocol}, "defense": [given]}
+            own = {"blocks": [2]} if protocol == "fedral" else {}  # as wide as there are classes
+            sections = {"protocol": {"name": protocol, **own}, "defense": [given]}
             if given.startswith("scheme "):
                 scheme = {"name": given.removeprefix("scheme ")}
                 sections = {"protocol": {"name": protocol, "entanglement": scheme}}
