@@ -75,7 +75,8 @@ def capture(
             f"The folder {place} holds something already.", next_step="Give another folder."
         )
     told = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-    captured: Any = Capture(grid, place, told, kind)
+    stand_in: Any = Capture(grid, place, told, kind)
+    captured: Grid = stand_in
     return captured
 
 
