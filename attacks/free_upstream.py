@@ -33,8 +33,6 @@ from .running.channels import UPDATES_COMPARED, update_as_sent
 
 EXTRACTOR = "extractor."
 """How names of the extractor's parameters begin in a whole model."""
-SPREAD = 1.0
-"""Standard deviation of an upstream gradient at the start; its scale is free."""
 
 
 @attacks.register("free-upstream")
@@ -76,7 +74,6 @@ class FreeUpstream(SignedSearch, Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = [_extractor_alone(victim) for victim in check(observation, self.bn)]
-
         count = observation.images_per_target
 
         def upstream(rows: Sequence[Victim], purpose: str) -> Tensor:
@@ -84,8 +81,7 @@ class FreeUpstream(SignedSearch, Attack):
             shape = (count, _width(rows[0].model, observation.image_shape))
             return torch.stack(
                 [
-                    SPREAD
-                    * torch.randn(
+                    torch.randn(
                         shape,
                         generator=stream(
                             context.seed,

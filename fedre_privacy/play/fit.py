@@ -124,13 +124,16 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     if not problems:
         return
     step = "See: fedre-attack list."
+    first = [] if settings.via is None or read else _first_stages(protocol)
     fitting = [
         name
         for name, read in readers_of_any(kinds).items()
         if attacks.get(name).answers == settings.attack.answers and name != settings.attack.name
     ]
     needed = needed_for(settings.attack, kinds)
-    if needed & settings.threat.grants - threat.grants:
+    if first:
+        step = f"Use --set via.name={' or '.join(first)}."
+    elif needed & settings.threat.grants - threat.grants:
         step = (
             "Each client draws its own initial weights (model.init=private), so nobody knows them. "
             "Attack from random weights, as that attacker has to: --threat no-extractor --set "
@@ -154,6 +157,15 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "entangled (counterfactual)."
         )
     raise IncompatibleError(*problems, next_step=step)
+
+
+def _first_stages(protocol: Protocol) -> list[str]:
+    """Attacks that recover prototypes from what a protocol uploads."""
+    return [
+        name
+        for name in readers_of_any(protocol.uploads)
+        if attacks.get(name).answers == "prototypes"
+    ]
 
 
 def hides_its_loss(

@@ -275,9 +275,13 @@ def test_who_uploads_a_model_gives_its_extractor_away(tiny, tmp_path):
         assert torch.equal(value, sent[name])
 
 
-def test_a_first_stage_that_does_not_fit_is_refused(kept, runs):
+def test_a_first_stage_that_does_not_fit_is_refused(kept, runs, tiny, tmp_path):
     with pytest.raises(IncompatibleError, match="would recover the prototypes"):
         prepare_attack(runs["fedgh"], ask("recovered-prototypes", "pixel"))
+    run = train(tiny(protocol="lg-fedavg"), runs=tmp_path)
+    with pytest.raises(IncompatibleError, match="would recover the prototypes") as refusal:
+        prepare_attack(run, ask("recovered-prototypes", "pixel"))
+    assert refusal.value.next_step == "Use --set via.name=head."
     with pytest.raises(ConfigError, match="answers images"):
         ask("recovered-prototypes", "pixel", via={"name": "dip"})
     with pytest.raises(ConfigError, match="'via' goes with target"):
