@@ -4,112 +4,134 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedre_privacy.core.artifacts import MatrixBlocks
-from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.matrices import blocks_before
-from .running.modules import outputs
+from .gradient.matrices import blocks_before, linear_parts, turned
+from .mixtures.through import aux_reps, class_means
+
+HELD = 0.007
+"""Share in the change from which on a class is taken to be held; chosen on the tuning part of
+`benchmarks/heads.py`."""
 
 
 @attacks.register("matrix")
 @dataclass(frozen=True, kw_only=True)
 class MatrixClasses(Attack):
-    """Tell a client's classes from the change of the matrix that turns its representations.
+    """Tell a client's classes and their shares from the change of FedRAL's matrix.
 
-    With logits head(r + r A) every sample adds the outer product of its representation and a
-    vector of head rows to the gradient of A; so the columns of the change lie in the span of the
-    client's representations. Class means of auxiliary images, centred, are projected on that span;
-    classes that lie in it are said to be held. The cut is where the shares of all classes fall
-    into two groups, so that a client of every class is misread.
+    With logits W (r + r A) + b every sample adds r^T (e W) to the gradient of A, e being its
+    softmax less its one-hot label. Public images of a class through the client's model say what
+    that is in the mean; the change is written as a sum of these, with a weight of zero or more for
+    each class (least squares). The weights over their sum are the shares, and a class with more
+    than a trace of them is held.
 
-    Shape:      diagonal blocks (m, d / m, d / m) before and after; output one row of beliefs
-                per client
-    Needs:      UPLOADS, HEAD (the broadcast matrix), EXTRACTOR, AUX_DATA    Recovers: class support
-    Cost:       one singular value decomposition per block
+    Shape:      diagonal blocks (m, d / m, d / m) before and after; output one row per client:
+                beliefs and shares (K, C). A class without public images is not held.
+    Needs:      UPLOADS, HEAD (the broadcast matrix), EXTRACTOR, HEADS, AUX_DATA
+                Recovers: class support and shares
+    Cost:       one pass of public images per client
     Reference:  the property test for FedRAL's matrix (Yi et al.); this package's own.
     Deviations: none known. Images are sought by `head`, which reads the same change.
     """
 
     consumes = (MatrixBlocks,)
-    needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
+    needs = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.HEAD,
+            Knowledge.EXTRACTOR,
+            Knowledge.HEADS,
+            Knowledge.AUX_DATA,
+        }
+    )
     recovers = "labels"
     answers = "labels"
     suite = (SuiteEntry(MatrixBlocks, "strong", place=60),)
 
-    least: float = knob(
-        0.01, help="singular values below this share of the largest are left out", gt=0, lt=1
-    )
-
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
-        beliefs, notes = [], []
+        beliefs, shares, notes = [], [], []
         for upload in observation.targets:
-            share = self._shares(upload, observation)
-            cut = two_groups(share)
-            beliefs.append(share / (share + cut))
-            notes.append(f"client {upload.client}: cut at {float(cut):.3f} of a class mean")
-        support = torch.stack(beliefs).float()
+            share = self._shares(upload, observation, context)
+            beliefs.append(share / (share + HELD))
+            shares.append(share)
+            if not bool(share.isfinite().all()):
+                notes.append(f"client {upload.client}: the change is not finite, or there is none")
         return LabelEstimate(
             clients=torch.tensor([upload.client for upload in observation.targets]),
-            support=support,
-            proportions=torch.full_like(support, torch.nan),
-            sizes=torch.full((len(support),), torch.nan),
+            support=torch.stack(beliefs).float(),
+            proportions=torch.stack(shares).float(),
+            sizes=torch.full((len(beliefs),), torch.nan),
             notes=tuple(notes),
         )
 
-    def _shares(self, upload: Upload, observation: Observation) -> Tensor:
-        """How much of each centred class mean lies in the span of the change, (C,) in [0, 1].
-
-        NaN for a change that is not finite.
-        """
-        uploaded = next(a for a in upload.artifacts if isinstance(a, MatrixBlocks))
-        sent = uploaded.blocks.double()
-        change = blocks_before(observation, upload, uploaded).blocks.double() - sent
-        means = _class_means(upload, observation)
-        if not bool(change.isfinite().all()):
-            return means.new_full((len(means),), torch.nan)
-        spans, strengths, _ = torch.linalg.svd(change, full_matrices=False)
-        kept = strengths > self.least * strengths[:, :1]
-        parts = means.reshape(len(means), *sent.shape[:2]).transpose(0, 1)
-        inside = (parts @ spans).square() * kept[:, None]
-        share: Tensor = inside.sum((0, 2)) / parts.square().sum((0, 2)).clamp(min=1e-30)
-        return share
-
-
-def two_groups(values: Tensor) -> Tensor:
-    """The middle between two groups of numbers (n,), split so that they vary least inside."""
-    ordered = values.sort().values
-    if len(ordered) < 2 or not bool(ordered.isfinite().all()):
-        return ordered.new_tensor(0.5)
-    spreads = torch.stack(
-        [
-            ordered[:k].var(correction=0) * k + ordered[k:].var(correction=0) * (len(ordered) - k)
-            for k in range(1, len(ordered))
+    def _shares(self, upload: Upload, observation: Observation, context: Context) -> Tensor:
+        """Share of each class in the change (C,); NaN where it is not finite or zero."""
+        artifact = next(a for a in upload.artifacts if isinstance(a, MatrixBlocks))
+        before = blocks_before(observation, upload, artifact).blocks.double()
+        sent = artifact.blocks.double()
+        key = (upload.client, upload.round)
+        labels = observation.aux_labels
+        if key not in observation.extractors or key not in observation.heads or labels is None:
+            raise IncompatibleError(
+                f"Attack 'matrix' needs extractor and head of client {upload.client} in round "
+                f"{upload.round}, and auxiliary images with labels.",
+                next_step="Use --threat strong, and a round whose models were kept.",
+            )
+        weight, bias = (part.double() for part in linear_parts(observation.heads[key]))
+        classes = torch.arange(observation.num_classes)
+        blocks, size = sent.shape[:2]
+        (reps,) = aux_reps(
+            observation, context.device, upload.client, [upload.round], length=blocks * size,
+            limit=len(labels),
+        )  # fmt: skip
+        labels = labels.to(torch.int64)
+        held = torch.bincount(labels, minlength=len(classes)) > 0
+        outputs = [
+            torch.softmax(reps.double() @ turned(weight, part).T + bias, 1)
+            for part in (before, sent)
         ]
+        errors = (outputs[0] + outputs[1]) / 2 - F.one_hot(labels, len(classes))
+        pushes = class_means(errors, labels, classes) @ weight
+        return class_shares(before - sent, class_means(reps, labels, classes), pushes, held)
+
+
+def class_shares(change: Tensor, means: Tensor, pushes: Tensor, allowed: Tensor) -> Tensor:
+    """Write blocks of a matrix as a sum over classes with weights of zero or more.
+
+    Args:
+        change: the blocks (m, s, s), before minus after.
+        means: representation of each class (C, m s).
+        pushes: error of each class, through the head (C, m s).
+        allowed: classes that may have a weight (C,) bool.
+
+    Returns: weights over their sum (C,); NaN where the change is not finite or no weight is
+        positive.
+    """
+    found = means.new_full((len(means),), torch.nan)
+    if not bool(change.isfinite().all()) or not bool(allowed.any()):
+        return found
+    left = means[allowed].reshape(-1, *change.shape[:2]).transpose(0, 1)
+    right = pushes[allowed].reshape(-1, *change.shape[:2]).transpose(0, 1)
+    gram = ((left @ left.mT) * (right @ right.mT)).sum(0)
+    towards = ((left @ change) * right).sum((0, 2))
+    gram = gram + 1e-9 * gram.trace() * torch.eye(len(gram), dtype=gram.dtype)
+    root = torch.linalg.cholesky(gram)
+    wanted = torch.linalg.solve_triangular(root, towards[:, None], upper=False).squeeze(1)
+    weights = torch.from_numpy(
+        scipy.optimize.nnls(root.mT.numpy(), np.ascontiguousarray(wanted.numpy()))[0]
     )
-    k = int(spreads.argmin()) + 1
-    return (ordered[:k].mean() + ordered[k:].mean()) / 2
-
-
-def _class_means(upload: Upload, observation: Observation) -> Tensor:
-    """Means (C, d) of auxiliary representations of each class, less their mean; 0 where none."""
-    extractor = observation.extractors.get((upload.client, upload.round))
-    if extractor is None or observation.aux is None or observation.aux_labels is None:
-        raise IncompatibleError(
-            f"Attack 'matrix' needs the extractor of client {upload.client} in round "
-            f"{upload.round}, and auxiliary images with labels.",
-            next_step="Use --threat strong, and a round whose extractors were kept.",
-        )
-    reps = outputs(extractor, observation.aux).double()
-    labels = observation.aux_labels.to(reps.device)
-    sums = reps.new_zeros(observation.num_classes, reps.shape[1]).index_add(0, labels, reps)
-    counts = torch.bincount(labels, minlength=observation.num_classes)
-    means = sums / counts.clamp(min=1)[:, None]
-    centred = means - means[counts > 0].mean(0)
-    return torch.where(counts[:, None] > 0, centred, 0.0).cpu()
+    if not bool(weights.sum() > 0):
+        return found
+    found = torch.zeros_like(found)
+    found[allowed] = weights / weights.sum()
+    return found

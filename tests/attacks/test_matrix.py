@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.matrix import MatrixClasses, two_groups
+from fedre_privacy.attacks.matrix import MatrixClasses, class_shares
 from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Broadcast, Observation, Upload
@@ -17,35 +17,46 @@ HELD = [1, 4, 5]
 DIM, CLASSES = 64, 10
 
 
-def seen(held, *, moved=True, broadcast=True):
-    """A client with samples of some classes trains A by plain steps; its extractor flattens."""
+def head_of(weight):
+    head = nn.Linear(*reversed(weight.shape))
+    head.weight.data, head.bias.data = weight, torch.zeros(len(weight))
+    return head
+
+
+def seen(counts, *, blocks=2, moved=True, broadcast=True):
+    """A client with so many samples of each class trains A; its extractor flattens."""
     rng = torch.Generator().manual_seed(0)
     centres = torch.rand(CLASSES, DIM, generator=rng)
 
     def draw(labels):
-        return (centres[labels] + 0.05 * torch.randn(len(labels), DIM, generator=rng)).clamp(0, 1)
+        return (centres[labels] + 0.02 * torch.randn(len(labels), DIM, generator=rng)).clamp(0, 1)
 
-    labels = torch.tensor(held).repeat(12)
-    reps, head = draw(labels), torch.randn(CLASSES, DIM, generator=rng)
+    labels = torch.arange(CLASSES).repeat_interleave(torch.tensor(counts))
+    reps, weight = draw(labels), torch.randn(CLASSES, DIM, generator=rng)
     matrix = torch.randn(DIM, DIM, generator=rng) / DIM**0.5
+    mask = torch.block_diag(*[torch.ones(DIM // blocks, DIM // blocks)] * blocks)
+    matrix = matrix * mask
     after = matrix.clone().requires_grad_()
     for _ in range(5 if moved else 0):
-        loss = F.cross_entropy((reps + reps @ after) @ head.T, labels)
+        loss = F.cross_entropy((reps + reps @ after) @ weight.T, labels)
         (slope,) = torch.autograd.grad(loss, after)
-        after = (after - 0.01 * slope).detach().requires_grad_()
+        after = (after - 0.0001 * slope * mask).detach().requires_grad_()
 
     def cut(whole):
-        return whole.detach().reshape(2, 32, 2, 32).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        size = DIM // blocks
+        parts = whole.detach().reshape(blocks, size, blocks, size)
+        return parts.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
 
     aux_labels = torch.arange(CLASSES).repeat(20)
-    upload = Upload(0, 1, (MatrixBlocks(cut(after).contiguous()),))
-    sent = (Broadcast(1, (0,), (MatrixBlocks(matrix[None]),)),) if broadcast else ()
+    upload = Upload(0, 1, (MatrixBlocks(cut(after)),))
+    sent = (Broadcast(1, (0,), (MatrixBlocks(cut(matrix)),)),) if broadcast else ()
     return Observation(
         threat=threats.get("strong"),
         targets=(upload,),
         uploads=(upload,),
         broadcasts=sent,
         extractors={(0, 1): nn.Flatten()},
+        heads={(0, 1): head_of(weight)},
         image_shape=(1, 8, 8),
         num_classes=CLASSES,
         aux=draw(aux_labels).reshape(-1, 1, 8, 8),
@@ -53,19 +64,34 @@ def seen(held, *, moved=True, broadcast=True):
     )
 
 
+def holding(classes):
+    return [12 if c in classes else 0 for c in range(CLASSES)]
+
+
+def said(observation):
+    return (MatrixClasses()(observation).support[0] > 0.5).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8])
 @pytest.mark.parametrize("held", [HELD, [0, 9]])
-def test_held_classes_lie_in_the_span_of_the_change(held):
-    found = MatrixClasses()(seen(held))
-    assert (found.support[0] > 0.5).nonzero().flatten().tolist() == held
-    assert bool(found.proportions.isnan().all()) and bool(found.sizes.isnan().all())
+def test_held_classes_explain_the_change(held, blocks):
+    """Eight blocks have eight columns each, fewer than there are classes."""
+    assert said(seen(holding(held), blocks=blocks)) == held
+
+
+def test_shares_are_those_of_the_samples():
+    counts = [0, 30, 0, 0, 10, 20, 0, 0, 0, 0]
+    found = MatrixClasses()(seen(counts))
+    torch.testing.assert_close(found.proportions[0], torch.tensor(counts) / 60.0, atol=0.03, rtol=0)
+    assert bool(found.sizes.isnan().all())
 
 
 def test_noise_for_blocks_tells_no_classes():
     def agreement(observation):
-        said = set((MatrixClasses()(observation).support[0] > 0.5).nonzero().flatten().tolist())
-        return len(said & set(HELD)) / max(len(said | set(HELD)), 1)
+        claimed = set(said(observation))
+        return len(claimed & set(HELD)) / max(len(claimed | set(HELD)), 1)
 
-    whole = seen(HELD)
+    whole = seen(holding(HELD))
     noisy = []
     for seed in range(12):
         blocks = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(seed))
@@ -74,10 +100,39 @@ def test_noise_for_blocks_tells_no_classes():
     assert agreement(whole) == 1 and sum(noisy) / len(noisy) < 0.5
 
 
-def test_a_matrix_that_was_never_sent_is_refused():
+def test_nothing_is_said_of_a_change_that_says_nothing():
+    found = MatrixClasses()(seen(holding(HELD), moved=False))
+    assert bool(found.support.isnan().all()) and "there is none" in found.notes[0]
+    broken = seen(holding(HELD))
+    blocks = broken.targets[0].artifacts[0].blocks.clone()
+    blocks[0, 0, 0] = torch.inf
+    upload = Upload(0, 1, (MatrixBlocks(blocks),))
+    found = MatrixClasses()(replace(broken, targets=(upload,), uploads=(upload,)))
+    assert bool(found.support.isnan().all()) and len(found.notes) == 1
+
+
+def test_a_class_without_public_images_is_not_held():
+    whole = seen(holding(HELD))
+    kept = whole.aux_labels != 4
+    found = MatrixClasses()(replace(whole, aux=whole.aux[kept], aux_labels=whole.aux_labels[kept]))
+    assert float(found.proportions[0, 4]) == 0
+
+
+def test_what_is_missing_is_said():
     with pytest.raises(IncompatibleError, match="No matrix was sent to client 0 in round 1"):
-        MatrixClasses()(seen(HELD, broadcast=False))
+        MatrixClasses()(seen(holding(HELD), broadcast=False))
+    with pytest.raises(IncompatibleError, match="needs extractor and head of client 0 in round 1"):
+        MatrixClasses()(replace(seen(holding(HELD)), heads={}))
 
 
-def test_the_cut_lies_between_two_groups():
-    assert float(two_groups(torch.tensor([0.1, 0.9, 0.2, 0.8]))) == pytest.approx(0.5)
+def test_weights_of_a_known_sum_are_found():
+    rng = torch.Generator().manual_seed(1)
+    means, pushes = torch.rand(2, 4, 6, generator=rng, dtype=torch.float64)
+    true = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    left, right = means.reshape(4, 2, 3), pushes.reshape(4, 2, 3)
+    change = torch.einsum("k,kmi,kmj->mij", true, left, right)
+    everyone = torch.ones(4, dtype=torch.bool)
+    torch.testing.assert_close(
+        class_shares(3 * change, means, pushes, everyone), true, atol=1e-6, rtol=0
+    )
+    assert bool(class_shares(-change.abs(), means, pushes, everyone).isnan().all())
