@@ -174,7 +174,7 @@ def evaluate_membership(
         key, title = SECOND[other]
         title = title.format(called[other])
         measures.append(dataclasses.replace(whole[other], key=key, title=title, shown=TABLE))
-    standard = _standardised(table[:, 0], clients, labels)
+    standard = standardised(table[:, 0], clients, labels)
     measures += [*_rates(standard, members, pairs.usable), _across(table, members, clients)]
     return Card(
         measures=tuple(measures),
@@ -242,7 +242,7 @@ def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
     for column, name in named.items():
         if column in rows:
             scores = filled(torch.tensor(rows[column].to_numpy()))
-            scores = _standardised(scores, clients, labels)
+            scores = standardised(scores, clients, labels)
             out[name] = scores[members.bool()], scores[~members.bool()]
     return out
 
@@ -304,7 +304,7 @@ def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     )
 
 
-def _standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
+def standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
     """Take the median and the interquartile range of each client and class out of scores."""
     finite = scores.isfinite()
     keys = torch.stack([clients, labels], dim=1)

@@ -26,7 +26,7 @@ from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 
 from .observe import effective, stale
-from .questions.base import is_uploaded, question_of, questions
+from .questions.base import asked_by, is_uploaded, question_of, questions
 
 
 def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
@@ -95,7 +95,16 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             next_step="Ask what it would leak if it did: --target representations, prototypes or "
             "entangled (counterfactual).",
         )
-    kinds = question_of(settings).kinds(protocol, settings)
+    question, named = question_of(settings), asked_by(settings.target)
+    if named is not None and type(question) is not named:
+        wanted = named.answered_by or named.name
+        able = [n for n in attacks.names() if attacks.get(n).answers == wanted]
+        raise IncompatibleError(
+            f"Attack '{settings.attack.name}' answers {settings.attack.answers}; target "
+            f"'{settings.target}' needs one that answers {wanted}: {', '.join(able)}.",
+            next_step="Name one of them, or leave the attack out.",
+        )
+    kinds = question.kinds(protocol, settings)
     if not kinds:
         raise IncompatibleError(
             f"Protocol '{protocol.name}' uploads "

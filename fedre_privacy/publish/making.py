@@ -12,6 +12,7 @@ from fedre_privacy.core.files import read_json
 from fedre_privacy.core.manifest import covering
 from fedre_privacy.core.schema import Count, Hash, Seconds, Word
 from fedre_privacy.eval.measures import Measure
+from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.runs.folder import COMPLETE, Status, status_of
 from fedre_privacy.runs.resolving import required, resolve_attack
 from fedre_privacy.runs.run import Run
@@ -120,7 +121,7 @@ def make(folder: Path, *, by: str = "") -> Claim:
         "version": VERSION,
         "by": by,
         "what": what_of(settings),
-        "answers": attack.attack.answers,
+        "answers": question_of(attack).name,
         "kind": record["kind"],
         "counterfactual": record["counterfactual"],
         "data": {"sha256": run.record["data_sha256"],

@@ -39,6 +39,7 @@ ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "update": ("inverting-gradients",),
     "labels": ("labels",),
     "membership": ("membership", "loss-membership"),
+    "source": ("membership", "alignment", "loss-membership"),
 }
 """Attacks for a target, where they are not the default one; the first that can read is taken."""
 

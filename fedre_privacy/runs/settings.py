@@ -35,6 +35,7 @@ TARGETS = (
     "update",
     "labels",
     "membership",
+    "source",
 )
 
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
@@ -101,7 +102,10 @@ class Evaluation:
         4, help="images sought in each gradient or update, at most as many as made it", ge=1
     )
     candidates: int = knob(
-        200, help="membership: training and other images asked about per client, of each", ge=2
+        200,
+        help="membership: training and other images asked about per client, of each; source: "
+        "training images",
+        ge=2,
     )
     metrics: tuple[str, ...] = knob(DEFAULT_METRICS, help="metrics to report")
     gallery: int = knob(100, help="images in an identification line-up", ge=2)

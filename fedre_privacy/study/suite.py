@@ -37,7 +37,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
         and not (
             training.unseen
             and attacks.get(name).simulates
-            and entry.target in ("update", "membership")
+            and entry.target in ("update", "membership", "source")
         )
         and not (training.private_start and Knowledge.INITIAL_MODEL in attacks.get(name).needs)
     ]

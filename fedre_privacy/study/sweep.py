@@ -21,6 +21,7 @@ from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.lock import held, remove_left, remove_stale
 from fedre_privacy.play.attack import AttackResult, attack
+from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
@@ -68,7 +69,7 @@ def _run_job(
         for settings in job.attacks:
             entry: Attacked = {
                 "attack": settings.attack.name,
-                "answers": settings.attack.answers,
+                "answers": question_of(settings).name,
                 "target": settings.target,
                 "threat": settings.threat.name,
                 "rounds_limit": _rounds_limit(settings),

@@ -284,11 +284,14 @@ def tensors_in(value: Any, at: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @pytest.mark.parametrize("protocol", ["fedgh", "fedre", "fedallrep"])
 @pytest.mark.parametrize(
-    "target", ["uploaded", "representations", "prototypes", "entangled", "labels", "membership"]
+    "target",
+    ["uploaded", "representations", "prototypes", "entangled", "labels", "membership", "source"],
 )
 def test_no_tensor_shows_more_than_its_values(runs, protocol, target):
     """A view into a larger tensor, a graph or an attribute would carry what was not granted."""
-    attack = {"attack": {"name": "pixel"}} if target not in ("labels", "membership") else {}
+    attack = (
+        {"attack": {"name": "pixel"}} if target not in ("labels", "membership", "source") else {}
+    )
     trial = prepare_attack(runs[protocol], ask(target, **attack))
     for at, tensor in tensors_in(trial.observation):
         whole = tensor.numel() * tensor.element_size()

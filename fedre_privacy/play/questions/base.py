@@ -156,6 +156,10 @@ class Question(ABC):
     """What is asked of an attack, from the choice of targets to figures."""
 
     name: ClassVar[str] = ""
+    is_target: ClassVar[bool] = False
+    """Whether its name is a ``--target``: it is asked of whatever was uploaded."""
+    answered_by: ClassVar[str] = ""
+    """What an attack has to answer (`Attack.answers`); empty: the question's own name."""
     simulates: ClassVar[bool] = False
     """Whether attacks on parameters answer it by computing as the clients did, which is refused
     where a protocol hides how (`Protocol.unseen`)."""
@@ -193,8 +197,24 @@ questions: Registry[Question] = Registry("question", "fedre_privacy.play.questio
 
 
 def question_of(settings: AttackSettings) -> Question:
-    """The question that an attack answers."""
+    """The question that an attack is asked: that of the target, where the attack answers it."""
+    named = asked_by(settings.target)
+    if named is not None and (named.answered_by or named.name) == settings.attack.answers:
+        return named()
     return questions.get(settings.attack.answers)()
+
+
+def asked_by(target: str) -> type[Question] | None:
+    """The question that a ``--target`` names, or None where it names uploads."""
+    if target not in questions.names() or not questions.get(target).is_target:
+        return None
+    return questions.get(target)
+
+
+def asked_of_attack(answers: str) -> list[str]:
+    """Questions that an attack with these answers can be asked, its own first."""
+    others = [n for n in questions.names() if questions.get(n).answered_by == answers]
+    return [answers, *others]
 
 
 def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
@@ -206,8 +226,8 @@ def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
 
 
 def is_uploaded(target: str) -> bool:
-    """Whether a target means whatever was uploaded; labels and membership name the question."""
-    return target in ("uploaded", "labels", "membership")
+    """Whether a target means whatever was uploaded: it is "uploaded", or names a question."""
+    return target == "uploaded" or asked_by(target) is not None
 
 
 def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[Upload, ...]:

@@ -62,10 +62,10 @@ def draw_candidates(
     """
     data = source.data
     held = torch.cat([*source.train, *source.test])
-    copies = Counter(_digests(data.images[held]))
-    wished = {k: _members(source, copies, k, per_client, seed) for k in source.clients}
+    copies = Counter(digests(data.images[held]))
+    wished = {k: members_of(source, copies, k, per_client, seed) for k in source.clients}
     levels = (public.images * 255).round().to(torch.uint8)
-    usable = torch.tensor([copies[digest] <= 1 for digest in _digests(levels)])
+    usable = torch.tensor([copies[digest] <= 1 for digest in digests(levels)])
     dealt = _deal(source, wished, public.labels, usable, seed)
     inside, outside = [], []
     clients, labels, sizes = [], [], []
@@ -102,17 +102,18 @@ def draw_candidates(
     )
 
 
-def _digests(images: Tensor) -> list[bytes]:
+def digests(images: Tensor) -> list[bytes]:
+    """A hash of each image (N, C, H, W) uint8."""
     rows = images.flatten(1).contiguous().numpy()
     return [hashlib.blake2b(row, digest_size=16).digest() for row in rows]
 
 
-def _members(
+def members_of(
     source: TargetSource, copies: Counter[bytes], client: int, most: int, seed: int
 ) -> Tensor:
     """Training samples that may be asked about, in random order, at most `most`."""
     own = source.train[client]
-    once = torch.tensor([copies[d] == 1 for d in _digests(source.data.images[own])]).bool()
+    once = torch.tensor([copies[d] == 1 for d in digests(source.data.images[own])]).bool()
     own = own[once]
     rng = evaluator_stream(seed, "members", client=client)
     return own[torch.randperm(len(own), generator=rng)][:most]

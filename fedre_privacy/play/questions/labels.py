@@ -38,6 +38,8 @@ class LabelTrial(Trial):
 class LabelsQuestion(Question):
     """Infer the labels behind the uploads of every client."""
 
+    is_target = True
+
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
         return readable or set(protocol.uploads)

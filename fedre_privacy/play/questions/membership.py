@@ -66,12 +66,11 @@ class MembershipTrial(Trial):
 class MembershipQuestion(Question):
     """Tell training images from other images of the same classes."""
 
+    is_target = True
     simulates = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        kinds = kinds_of(protocol, settings.target)
-        readable = {k for k in kinds if can_read(settings.attack, k)}
-        return readable or kinds
+        return readable_kinds(protocol, settings)
 
     def outcome(self) -> type[MembershipScores]:
         return MembershipScores
@@ -81,27 +80,21 @@ class MembershipQuestion(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
-        kinds = self.kinds(run.settings.protocol, settings)
-        models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
-        granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
-        targets = _models if models else _rows
-        kind, uploads, counterfactual = targets(run, settings, source, aux)
-        observation = observe(source, settings, uploads, aux, candidates=asked.candidates)
-        before = _before(observation) if models else _granted(source, asked.candidates)
+        seen = asked_about(source, settings, asked.candidates)
         return MembershipTrial(
             run,
             settings,
             source.attack_seed,
-            observation,
-            kind,
-            counterfactual,
+            seen.observation,
+            seen.kind,
+            seen.counterfactual,
             source.round,
             candidates=asked.candidates,
             members=asked.members,
             class_sizes=asked.class_sizes,
-            baseline=before,
+            baseline=seen.baseline,
             floor=by_image_alone(asked.candidates, aux),
-            beside=(HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
+            beside=seen.beside,
         )
 
     def score(self, trial: MembershipTrial, outcome: MembershipScores) -> Card:
@@ -129,6 +122,49 @@ class MembershipQuestion(Question):
             "(Clopper-Pearson), as if candidates were independent.",
         )
         return drawn
+
+
+def readable_kinds(protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
+    """What the attack reads of a protocol's uploads; all of them where it reads none."""
+    kinds = kinds_of(protocol, settings.target)
+    readable = {k for k in kinds if can_read(settings.attack, k)}
+    return readable or kinds
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """An observation that holds candidates, and what a model tells of them without the upload.
+
+    Args:
+        kind: what is attacked, in words.
+        counterfactual: the protocol does not upload it.
+        baseline: scores of the candidates (M,).
+        beside: which model they are of.
+    """
+
+    observation: Observation
+    kind: str
+    counterfactual: bool
+    baseline: Tensor
+    beside: ModelRule
+
+
+def asked_about(source: TargetSource, settings: AttackSettings, candidates: Candidates) -> Asked:
+    """Observe a run's uploads together with candidates, and score these without the uploads."""
+    run = source.run
+    _, aux = held_out(source, ALL)
+    kinds = readable_kinds(run.settings.protocol, settings)
+    models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
+    granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
+    kind, uploads, counterfactual = (_models if models else _rows)(run, settings, source, aux)
+    observation = observe(source, settings, uploads, aux, candidates=candidates)
+    return Asked(
+        observation,
+        kind,
+        counterfactual,
+        _before(observation) if models else _granted(source, candidates),
+        (HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
+    )
 
 
 Targets = tuple[str, tuple[Upload, ...], bool]
