@@ -64,6 +64,16 @@ SMALLEST = Measure(
     "determine the prototypes",
 )
 
+FALSE = Measure(
+    key="false_classes",
+    title="answers for classes not held",
+    definition="share of answers that are for a class that the client does not hold; they count in "
+    "no other measure",
+    percent=True,
+    higher_is_more_leakage=False,
+    bounds=(0.0, 1.0),
+)
+
 RULE = (
     "leaks: identification or the centred cosine lies above the floor (two one-sided tests over "
     f"clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: fewer than "
@@ -125,6 +135,13 @@ def evaluate_prototypes(outcome: RecoveredPrototypes, truth: TruePrototypes) -> 
     if len(smallest):
         value, n = float(smallest.median()), len(smallest)
         measures.append(dataclasses.replace(SMALLEST, value=value, n=n))
+    said = outcome.vectors.isfinite().all(1)
+    if bool(said.any()):
+        held = torch.isin(
+            _keys(outcome.clients, outcome.labels), _keys(truth.clients, truth.labels)
+        )
+        false = float((~held)[said].double().mean())
+        measures.append(dataclasses.replace(FALSE, value=false, n=int(said.sum())))
     return Card(
         measures=tuple(measures),
         verdict=_verdict(measures, found),
@@ -136,6 +153,11 @@ def evaluate_prototypes(outcome: RecoveredPrototypes, truth: TruePrototypes) -> 
         floors=FLOORS,
         notes=outcome.notes,
     )
+
+
+def _keys(clients: Tensor, labels: Tensor) -> Tensor:
+    """One number for each pair of client and class."""
+    return clients * 1_000_000 + labels
 
 
 def _mean_floor(outcome: RecoveredPrototypes, truth: TruePrototypes) -> Tensor:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.eval.prototype_scores import TruePrototypes, evaluate_prototypes
 from fedre_privacy.eval.vectors import drift, score_vectors
 
 TRUTH = torch.tensor([[0.0, 0.0, 5.0], [2.0, 0.0, 5.0], [1.0, 3.0, 5.0], [4.0, 0.0, 3.0]])
@@ -83,3 +85,21 @@ def test_common_movement_is_no_drift():
     two = torch.tensor([[[0.0], [2.0]], [[0.0], [4.0]]])
     assert drift(two).tolist() == [0.5]
     assert bool(drift(TRUTH[None, :1].repeat(3, 1, 1)).isnan().all())
+
+
+def test_answers_for_classes_that_nobody_holds_are_counted():
+    truth = TruePrototypes(
+        vectors=torch.eye(3), clients=torch.tensor([0, 0, 1]), labels=torch.tensor([0, 2, 1]),
+        counts=torch.full((3,), 5), floors={"public": torch.ones(3, 3)},
+    )  # fmt: skip
+    labels = torch.tensor([0, 1, 2, 1, 2])
+    clients = torch.tensor([0, 0, 0, 1, 1])
+    vectors = torch.rand(5, 3)
+    vectors[4] = torch.nan  # given up, so no answer
+    nothing = torch.full((5,), torch.nan)
+    said = RecoveredPrototypes(
+        vectors, clients, labels, torch.ones(5, dtype=torch.int64),
+        torch.ones(5, dtype=torch.int64), nothing, nothing, (),
+    )  # fmt: skip
+    found = evaluate_prototypes(said, truth).get("false_classes")
+    assert (found.value, found.n) == (0.25, 4)
