@@ -25,12 +25,13 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.head_cases import HeadCase, head_cases
+from .gradient.head_cases import HeadCase, earlier_cases, head_cases
 from .gradient.heads import (
     absent_input,
     combined,
     conditioned,
     pulled,
+    pulls,
     ratio,
     shares,
     simulate_and_match,
@@ -63,10 +64,12 @@ class HeadUpdate(Attack):
     have moved the known head to the uploaded one. `combined` takes the direction of `ratio`, for
     every class present and about what the rows of absent classes have in common, and one length
     for all differences (see `length` and `centre`); of a gradient, during which no representation
-    moved, it is `simulate`. Inverting what is found is a second attack, as for uploaded prototypes.
-    Where clients declare that they shorten what they send, `simulate` tries changes up to 64 times
-    as long and keeps the longest that local training explains; what the others find in a trained
-    head is the same for a change of any length.
+    moved, it is `simulate`. Where uploads of earlier rounds were observed, directions are averaged
+    over the latest of them: the client's images are the same, its batches are not. Inverting what
+    is found is a second attack, as for uploaded prototypes. Where clients declare that they shorten
+    what they send, `simulate` tries changes up to 64 times as long and keeps the longest that local
+    training explains; what the others find in a trained head is the same for a change of any
+    length.
     FedRAL's matrix blocks, divided by the client's head, are such a change without its bias, which
     is taken from what the representations have in common.
 
@@ -97,6 +100,9 @@ class HeadUpdate(Attack):
     )
 
     method: str = knob("combined", help="how class means are found", choices=METHODS)
+    rounds: int = knob(
+        3, help="combined: latest observed rounds whose directions are averaged", ge=1, later=True
+    )
     length: float = knob(
         1.0, help="combined: a difference from what classes have in common, over its length", gt=0
     )
@@ -143,7 +149,8 @@ class HeadUpdate(Attack):
             case = case if case.bias_sent else self._with_bias(case, public)
             by_rows = self.method == "combined" and case.trained
             if by_rows:
-                means, classes = self._combined(case, public, notes)
+                earlier = earlier_cases(observation, case, self.rounds - 1)
+                means, classes = self._combined(case, public, earlier, notes)
             elif self.method == "ratio":
                 means, classes = ratio(case.change_weight, case.change_bias)
             else:
@@ -203,19 +210,23 @@ class HeadUpdate(Attack):
         return replace(case, change_bias=implied_bias(rows, common))
 
     def _combined(
-        self, case: HeadCase, public: _Public | None, notes: list[str]
+        self,
+        case: HeadCase,
+        public: _Public | None,
+        earlier: Sequence[HeadCase],
+        notes: list[str],
     ) -> tuple[Tensor, Tensor]:
         """Class means (n, d) and their classes (n,), see `heads.combined`."""
         weight, bias = case.change_weight.double(), case.change_bias.double()
-        if not case.bias_sent and public is not None:
-            present = public.known_as > RECOGNISED
-        elif self.nonnegative:
-            present = pulled(weight, case.error)
-        else:
-            present = self._share(case) > 0
+        present = self._present(case, public)
         if not bool(weight.any()):
-            present = torch.zeros_like(present)
             notes.append(f"client {case.client}, round {case.round}: the head did not change")
+        before = []
+        for one in earlier:
+            one = one if one.bias_sent else self._with_bias(one, public)
+            held = self._present(one, public)
+            parts = one.change_weight.double(), one.change_bias.double()
+            before.append((pulls(*parts, held, one.lr * one.steps), held))
         means, classes = combined(
             weight,
             bias,
@@ -223,10 +234,21 @@ class HeadUpdate(Attack):
             case.lr * case.steps,
             length=self.length,
             public=None if public is None else public.means,
+            earlier=before,
         )
         if public is not None and self.conditional:
             means = conditioned(means, public.means[classes], public.known_as[classes])
         return means.to(case.weight.dtype), classes
+
+    def _present(self, case: HeadCase, public: _Public | None) -> Tensor:
+        """Classes to answer for (C,) bool."""
+        if not bool(case.change_weight.any()):
+            return torch.zeros(len(case.weight), dtype=torch.bool)
+        if not case.bias_sent and public is not None:
+            return public.known_as > RECOGNISED
+        if self.nonnegative:
+            return pulled(case.change_weight.double(), case.error)
+        return self._share(case) > 0
 
     def _share(self, case: HeadCase) -> Tensor:
         """Estimated share of each class (C,), zero where it counts as absent."""

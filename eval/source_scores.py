@@ -90,7 +90,7 @@ def evaluate_sources(
     model = dataclasses.replace(
         SOURCE,
         key="source_over_model",
-        title=f"source found, over {beside.name}",
+        title=f"over {beside.name}",
         against="model",
         shown=TABLE,
     )

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import GradientState, HeadState, MatrixBlocks, ModelState
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    GradientState,
+    HeadState,
+    MatrixBlocks,
+    ModelState,
+)
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation, Upload
 
@@ -16,6 +22,8 @@ from ..running.messages import received_by
 from .matrices import blocks_before, head_rows, linear_parts, turned
 from .solve import training_of
 from .victims import head_names, local_steps
+
+KINDS = (HeadState, ModelState, GradientState, MatrixBlocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +52,10 @@ class HeadCase:
     bias_sent: bool = True
     error: float = 0.0
 
+    @property
+    def finite(self) -> bool:
+        return bool(self.change_weight.isfinite().all() and self.change_bias.isfinite().all())
+
     def outputs(self, reps: Tensor) -> Tensor:
         """Softmax of the head after the round (n, C), float64, for representations (n, d)."""
         weight, bias = (part.double().to(reps.device) for part in self.after)
@@ -69,19 +81,13 @@ def head_cases(observation: Observation) -> tuple[list[HeadCase], list[str]]:
     notes: list[str] = []
     for upload in observation.targets:
         for artifact in upload.artifacts:
-            found: HeadCase | None
-            if isinstance(artifact, MatrixBlocks):
-                found = _matrix_case(observation, upload, artifact, training, notes)
-            elif isinstance(artifact, HeadState | ModelState | GradientState):
-                found = _head_case(observation, upload, artifact, training)
-            else:
+            if not isinstance(artifact, KINDS):
                 continue
+            found = _case(observation, upload, artifact, training, notes)
             who = f"client {upload.client}, round {upload.round}"
             if found is None:
                 notes.append(f"{who}: the head it started from was never broadcast")
-            elif not bool(
-                found.change_weight.isfinite().all() and found.change_bias.isfinite().all()
-            ):
+            elif not found.finite:
                 notes.append(f"{who}: the upload is not finite")
             else:
                 cases.append(found)
@@ -91,6 +97,45 @@ def head_cases(observation: Observation) -> tuple[list[HeadCase], list[str]]:
             next_step="Attack a later round, or a protocol that broadcasts its head.",
         )
     return cases, notes
+
+
+def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list[HeadCase]:
+    """The heads of the same client in the rounds just before, as far as they can be attacked.
+
+    Args:
+        rounds: how many rounds before that of `case`, at most.
+    """
+    training = training_of(observation)
+    found = []
+    for upload in observation.uploads:
+        if upload.client != case.client or not 0 < case.round - upload.round <= rounds:
+            continue
+        for artifact in upload.artifacts:
+            if not isinstance(artifact, KINDS):
+                continue
+            if isinstance(artifact, MatrixBlocks) and (
+                (upload.client, upload.round) not in observation.heads
+                or not received_by(observation, upload.client).get(upload.round)
+            ):
+                continue
+            one = _case(observation, upload, artifact, training, [])
+            if one is not None and one.finite and one.trained:
+                found.append(one)
+    return found
+
+
+def _case(
+    observation: Observation,
+    upload: Upload,
+    artifact: Artifact,
+    training: LocalTraining,
+    notes: list[str],
+) -> HeadCase | None:
+    if isinstance(artifact, MatrixBlocks):
+        return _matrix_case(observation, upload, artifact, training, notes)
+    if isinstance(artifact, HeadState | ModelState | GradientState):
+        return _head_case(observation, upload, artifact, training)
+    return None
 
 
 def _head_case(
@@ -181,18 +226,25 @@ def _matrix_case(
 def _before(
     upload: Upload, observation: Observation, head_only: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The head from which the client started, (C, d) and (C,), or None if it was never sent."""
+    """The head from which the client started, (C, d) and (C,), or None if it was never sent.
+
+    Models of other rounds are not given; what was sent in them is, and it has the same names.
+    """
     model = observation.models.get((upload.client, upload.round))
     if model is not None:
         own = {name: value.detach() for name, value in model.named_parameters()}
         weight, bias = head_names(model, observation.num_classes)
         return (own[weight], own[bias]) if bias else None
-    if not head_only:
+    received = received_by(observation, upload.client).get(upload.round, ())
+    if head_only:
+        heads = [one.params for one in received if isinstance(one, HeadState)]
+        return (heads[0]["weight"], heads[0]["bias"]) if heads else None
+    alike = next((m for (k, _), m in observation.models.items() if k == upload.client), None)
+    sent = [one.params for one in received if isinstance(one, ModelState)]
+    if alike is None or not sent:
         return None
-    for artifact in received_by(observation, upload.client).get(upload.round, ()):
-        if isinstance(artifact, HeadState):
-            return artifact.params["weight"], artifact.params["bias"]
-    return None
+    weight, bias = head_names(alike, observation.num_classes)
+    return (sent[0][weight], sent[0][bias]) if bias in sent[0] else None
 
 
 def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

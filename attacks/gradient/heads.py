@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,29 @@ def absent_input(weight: Tensor, bias: Tensor, present: Tensor, reach: float) ->
     return common_input(weight, bias)
 
 
+def pulls(weight: Tensor, bias: Tensor, present: Tensor, reach: float) -> Tensor:
+    """Where each class lies from what all have in common, by one change of a head (C, d).
+
+    With m in common, dW_c - db_c m is -a_c (h_c - m), a_c > 0, if a mistake is as likely for one
+    class as for another. Its direction is that of dW_c / db_c - m where db_c < 0, and is told
+    where the others pushed the bias of a rare class up, too. None of it depends on how long the
+    change is.
+
+    Args:
+        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
+        present: classes to answer for (C,) bool; the others are zero.
+        reach: step size times steps.
+
+    Returns: unit directions less their mean over the classes present.
+    """
+    found = torch.zeros_like(weight)
+    if bool(present.any()):
+        beyond = weight - bias[:, None] * absent_input(weight, bias, present, reach)
+        units = -_unit(beyond[present])
+        found[present] = units - units.mean(0)
+    return found
+
+
 def combined(
     weight: Tensor,
     bias: Tensor,
@@ -73,15 +98,14 @@ def combined(
     *,
     length: float,
     public: Tensor | None = None,
+    earlier: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Class means from what each row moved by beyond the push that all classes share.
+    """Class means in the direction of `pulls`, about what classes have in common.
 
-    With m in common, dW_c - db_c m is -a_c (h_c - m), a_c > 0, if a mistake is as likely for one
-    class as for another. Its direction is that of dW_c / db_c - m where db_c < 0, and is told
-    where the others pushed the bias of a rare class up, too. The length of one difference is not
-    told by several steps on changing batches, so all have the same. It is more than the real one:
-    m is off by more than classes differ, and an answer should point the right way all the same.
-    None of it depends on how long the change is.
+    The length of one difference is not told by several steps on changing batches, so all have the
+    same. It is more than the real one: m is off by more than classes differ, and an answer should
+    point the right way all the same. Directions of several rounds are averaged, as the client's
+    images are the same and its batches are not.
 
     Args:
         weight, bias: head before minus after, or its gradient; (C, d) and (C,).
@@ -91,13 +115,18 @@ def combined(
             class is absent, the median one of `ratio` if that is longer.
         public: class means of public images (C, d), which give m, the lengths and a share of the
             directions; or None.
+        earlier: `pulls` of earlier rounds (C, d), and the classes present in each (C,) bool, which
+            are answered for as well.
 
     Returns: means (n, d) and their classes (n,) int64, ascending.
     """
-    classes = present.nonzero().flatten()
     common = absent_input(weight, bias, present, reach)
     beyond = weight - bias[:, None] * common
-    directions = -_unit(beyond[classes])
+    summed, times = pulls(weight, bias, present, reach), present.double()
+    for found, held in earlier:
+        summed, times = summed + found, times + held
+    classes = (times > 0).nonzero().flatten()
+    directions = summed[classes] / times[classes, None]
     directions = directions - directions.mean(0)
     if public is not None:
         known = public[classes].to(weight)

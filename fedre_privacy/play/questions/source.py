@@ -81,7 +81,7 @@ class SourceQuestion(Question):
             settings,
             source.attack_seed,
             seen.observation,
-            seen.kind,
+            "sources of images",
             seen.counterfactual,
             source.round,
             candidates=asked.candidates,
