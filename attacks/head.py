@@ -144,7 +144,9 @@ class HeadUpdate(Attack):
         cases, notes = head_cases(observation)
         stretches = (1.0,) if least_bound(observation.channel.updates) is None else STRETCHES
         rows: list[tuple[HeadCase, Tensor, Tensor]] = []
+        used: list[int] = []
         for case in cases:
+            earlier: list[HeadCase] = []
             public = self._public(case, observation, context)
             case = case if case.bias_sent else self._with_bias(case, public)
             by_rows = self.method == "combined" and case.trained
@@ -159,13 +161,14 @@ class HeadUpdate(Attack):
                 means = means - means.mean(0) + public.means[classes].mean(0).to(means)
                 means = means.clamp(min=0) if self.nonnegative else means
             rows.append((case, means, classes))
+            used.append(1 + len(earlier))
         count = torch.tensor([len(classes) for _, _, classes in rows])
         return RecoveredPrototypes(
             vectors=torch.cat([means for _, means, _ in rows]),
             clients=torch.tensor([case.client for case, _, _ in rows]).repeat_interleave(count),
             labels=torch.cat([classes for _, _, classes in rows]),
             rounds=torch.tensor([case.round for case, _, _ in rows]).repeat_interleave(count),
-            rounds_used=torch.ones(int(count.sum()), dtype=torch.int64),
+            rounds_used=torch.tensor(used).repeat_interleave(count),
             s_min=torch.full((int(count.sum()),), torch.nan),
             expected_error=torch.full((int(count.sum()),), torch.nan),
             notes=tuple(notes),

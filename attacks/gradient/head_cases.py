@@ -244,7 +244,7 @@ def _before(
     if alike is None or not sent:
         return None
     weight, bias = head_names(alike, observation.num_classes)
-    return (sent[0][weight], sent[0][bias]) if bias in sent[0] else None
+    return (sent[0][weight], sent[0][bias]) if bias is not None and bias in sent[0] else None
 
 
 def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from fedre_privacy.attacks.gradient import signed
 from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState, Representations
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.types import Broadcast, KnownDefense, LocalTraining
+from fedre_privacy.core.types import Broadcast, KnownDefense, LocalTraining, Upload
 from fedre_privacy.models.split import SplitModel
 from fedre_privacy.threats.base import threats
 
@@ -461,6 +461,56 @@ def test_public_images_tell_what_all_classes_have_in_common(watch):
     assert gaps[1] < 0.3 * gaps[0]
     with pytest.raises(IncompatibleError, match="labels of the auxiliary"):
         attacks.get("head")(centre="public")(replace(seen, aux_labels=None))
+
+
+def three_rounds(watch, client=0):
+    """A client that trains the broadcast head on a few of its samples in each of three rounds."""
+    reps, labels, means, rng = four_classes()
+    uploads, broadcasts = [], []
+    for number in (1, 2, 3):
+        batch = torch.randperm(60, generator=rng)[:12]
+        before, after = local_head(reps[batch], labels[batch], 0.1, 5, seed=number)
+        uploads.append(Upload(client, number, (HeadState(after),)))
+        broadcasts.append(Broadcast(number, (client,), (HeadState(before),)))
+    seen = watch(
+        [HeadState(after)], None, training=LocalTraining(0.1, 5, 12, {0: 60, 1: 60}), size=0
+    )
+    seen = replace(
+        seen, targets=tuple(uploads[-1:]), uploads=tuple(uploads), broadcasts=tuple(broadcasts)
+    )
+    return seen, means
+
+
+def test_heads_of_several_rounds_tell_more_than_one(watch):
+    seen, means = three_rounds(watch)
+    one, three = (attacks.get("head")(rounds=r)(seen) for r in (1, 3))
+    assert three.labels.tolist() == [0, 1, 2, 3]
+    assert 1 - centred_cosine(three, means) < 0.7 * (1 - centred_cosine(one, means))
+    assert one.rounds_used.tolist() == [1] * 4 and three.rounds_used.tolist() == [3] * 4
+    last = replace(seen, uploads=seen.targets)
+    torch.testing.assert_close(attacks.get("head")()(last).vectors, one.vectors)
+    untold = replace(seen, broadcasts=seen.broadcasts[-1:])  # rounds whose start is not known
+    torch.testing.assert_close(attacks.get("head")()(untold).vectors, one.vectors)
+
+
+def test_rounds_of_other_clients_and_broken_ones_are_not_used(watch):
+    seen, _ = three_rounds(watch)
+    told = attacks.get("head")()(seen)
+    other, _ = three_rounds(watch, client=1)
+    lost = {
+        name: torch.full_like(v, torch.nan)
+        for name, v in seen.uploads[0].artifacts[0].params.items()
+    }
+    more = replace(
+        seen,
+        uploads=(*other.uploads, *seen.uploads),
+        broadcasts=(*seen.broadcasts, *other.broadcasts),
+    )
+    torch.testing.assert_close(attacks.get("head")()(more).vectors, told.vectors)
+    broken = replace(seen, uploads=(Upload(0, 1, (HeadState(lost),)), *seen.uploads[1:]))
+    torch.testing.assert_close(
+        attacks.get("head")()(broken).vectors, attacks.get("head")(rounds=2)(seen).vectors
+    )
 
 
 def test_a_head_without_a_start_is_refused(watch):
