@@ -25,7 +25,7 @@ from fedre_privacy.sealed.door import play
 
 from .attack import peak_memory, prepare_attack
 from .fit import check_ahead
-from .questions.base import Trial, question_of
+from .questions.base import NAMES, Trial, question_of
 
 LONG_S = 2.0
 """An attack that took longer is not repeated to measure it warm."""
@@ -61,6 +61,7 @@ def rehearse(
     """
     lines: dict[str, str] = {}
     train_s = attack_s = 0.0
+    stands_in = False
     with tempfile.TemporaryDirectory() as scratch:
         if isinstance(training, Run):
             run = training
@@ -68,6 +69,7 @@ def rehearse(
         else:
             if settings is not None:
                 check_ahead(training, settings)
+                stands_in = settings.target == RECOVERED
                 settings = _after_one_step(settings)
             prepared = prepare(training, device)
             run, train_s = _first_step(training, prepared, Path(scratch), device)
@@ -76,6 +78,8 @@ def rehearse(
         if settings is not None:
             trial = prepare_attack(run, settings)
             lines |= {k: v for k, v in trial.lines().items() if k != "Uploaded" or train_s == 0}
+            if stands_in:
+                lines["Target"] = f"{NAMES[RECOVERED]}; the true ones stand in for this estimate"
             attack_s = _attack_seconds(trial, settings, device)
             targets = _targets(trial.observation)
             lines["Attack"] = (

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from fedre_privacy.runs import training as training
 
+TINY = ("--set", "data.size=16", "--set", "data.per_class=12", "--clients", "4", "--rounds", "3")
 UPLOADED = {
     "fedre": "entangled",
     "fedgh": "prototypes",
@@ -287,3 +288,12 @@ def test_dry_run_estimates_what_is_asked_for(cli: Any, tiny: list[str], nowhere:
     (many,) = cli.train(*tiny, "--rounds", "300", "--dry-run", "--json").events
     assert 20 < many["plan"]["train_s"] / one["plan"]["train_s"] < 500
     assert one["plan"]["memory_bytes"] > 1e8
+
+
+def test_a_rehearsal_says_what_stands_in_for_recovered_prototypes(cli: Any, run: Path) -> None:
+    asked = ("--target", "recovered-prototypes", "--threat", "strong", "--attack", "linear")
+    done = cli.attack(*TINY, "--protocol", "fedre", *asked, "--dry-run")
+    assert done.code == 0, done.err
+    assert "recovered from the uploads; the true ones stand in" in done.line("Target")
+    done = cli.attack(str(run), *asked, "--dry-run")
+    assert done.line("Target").endswith("by disentangle"), done.err
