@@ -65,7 +65,9 @@ class MatrixClasses(Attack):
             beliefs.append(share / (share + HELD))
             shares.append(share)
             if not bool(share.isfinite().all()):
-                notes.append(f"client {upload.client}: the change is not finite, or there is none")
+                notes.append(
+                    f"client {upload.client}: the change or the model is not finite, or says nothing"
+                )
         return LabelEstimate(
             clients=torch.tensor([upload.client for upload in observation.targets]),
             support=torch.stack(beliefs).float(),
@@ -114,7 +116,7 @@ def class_shares(change: Tensor, means: Tensor, pushes: Tensor, allowed: Tensor)
         pushes: error of each class, through the head (C, m s).
         allowed: classes that may have a weight (C,) bool.
 
-    Returns: weights over their sum (C,); NaN where the change is not finite or no weight is
+    Returns: weights over their sum (C,); NaN where something is not finite or no weight is
         positive.
     """
     found = means.new_full((len(means),), torch.nan)
@@ -124,6 +126,8 @@ def class_shares(change: Tensor, means: Tensor, pushes: Tensor, allowed: Tensor)
     right = pushes[allowed].reshape(-1, *change.shape[:2]).transpose(0, 1)
     gram = ((left @ left.mT) * (right @ right.mT)).sum(0)
     towards = ((left @ change) * right).sum((0, 2))
+    if not bool(gram.isfinite().all()) or not bool(gram.trace() > 0):
+        return found
     gram = gram + 1e-9 * gram.trace() * torch.eye(len(gram), dtype=gram.dtype)
     root = torch.linalg.cholesky(gram)
     wanted = torch.linalg.solve_triangular(root, towards[:, None], upper=False).squeeze(1)

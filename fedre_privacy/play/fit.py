@@ -96,7 +96,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "entangled (counterfactual).",
         )
     question, named = question_of(settings), asked_by(settings.target)
-    if named is not None and type(question) is not named:
+    if named is not None and not isinstance(question, named):
         wanted = named.answered_by or named.name
         able = [n for n in attacks.names() if attacks.get(n).answers == wanted]
         raise IncompatibleError(

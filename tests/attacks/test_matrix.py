@@ -102,7 +102,7 @@ def test_noise_for_blocks_tells_no_classes():
 
 def test_nothing_is_said_of_a_change_that_says_nothing():
     found = MatrixClasses()(seen(holding(HELD), moved=False))
-    assert bool(found.support.isnan().all()) and "there is none" in found.notes[0]
+    assert bool(found.support.isnan().all()) and "says nothing" in found.notes[0]
     broken = seen(holding(HELD))
     blocks = broken.targets[0].artifacts[0].blocks.clone()
     blocks[0, 0, 0] = torch.inf
@@ -136,3 +136,5 @@ def test_weights_of_a_known_sum_are_found():
         class_shares(3 * change, means, pushes, everyone), true, atol=1e-6, rtol=0
     )
     assert bool(class_shares(-change.abs(), means, pushes, everyone).isnan().all())
+    for nothing in (torch.zeros_like(pushes), torch.full_like(pushes, torch.inf)):
+        assert bool(class_shares(change, means, nothing, everyone).isnan().all())
