@@ -66,7 +66,7 @@ class MatrixClasses(Attack):
             shares.append(share)
             if not bool(share.isfinite().all()):
                 notes.append(
-                    f"client {upload.client}: the change or the model is not finite, or says nothing"
+                    f"client {upload.client}: change or model is not finite, or says nothing"
                 )
         return LabelEstimate(
             clients=torch.tensor([upload.client for upload in observation.targets]),
