@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    MatrixBlocks,
-    ModelState,
-)
+from fedre_privacy.core.artifacts import GradientState, HeadState, MatrixBlocks, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation, Upload
 
@@ -23,7 +17,7 @@ from .matrices import blocks_before, head_rows, linear_parts, turned
 from .solve import training_of
 from .victims import head_names, local_steps
 
-KINDS = (HeadState, ModelState, GradientState, MatrixBlocks)
+Carrier = HeadState | ModelState | GradientState | MatrixBlocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +75,7 @@ def head_cases(observation: Observation) -> tuple[list[HeadCase], list[str]]:
     notes: list[str] = []
     for upload in observation.targets:
         for artifact in upload.artifacts:
-            if not isinstance(artifact, KINDS):
+            if not isinstance(artifact, Carrier):
                 continue
             found = _case(observation, upload, artifact, training, notes)
             who = f"client {upload.client}, round {upload.round}"
@@ -111,11 +105,12 @@ def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list
         if upload.client != case.client or not 0 < case.round - upload.round <= rounds:
             continue
         for artifact in upload.artifacts:
-            if not isinstance(artifact, KINDS):
+            if not isinstance(artifact, Carrier):
                 continue
+            received = received_by(observation, upload.client).get(upload.round, ())
             if isinstance(artifact, MatrixBlocks) and (
                 (upload.client, upload.round) not in observation.heads
-                or not received_by(observation, upload.client).get(upload.round)
+                or not any(isinstance(one, MatrixBlocks) for one in received)
             ):
                 continue
             one = _case(observation, upload, artifact, training, [])
@@ -127,15 +122,13 @@ def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list
 def _case(
     observation: Observation,
     upload: Upload,
-    artifact: Artifact,
+    artifact: Carrier,
     training: LocalTraining,
     notes: list[str],
 ) -> HeadCase | None:
     if isinstance(artifact, MatrixBlocks):
         return _matrix_case(observation, upload, artifact, training, notes)
-    if isinstance(artifact, HeadState | ModelState | GradientState):
-        return _head_case(observation, upload, artifact, training)
-    return None
+    return _head_case(observation, upload, artifact, training)
 
 
 def _head_case(

@@ -120,8 +120,6 @@ def combined(
 
     Returns: means (n, d) and their classes (n,) int64, ascending.
     """
-    common = absent_input(weight, bias, present, reach)
-    beyond = weight - bias[:, None] * common
     summed, times = pulls(weight, bias, present, reach), present.double()
     for found, held in earlier:
         summed, times = summed + found, times + held
@@ -133,6 +131,8 @@ def combined(
         gaps = known - known.mean(0)
         directions = (1 - PUBLIC_SHARE) * directions + PUBLIC_SHARE * _unit(gaps)
         return known.mean(0) + PUBLIC_LENGTH * gaps.norm(dim=1).mean() * directions, classes
+    common = absent_input(weight, bias, present, reach)
+    beyond = weight - bias[:, None] * common
     size = length * common.norm()
     down = bias < -SMALL * bias.abs().max()
     if bool(present.all()) and bool(down.any()):

@@ -12,7 +12,7 @@ from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.play.fit import hides_its_loss
 from fedre_privacy.play.observe import effective
-from fedre_privacy.play.questions.base import asked_of_attack
+from fedre_privacy.play.questions.base import questions_for
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol
@@ -95,7 +95,7 @@ def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
             "target": target,
             f"uploaded by {protocol.name}": real,
             "attack": name,
-            "answers": ", ".join(asked_of_attack(attacks.get(name).answers)),
+            "answers": ", ".join(questions_for(attacks.get(name).answers)),
             "possible": _obstacle(name, kinds, known, run.settings) or "yes",
         }
         for target, kinds, real in _targets(protocol)

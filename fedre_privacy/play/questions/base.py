@@ -211,7 +211,7 @@ def asked_by(target: str) -> type[Question] | None:
     return questions.get(target)
 
 
-def asked_of_attack(answers: str) -> list[str]:
+def questions_for(answers: str) -> list[str]:
     """Questions that an attack with these answers can be asked, its own first."""
     others = [n for n in questions.names() if questions.get(n).answered_by == answers]
     return [answers, *others]

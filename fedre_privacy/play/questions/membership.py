@@ -80,7 +80,7 @@ class MembershipQuestion(Question):
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
-        seen = asked_about(source, settings, asked.candidates)
+        seen = asked_about(source, settings, aux, asked.candidates)
         return MembershipTrial(
             run,
             settings,
@@ -149,10 +149,11 @@ class Asked:
     beside: ModelRule
 
 
-def asked_about(source: TargetSource, settings: AttackSettings, candidates: Candidates) -> Asked:
+def asked_about(
+    source: TargetSource, settings: AttackSettings, aux: PublicImages, candidates: Candidates
+) -> Asked:
     """Observe a run's uploads together with candidates, and score these without the uploads."""
     run = source.run
-    _, aux = held_out(source, ALL)
     kinds = readable_kinds(run.settings.protocol, settings)
     models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
     granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)

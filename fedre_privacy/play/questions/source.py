@@ -23,10 +23,11 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
+from ..observe import held_out
 from ..targets import TargetSource
 from .base import Question, Trial, questions
 from .candidates import FEWEST, digests, evaluator_stream, members_of
-from .membership import asked_about, readable_kinds
+from .membership import ALL, asked_about, readable_kinds
 
 HOLDERS = 10
 """Clients that an image is asked about, at most."""
@@ -75,7 +76,8 @@ class SourceQuestion(Question):
         evaluation = settings.evaluation
         source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
         asked = draw_sources(source, evaluation.candidates, source.seed)
-        seen = asked_about(source, settings, asked.candidates)
+        _, aux = held_out(source, ALL)
+        seen = asked_about(source, settings, aux, asked.candidates)
         return SourceTrial(
             run,
             settings,
@@ -130,31 +132,29 @@ def draw_sources(source: TargetSource, per_client: int, seed: int) -> SourceCand
     copies = Counter(digests(data.images[torch.cat([*source.train, *source.test])]))
     wished = {k: members_of(source, copies, k, per_client, seed) for k in source.clients}
     rng = evaluator_stream(seed, "holders")
-    rows: list[int] = []
-    owners: list[int] = []
-    asked: list[int] = []
+    rows, owners, asked = [], [], []
     for label in range(data.num_classes):
         held = {k: own[data.labels[own] == label] for k, own in wished.items()}
         each, holders = shared({k: len(own) for k, own in held.items()})
         order = torch.randperm(len(holders), generator=rng)[:HOLDERS].tolist()
         holders = [holders[i] for i in order]
         for owner in holders:
-            for image in held[owner][:each].tolist():
-                rows += [image] * len(holders)
-                owners += [owner] * len(holders)
-                asked += holders
-    number = len(set(rows))
+            rows.append(held[owner][:each].repeat_interleave(len(holders)))
+            owners.append(torch.full((len(rows[-1]),), owner))
+            asked.append(torch.tensor(holders).repeat(each))
+    number = sum(len(part.unique()) for part in rows)
     if number < FEWEST:
         raise IncompatibleError(
             f"Only {plural(number, 'training image')} can be asked about: of classes that "
             f"several clients hold, each as many; {FEWEST} are needed.",
             next_step="Use a partition whose clients share classes, such as --partition iid.",
         )
-    shuffled = torch.randperm(len(rows), generator=evaluator_stream(seed, "order of pairs"))
-    chosen, clients = torch.tensor(rows)[shuffled], torch.tensor(asked)[shuffled]
+    pairs = sum(len(part) for part in rows)
+    shuffled = torch.randperm(pairs, generator=evaluator_stream(seed, "order of pairs"))
+    chosen, owner_of, clients = (torch.cat(part)[shuffled] for part in (rows, owners, asked))
     return SourceCandidates(
         Candidates(data.images[chosen].float() / 255, data.labels[chosen], clients),
-        torch.tensor(owners)[shuffled] == clients,
+        owner_of == clients,
         torch.unique(chosen, return_inverse=True)[1],
     )
 
