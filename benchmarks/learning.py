@@ -17,7 +17,7 @@ protocols  all protocols and both partitions, with the local step that FedRE's T
 A seed decides the partition too. The best step is chosen on other seeds than those that are
 reported; seed 0 was used to choose FedRE's server step and is in neither. The table has means and
 standard deviations over seeds, and the difference to training alone of the same seed with its 95 %
-interval.
+interval; of a best step, to training alone with its own best step.
 """
 
 from __future__ import annotations
@@ -163,10 +163,16 @@ def protocol_cells(size: Mapping[str, int], rows: Rows) -> list[Cell]:
             choosing += cells(CHOOSING, name, partition, step)
     best = []
     for name, partition in pairs:
-        step = best_step(name, partition, size, rows)
-        if step is not None:
-            best += cells(REPORTED, name, partition, step)
+        best += best_cells(name, partition, size, rows)
     return list(dict.fromkeys([*out[: len(pairs)], *choosing, *out, *best]))
+
+
+def best_cells(name: str, partition: str, size: Mapping[str, int], rows: Rows) -> list[Cell]:
+    """The reported trainings of a protocol with its best step; none where it is not known yet."""
+    step = best_step(name, partition, size, rows)
+    if step is None:
+        return []
+    return [Cell(name, partition, "cnn4", step, 10, seed, **size) for seed in REPORTED]
 
 
 def best_step(name: str, partition: str, size: Mapping[str, int], rows: Rows) -> float | None:
@@ -212,10 +218,15 @@ def train(cell: Cell, data: str, device: str) -> Found:
     )  # fmt: skip
 
 
-def campaign(cells: Sequence[Cell], rows: Rows, options: argparse.Namespace, path: Path) -> None:
-    """Train what has no row yet, several at once, and write each row when it is there."""
+def campaign(
+    cells: Sequence[Cell], rows: Rows, options: argparse.Namespace, path: Path, ends: float
+) -> None:
+    """Train what has no row yet, several at once, and write each row when it is there.
+
+    Args:
+        ends: no training begins after this moment (`time.monotonic`).
+    """
     missing = iter([cell for cell in cells if cell not in rows])
-    ends = time.monotonic() + 60 * options.minutes
     failed = 0
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
@@ -298,6 +309,33 @@ def lines(rows: Rows) -> Iterator[Line]:
         )
 
 
+def best_lines(rows: Rows, size: Mapping[str, int]) -> Iterator[Line]:
+    """The same with the best of three steps, against training alone with its own best step."""
+    for partition in PARTITIONS:
+        alone = best_cells("local", partition, size, rows)
+        for name in protocols.names():
+            cells = best_cells(name, partition, size, rows)
+            if not cells or not all(cell in rows for cell in cells):
+                continue
+            differences = (
+                [
+                    headline(cell, rows[cell]) - rows[other].local
+                    for cell, other in zip(cells, alone, strict=True)
+                    if name != "local" and other in rows
+                ]
+                if alone
+                else []
+            )
+            yield Line(
+                cells[0].setting(),
+                len(cells),
+                _spread([rows[cell].local for cell in cells]),
+                _spread([rows[cell].broadcast for cell in cells]),
+                _interval(differences) if differences else None,
+                len(differences),
+            )
+
+
 def _spread(values: Sequence[float]) -> tuple[float, float]:
     sd = statistics.stdev(values) if len(values) > 1 else math.nan
     return 100 * statistics.fmean(values), 100 * sd
@@ -312,33 +350,48 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def table(form: str, rows: Rows, size: Mapping[str, int]) -> str:
     """Markdown: a line for each setting of a form with its seeds."""
-    shown = {cell.setting(): cell for cell in form_cells(form, size, rows)}
+    if form == "protocols":
+        return "\n".join(
+            line
+            for title, found in parts_of_protocols(rows, size).items()
+            for line in (f"**{title}**", "", *markdown(found), "")
+        )
+    shown = {cell.setting() for cell in server_cells(size)}
+    found = [line for line in lines(rows) if line.cell in shown]
+    return "\n".join([*markdown(found), "", mean_over_sum(rows, size)])
+
+
+def parts_of_protocols(rows: Rows, size: Mapping[str, int]) -> dict[str, list[Line]]:
+    """The tables of form `protocols`: with the paper's step, and with each protocol's best."""
+    paper = [
+        line
+        for line in lines(rows)
+        if line.cell.step == PAPER_STEP.get(line.cell.partition)
+        and line.cell in {replace(cell, seed=0) for cell in protocol_cells(size, rows)}
+    ]
+    return {"the paper's step": paper, "best of three steps": list(best_lines(rows, size))}
+
+
+def markdown(found: Sequence[Line]) -> list[str]:
+    """Rows of a table, settings that are alike together."""
     head = ("way", "partition", "models", "local step", "clients", "seeds", "after local training")
     out = [
         f"| {' | '.join((*head, 'after the broadcast', 'headline over training alone'))} |",
         "|---" * (len(head) + 2) + "|",
     ]
-    for line in sorted(lines(rows), key=_order):
-        if line.cell not in shown:
-            continue
+    for line in sorted(found, key=_order):
         over = "-"
         if line.over is not None:
             mean, low, high = line.over
             ends = "" if math.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
             over = f"{mean:+.1f}{ends} (n {line.pairs})"
-        best = ""
-        if form == "protocols":
-            chosen = best_step(line.cell.way, line.cell.partition, size, rows)
-            best = ", best of three" if chosen == line.cell.step else ""
         words = (
             line.cell.way, line.cell.partition, line.cell.models,
-            f"{line.cell.step:g}{best}", str(line.cell.clients), str(line.seeds),
+            f"{line.cell.step:g}", str(line.cell.clients), str(line.seeds),
             _percent(line.local), _percent(line.broadcast), over,
         )  # fmt: skip
         out.append(f"| {' | '.join(words)} |")
-    if form == "server":
-        out += ["", mean_over_sum(rows, size)]
-    return "\n".join(out)
+    return out
 
 
 def mean_over_sum(rows: Rows, size: Mapping[str, int]) -> str:
@@ -387,34 +440,42 @@ def figure(form: str, rows: Rows, size: Mapping[str, int], path: Path) -> None:
     Raises:
         ConfigError: no row to draw.
     """
-    shown = {cell.setting() for cell in form_cells(form, size, rows)}
-    found = {line.cell: line for line in lines(rows) if line.cell in shown}
-    ways = sorted({cell.way for cell in found})
-    settings = dict.fromkeys(
-        replace(line.cell, way="") for line in sorted(found.values(), key=_order)
-    )
-    columns = []
-    for setting in settings:
-        alone = found.get(replace(setting, way="local"))
-        dots = []
-        for way in ways:
-            line = found.get(replace(setting, way=way))
-            if line is None:
-                dots.append(Dot(None))
-                continue
-            moment = protocols.get(way.split(",")[0]).headline
-            mean, sd = line.broadcast if moment == "post_broadcast" else line.local
-            dots.append(
-                Dot(mean, None if math.isnan(sd) else sd, alone.local[0] if alone else None)
-            )
-        title = f"{setting.partition}, {setting.models}\nstep {setting.step:g}, "
-        columns.append(Column(f"{title}{setting.clients} clients", tuple(dots), absent="not run"))
+    columns: dict[str, dict[str, Line]] = defaultdict(dict)
+    if form == "protocols":
+        for title, found in parts_of_protocols(rows, size).items():
+            for line in sorted(found, key=_order):
+                columns[f"{line.cell.partition}\n{title}"][line.cell.way] = line
+    else:
+        shown = {cell.setting() for cell in server_cells(size)}
+        for line in sorted(lines(rows), key=_order):
+            cell = line.cell
+            if cell in shown:
+                title = (
+                    f"{cell.partition}, {cell.models}\nstep {cell.step:g}, {cell.clients} clients"
+                )
+                columns[title][cell.way] = line
+    ways = sorted({way for column in columns.values() for way in column})
     drawn = comparison(
-        ways, columns, title="Accuracy, percent",
+        ways,
+        [
+            Column(title, tuple(_dot(column.get(way), column.get("local")) for way in ways),
+                   absent="not run")
+            for title, column in columns.items()
+        ],
+        title="Accuracy, percent",
         caption="Mean and standard deviation over seeds at the moment that the protocol quotes; "
         "red: training alone.",
     )  # fmt: skip
     print(save_figure(drawn, path)[0])
+
+
+def _dot(line: Line | None, alone: Line | None) -> Dot:
+    """A mean with its deviation, beside training alone."""
+    if line is None:
+        return Dot(None)
+    moment = protocols.get(line.cell.way.split(",")[0]).headline
+    mean, sd = line.broadcast if moment == "post_broadcast" else line.local
+    return Dot(mean, None if math.isnan(sd) else sd, alone.local[0] if alone else None)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -450,8 +511,15 @@ def main(given: Sequence[str] | None = None) -> int:
     if not chosen.data:
         print("--data FILE.npz is needed to train; --table and --figure read the rows there are.")
         return 2
-    cells = [cell for cell in form_cells(chosen.form, size, rows) if chosen.only in named(cell)]
-    campaign(cells[: chosen.first], rows, chosen, path)
+    ends = time.monotonic() + 60 * chosen.minutes
+    tried: set[Cell] = set()
+    while time.monotonic() < ends:  # a best step that became known has trainings of its own
+        cells = [cell for cell in form_cells(chosen.form, size, rows) if chosen.only in named(cell)]
+        cells = cells[: chosen.first]
+        if tried.issuperset(cells):
+            break
+        campaign([cell for cell in cells if cell not in tried], rows, chosen, path, ends)
+        tried.update(cells)
     return 0
 
 

@@ -102,3 +102,36 @@ def test_a_finished_training_is_not_repeated(learning, tmp_path, capsys):
     assert learning.main(given) == 0
     assert "seed 1" not in capsys.readouterr().out
     assert (tmp_path / "learning.csv").read_text() == before
+
+
+def test_the_best_step_is_compared_with_the_best_step_of_training_alone(learning, found):
+    rows = {}
+    for cell in learning.protocol_cells(SIZE, {}):
+        if cell.seed in learning.CHOOSING and cell.partition == "pra:0.1":
+            best = {"fedre": 0.02, "local": 0.06}.get(cell.way)
+            if best:
+                rows[cell] = found(0.1, 0.1) if cell.step != best else found(0.5, 0.5)
+    for seed in learning.REPORTED:
+        mine = learning.Cell("fedre", "pra:0.1", "cnn4", 0.02, 10, seed, **SIZE)
+        rows[mine] = found(0.0, 0.75)
+        rows[replace(mine, way="local")] = found(0.1, 0.1)  # not the best step of local
+        rows[replace(mine, way="local", step=0.06)] = found(0.5, 0.5)
+    lines = {line.cell.way: line for line in learning.best_lines(rows, SIZE)}
+    assert set(lines) == {"fedre", "local"}
+    assert lines["fedre"].over[0] == pytest.approx(25) and lines["fedre"].pairs == 5
+    assert lines["local"].over is None and lines["local"].cell.step == 0.06
+
+
+def test_what_becomes_known_on_the_way_is_trained_by_the_same_command(
+    learning, found, tmp_path, monkeypatch
+):
+    def train(cells, rows, options, path, ends):
+        rows.update({cell: found(cell.step, cell.step) for cell in cells})
+
+    monkeypatch.setattr(learning, "campaign", train)
+    seen = {}
+    monkeypatch.setattr(learning, "read", lambda path: seen)
+    given = ["protocols", "--data", "any.npz", "--only", "fedgh pra:0.1", "--out", str(tmp_path)]
+    assert learning.main(given) == 0
+    reported = {(cell.step, cell.seed) for cell in seen if cell.seed in learning.REPORTED}
+    assert reported == {(step, seed) for step in (0.007, 0.06) for seed in learning.REPORTED}
