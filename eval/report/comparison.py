@@ -17,11 +17,12 @@ from .style import BLUE, LONGEST, SMALL, TEXT, VERMILLION, framed, plain, tidy
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its sd over seeds and its floor; None where there is none."""
+    """A value with its sd over seeds, its floor, and what it cannot exceed; None: there is none."""
 
     value: float | None
     sd: float | None = None
     floor: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Column:
 def comparison(
     labels: Sequence[str], columns: Sequence[Column], *, title: str, caption: str = ""
 ) -> Figure:
-    """Draw one panel per column; red ticks are floors, words stand where there is no value.
+    """Draw one panel per column; red ticks are floors, black ones what no value can exceed.
+
+    Words stand where there is no value.
 
     Columns without any value are left out.
 
@@ -69,12 +72,15 @@ def comparison(
             axes.plot(dot.value, row, "o", color=BLUE, ms=5)
             if dot.floor is not None:
                 axes.plot((dot.floor,) * 2, (row - 0.3, row + 0.3), color=VERMILLION, lw=1.8)
+            if dot.most is not None:
+                axes.plot((dot.most,) * 2, (row - 0.3, row + 0.3), color="black", lw=1.8)
         axes.set_ylim(-0.6, len(labels) - 0.4)
         axes.set_yticks(range(len(labels)), names if number == 0 else [])
         axes.margins(x=0.12)
         tidy(axes)
         if column.log:
-            _decades(axes, [dot.value for dot in column.dots if dot.value])
+            ends = (end for dot in column.dots for end in (dot.value, dot.most))
+            _decades(axes, [end for end in ends if end])
         else:
             axes.locator_params(axis="x", nbins=3)
             axes.xaxis.get_offset_text().set_fontsize(SMALL - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,30 @@ def plan_audit(
     return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends, unit))
 
 
+def audit_claim(
+    plan: AuditPlan,
+    sent: Sequence[Artifact],
+    *,
+    trials: int = 1000,
+    alpha: float = ALPHA,
+    seed: int = 0,
+) -> Audit:
+    """Audit what the defences of a federation promise, without training it.
+
+    Args:
+        plan: with a claim.
+        sent: the artifacts that a client sends in a round, whose form is taken; of no use where the
+            claim is for a record.
+    """
+    claim = plan.claim
+    assert claim is not None
+    if claim.unit == CLIENT:
+        return audit_mechanism(
+            plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
+        )
+    return audit_steps(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
+
+
 def audit_run(
     run: Run,
     *,
@@ -172,13 +197,9 @@ def audit_run(
     claim = plan.claim
     if inside or claim is None:
         found = audit_inside(run, claim, alpha=alpha)
-    elif claim.unit == CLIENT:
-        sent = _sent(run, claim.client, claim.rounds[-1])
-        found = audit_mechanism(
-            plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
-        )
     else:
-        found = audit_steps(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
+        sent = _sent(run, claim.client, claim.rounds[-1]) if claim.unit == CLIENT else ()
+        found = audit_claim(plan, sent, trials=trials, alpha=alpha, seed=seed)
     named = hashlib.sha256(json.dumps([trials, alpha, seed]).encode()).hexdigest()[:6]
     audit = RunAudit(run.folder / "audits" / f"{found.level}-{named}", run, plan, found)
     audit.folder.mkdir(parents=True, exist_ok=True)

@@ -205,7 +205,7 @@ FORMS = (
         "",
         "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none "
         "--steps 2 --out out --runs-dir runs",
-        r"^ *fedre, none +1 +0\.\d+",
+        r"^\| fedre, none \| 0\.\d+ \|.* \| no bound \| none \| 1 \|$",
     ),
 )
 

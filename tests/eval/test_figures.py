@@ -147,7 +147,7 @@ def every_figure(scored, metrics_frame):
     notes = [f"best\nclient {n}, class {ODD}\nPSNR 15.40 (floor 18.61)" for n in range(24)]
     names = [ODD, "$5", "A" * 60, *"defghij"]
     counts = torch.randint(0, 9, (12, 10), generator=torch.Generator().manual_seed(0))
-    dots = tuple(Dot(n + 0.5, 0.1, 0.2) for n in range(24))
+    dots = tuple(Dot(n + 0.5, 0.1, 0.2, n + 9 if n % 2 else None) for n in range(24))
     columns = [Column(ODD, dots), Column("log\nscale", dots, log=True)]
     variants = [*names, *map(str, range(14))]
     points = [
