@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SLOPE = 0.2
-CPU_BLOCK = 16
-"""Grouped convolutions over other numbers of channels are up to twice as fast channels last."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class HourGlass:
     stacking: str = "grouped"
 
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of one network's parameters, in the order `forward` takes them."""
+        """Shapes of one network's weights, in the order `forward` takes them."""
         out: list[tuple[int, ...]] = []
 
         def conv(into: int, out_of: int, kernel: int) -> None:
@@ -68,7 +66,8 @@ class HourGlass:
         """Draw weights and the fixed input of each network from its own stream (CPU).
 
         Returns:
-            Parameters, each (N, ...), and inputs (N, depth, H, W) in U(0, 0.1).
+            One tensor (N, number of weights), so that an optimiser has one thing to step, and
+            inputs (N, depth, H, W) in U(0, 0.1).
         """
         nets = []
         inputs = []
@@ -82,9 +81,19 @@ class HourGlass:
                 else:
                     is_scale = len(shapes[i - 1]) == 4 and i != len(shapes) - 1
                     one.append(torch.ones(shape) if is_scale else torch.zeros(shape))
-            nets.append(one)
+            nets.append(torch.cat([part.flatten() for part in one]))
             inputs.append(torch.rand((self.depth, *self.image_shape[1:]), generator=generator) / 10)
-        return [torch.stack(parts) for parts in zip(*nets, strict=True)], torch.stack(inputs)
+        return [torch.stack(nets)], torch.stack(inputs)
+
+    def weights(self, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Each weight of all networks, (N, ...), cut out of what `start` returned.
+
+        Copies, since the gradient of a normalisation on a CPU misreads a scale with gaps.
+        """
+        shapes = self.shapes()
+        parts = parameters[0].split([math.prod(shape) for shape in shapes], dim=1)
+        for part, shape in zip(parts, shapes, strict=True):
+            yield part.contiguous().unflatten(1, shape)
 
     def forward(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
         """Images in (0, 1), (N, C, H, W), from stacked parameters and inputs.
@@ -92,28 +101,54 @@ class HourGlass:
         Under autocast the last convolution and the output keep the precision of the parameters.
         """
         count, conv = len(inputs), STACKINGS[self.stacking]
-        left = iter(parameters)
+        left = self.weights(parameters)
 
         def layer(x: Tensor, *, stride: int = 1) -> Tensor:
             weight, scale, shift = next(left), next(left), next(left)
             x = conv(x, weight, stride=stride)
-            x = F.instance_norm(x, weight=scale.reshape(-1), bias=shift.reshape(-1))
+            # over one image this is instance normalisation, without its copies
+            x = F.batch_norm(x, None, None, scale.flatten(), shift.flatten(), training=True)
             return F.leaky_relu(x, SLOPE)
 
         x = inputs.reshape(1, -1, *inputs.shape[2:])
+        if x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)
         carried: list[Tensor] = []
         for _ in self.channels:
             carried.append(layer(x))
             x = layer(layer(x, stride=2))
         for across in reversed(carried):
-            x = F.interpolate(x, size=across.shape[2:], mode="bilinear", align_corners=False)
-            size = x.shape[2:]
-            x = torch.cat([x.reshape(count, -1, *size), across.reshape(count, -1, *size)], 1)
-            x = layer(layer(x.reshape(1, -1, *size)))
+            x = layer(layer(_joined(_resized(x, across.shape[2:]), across, count)))
         weight, bias = next(left), next(left)
         with torch.autocast(x.device.type, enabled=False):  # colours need more than 8 bits
             x = conv(x.to(weight.dtype), weight) + bias.reshape(1, -1, 1, 1)
         return torch.sigmoid(x).reshape(count, *self.image_shape)
+
+
+def _joined(one: Tensor, other: Tensor, count: int) -> Tensor:
+    """Maps of two stacks of networks (1, N * C, H, W) behind each other, network by network."""
+    if one.device.type != "cpu":
+        pair = [x.reshape(count, -1, *x.shape[2:]) for x in (one, other)]
+        return torch.cat(pair, 1).reshape(1, -1, *one.shape[2:])
+    pair = [x[0].permute(1, 2, 0).unflatten(2, (count, -1)) for x in (one, other)]
+    return torch.cat(pair, 3).flatten(2)[None].permute(0, 3, 1, 2)
+
+
+def _resized(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps brought to a size, bilinearly; on a CPU by two products of matrices, which is faster."""
+    if x.device.type != "cpu":
+        return F.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+    maps = x[0].permute(1, 2, 0)
+    rows, columns = (_stretch(a, b).to(x.dtype) for a, b in zip(maps.shape[:2], size, strict=True))
+    maps = (rows @ maps.flatten(1)).unflatten(1, maps.shape[1:])
+    return torch.matmul(columns, maps)[None].permute(0, 3, 1, 2)
+
+
+@cache
+def _stretch(before: int, after: int) -> Tensor:
+    """The matrix (after, before) by which values along a line are stretched."""
+    line = torch.eye(before, dtype=torch.float64)[None]
+    return F.interpolate(line, size=after, mode="linear", align_corners=False)[0].T.contiguous()
 
 
 def _padded(x: Tensor, pad: int) -> Tensor:
@@ -126,8 +161,6 @@ def _grouped(x: Tensor, weight: Tensor, *, stride: int = 1) -> Tensor:
     pad = weight.shape[-1] // 2
     if pad:
         x = _padded(x, pad)
-        if len(weight) > 1 and weight.shape[2] % CPU_BLOCK and x.device.type == "cpu":
-            x = x.contiguous(memory_format=torch.channels_last)
     return F.conv2d(x, weight.flatten(0, 1), stride=stride, groups=len(weight))
 
 

@@ -13,8 +13,13 @@ BATCH = 256
 
 
 def frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy on a device, in evaluation mode, whose parameters take no gradient."""
-    return copy.deepcopy(module).to(device).eval().requires_grad_(False)
+    """Return a copy on a device, in evaluation mode, whose parameters take no gradient.
+
+    Its convolutions are computed channels last on a CPU, which is faster.
+    """
+    layout = torch.channels_last if device.type == "cpu" else torch.preserve_format
+    made = copy.deepcopy(module).to(device, memory_format=layout)
+    return made.eval().requires_grad_(False)
 
 
 def outputs(

@@ -34,7 +34,7 @@ def start(net: HourGlass, count: int) -> tuple[list[Tensor], Tensor]:
 
 def one_by_one(net: HourGlass, parameters: list[Tensor], z: Tensor) -> Tensor:
     """One network written as plain layers: z (1, depth, H, W) to (1, C, H, W)."""
-    left = iter(parameters)
+    left = (weight[0] for weight in net.weights([p[None] for p in parameters]))
 
     def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
         if weight.shape[-1] == 3:
@@ -103,13 +103,14 @@ def test_a_trial_takes_time(low):
 def test_the_start(name):
     net = NETS[name]
     parameters, inputs = net.start([stream(0, "net", index=i) for i in range(2)])
-    assert [tuple(p.shape[1:]) for p in parameters] == net.shapes()
+    weights = list(net.weights(parameters))
+    assert [tuple(w.shape[1:]) for w in weights] == net.shapes()
     assert inputs.shape == (2, net.depth, *net.image_shape[1:])
     assert float(inputs.min()) >= 0 and float(inputs.max()) <= 0.1
     images = net.forward(parameters, inputs)
     assert images.shape == (2, *net.image_shape)
     assert float(images.min()) > 0 and float(images.max()) < 1
-    for p, shape in zip(parameters, net.shapes(), strict=True):
+    for p, shape in zip(weights, net.shapes(), strict=True):
         if len(shape) == 4:  # each from its own stream, within 1 / sqrt(fan in)
             assert not torch.equal(p[0], p[1])
             assert float(p.abs().max()) <= (shape[1] * shape[2] * shape[3]) ** -0.5
@@ -120,12 +121,12 @@ def test_the_start(name):
 
 def test_normalisation_starts_as_the_identity():
     net = NETS["usual"]
-    parameters, _ = net.start([stream(0, "net")])
+    weights = list(net.weights(net.start([stream(0, "net")])[0]))
     shapes = net.shapes()
     for i in range(0, len(shapes) - 2, 3):
         assert len(shapes[i]) == 4
-        assert bool((parameters[i + 1] == 1).all()) and bool((parameters[i + 2] == 0).all())
-    assert bool((parameters[-1] == 0).all())  # the bias of the output
+        assert bool((weights[i + 1] == 1).all()) and bool((weights[i + 2] == 0).all())
+    assert bool((weights[-1] == 0).all())  # the bias of the output
 
 
 @pytest.mark.parametrize(
