@@ -28,7 +28,7 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .mixtures.over_rounds import alikeness, joint_odds
 from .running.channels import bounded_each
-from .running.messages import Sent, are_shares, asked_of, messages_of
+from .running.messages import Sent, are_shares, asked_of, image_keys, messages_of
 from .running.modules import frozen, outputs
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
@@ -205,7 +205,7 @@ class MembershipInference(Attack):
                 return _Reference(aux, torch.zeros(len(aux), dtype=torch.int64), note)
             return _Reference(aux, labels[: self.aux], "class statistics of auxiliary images")
         if kind == "others":
-            keys = _keys(candidates.images)
+            keys = image_keys(candidates.images)
             order = torch.randperm(
                 len(candidates), generator=stream(context.seed, "reference", client=client)
             )
@@ -381,10 +381,3 @@ def _counted(observation: Observation) -> dict[int, Tensor]:
             if isinstance(artifact, Counts) and artifact.values.numel() == observation.num_classes:
                 found[upload.client] = artifact.values.double().flatten()
     return found
-
-
-def _keys(images: Tensor) -> Tensor:
-    """One number per image (n,), equal for equal images; integers, so that it is exact."""
-    levels = (images.flatten(1) * 255).round().long()
-    factors = torch.randint(1 << 40, (levels.shape[1],), generator=stream(0, "image keys"))
-    return (levels * factors).sum(1)

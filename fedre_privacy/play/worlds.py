@@ -357,7 +357,8 @@ def _world(
         found["before"] = torch.stack([before for _, before in rows])
     for text, attack in _direct(plan).items():
         kinds = {kind for kind in settings.protocol.uploads if can_read(attack, kind)}
-        rounds = plan.looked_at if all(kind.updates for kind in kinds) else plan.looked_at[-1:]
+        single = all(kind.updates for kind in kinds) and not attack.adds_rounds
+        rounds = plan.looked_at if single else plan.looked_at[-1:]
         each = []
         for round in rounds:
             source = sources[round]
