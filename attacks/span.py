@@ -145,7 +145,8 @@ def by_rows(own: Tensor, known: Tensor, change: Tensor, ridge: float, floor: flo
     dots = along @ change.T
     held = held + floor * most * torch.eye(len(held)).to(held)
     explained = (dots * torch.linalg.solve(held, dots.T).T).sum(1)
-    return explained / (own * along).sum(1).clamp(min=1e-30)
+    shares: Tensor = explained / (own * along).sum(1).clamp(min=1e-30)
+    return shares
 
 
 def strangers(observation: Observation, asked: Candidates, mine: Tensor, most: int) -> Tensor:
@@ -181,7 +182,7 @@ def widest(model: nn.Module, images: Tensor) -> str:
             "has none.",
             next_step="Use --attack alignment.",
         )
-    return max(fitting, key=lambda n: min(layers[n].weight.shape))
+    return max(fitting, key=lambda n: int(min(layers[n].weight.shape)))
 
 
 def features(model: nn.Module, name: str, images: Tensor, device: torch.device) -> Tensor:

@@ -217,6 +217,7 @@ PLANS = {
             },
             "loss-membership@membership@strong",
             "span@membership@strong",
+            "alignment@membership@strong",
         ),
     ),
 }

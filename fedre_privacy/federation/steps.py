@@ -95,6 +95,8 @@ def client_step(
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
             noise = task.secret_rng(client, "defense training")
+            if client.absent is not None:
+                common["absent"] = client.absent
             mean_loss = trainer.fit(modules, loss, samples, who=who, noise_rng=noise, **common)
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -122,6 +124,8 @@ def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defense
         rng = task.secret_rng(client, "batches")
         chosen = trainer.batches(len(index), size, epochs, rng)
     used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+    if client.absent is not None:
+        used = used[~client.absent[used]]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
     return Mixture(torch.zeros_like(used), used, share, 1)
 
