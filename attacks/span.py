@@ -111,7 +111,7 @@ class Span(Attack):
         """Scores of one client's candidates by one upload, mean 0 and spread 1."""
         images = strangers(observation, asked, mine, self.aux)
         exchange = settle(exchange, asked.images)
-        name = widest(exchange.before, images[:2])
+        name = widest(exchange, images[:2])
         change = _joined(exchange.before, name) - _joined(exchange.after, name)
         model = frozen(exchange.before, context.device)
         own, known = (
@@ -167,13 +167,18 @@ def strangers(observation: Observation, asked: Candidates, mine: Tensor, most: i
     return found
 
 
-def widest(model: nn.Module, images: Tensor) -> str:
+def widest(exchange: SentModels, images: Tensor) -> str:
     """The linear layer with the most rows or columns, whichever are fewer, that sees one row each.
+
+    A layer that the upload left as it was is taken where it changed none.
 
     Raises:
         IncompatibleError: there is none.
     """
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    model, after = exchange.before, exchange.after.state_dict()
+    every = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    moved = {n: m for n, m in every.items() if not torch.equal(m.weight, after[f"{n}.weight"])}
+    layers = moved or every
     seen = _inputs(model, list(layers), images)
     fitting = [n for n in layers if n in seen and seen[n].dim() == 2]
     if not fitting:

@@ -32,7 +32,7 @@ from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.worlds import check_rates
-from fedre_privacy.runs.coins import Coins, Slots, draw_slots, toss
+from fedre_privacy.runs.coins import NULL, Coins, Slots, draw_slots, toss
 from fedre_privacy.runs.preparing import prepare, shared_out
 from fedre_privacy.runs.settings import AttackSettings, Evaluation, TrainSettings
 from fedre_privacy.runs.training import train
@@ -179,6 +179,8 @@ def plan_worlds(
         able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
         refused = attacks.get(READS_MODELS)() if wished or not able else able[0]
         check_ahead(plan.world(0), _settings(plan, refused))
+    if plan.coins.game == NULL:
+        prepare(plan.world(0), torch.device("cpu"))  # refuses where it cannot be played
     if rates:
         data = training.data.load()
         slots = draw_slots(shared_out(plan.world(0), data), data.labels, plan.coins)

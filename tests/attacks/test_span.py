@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.gradient.sent_models import latest
+from fedre_privacy.attacks.gradient.sent_models import SentModels, latest
 from fedre_privacy.attacks.span import Span, by_rows, features, widest
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.errors import IncompatibleError
@@ -213,12 +213,20 @@ def test_whitening_without_strangers_is_refused():
 
 def test_a_model_without_a_linear_layer_is_refused():
     with pytest.raises(IncompatibleError, match=r"the model has none"):
-        widest(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), torch.rand(2, 1, 8, 8))
+        widest(unmoved(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())), torch.rand(2, 1, 8, 8))
+
+
+def unmoved(model: nn.Module) -> SentModels:
+    return SentModels(model, copy.deepcopy(model), True)
 
 
 def test_the_widest_layer_and_its_features():
     model, images = Projected(), torch.rand(3, 1, 8, 8)
-    assert widest(model, images) == "extractor.1"
+    exchange = unmoved(model)
+    assert widest(exchange, images) == "extractor.1"
+    with torch.no_grad():
+        exchange.after.head.weight.add_(1)  # a head alone was sent
+    assert widest(exchange, images) == "head"
     seen = features(model, "extractor.1", images, torch.device("cpu"))
     assert torch.equal(seen[:, :-1], images.flatten(1).double()) and bool((seen[:, -1] == 1).all())
 
