@@ -383,6 +383,28 @@ def test_the_ratio_is_that_of_two_gaussians():
     assert torch.allclose((member - other)[0], expected)
 
 
+@pytest.mark.parametrize(("size", "value"), [(2, 0.9431), (5, 0.5669), (20, 0.4197)])
+def test_a_prototype_has_its_known_ratio(size, value):
+    shift, candidate = torch.tensor([0.5, 0.0]).double(), torch.tensor([[1.0, 0.0]]).double()
+    share = torch.tensor([[1 / size]]).double()
+    member, other = log_likelihoods(shift, candidate, share, share)
+    assert float(member - other) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(("size", "area"), [(5, 0.997), (10, 0.969), (20, 0.901), (50, 0.793)])
+def test_means_of_known_normals_are_told_as_often_as_is_known(size, area):
+    rng, draws, dim = stream(size, "means"), 4000, 64
+    others = torch.randn(draws, dim, generator=rng).double()
+    x = torch.randn(draws, dim, generator=rng).double()
+    members = torch.rand(draws, generator=rng) < 0.5
+    rest = others / size * torch.where(members, size - 1, size).double().sqrt()[:, None]
+    shift = rest + members[:, None] * x / size
+    share = torch.tensor([[1 / size]]).double()
+    member, other = log_likelihoods(shift, x, share, share)
+    found = roc_auc_score(members.numpy(), (member - other)[0].numpy())
+    assert found == pytest.approx(area, abs=0.015)
+
+
 def test_whitening_undoes_the_spread_within_classes():
     rng = stream(0, "white")
     labels = torch.arange(2).repeat(4000)

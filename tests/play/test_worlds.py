@@ -149,6 +149,7 @@ def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
         ("fedmrl", "span", 0.85),
         ("lg-fedavg", "span", 0.60),
         ("fd", "membership", 0.60),
+        ("fedallrep", "membership", 0.99),
         ("fedral", "rmia", 0.52),
     ],
 )
@@ -158,7 +159,7 @@ def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least)
     plan = plan_worlds(settings, worlds=5, rounds=2, coins=Coins(apart=0.4))
     done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
     assert done.scores[attack].auc > least
-    held = protocol in ("fedproto", "fedre", "lg-fedavg", "fd", "fedral")
+    held = protocol in ("fedproto", "fedre", "lg-fedavg", "fd", "fedral", "fedallrep")
     assert (MODEL in done.floors) == held == ("granted model alone" in done.verdict())
 
 
