@@ -211,6 +211,48 @@ def test_rounds_add_up():
     assert "1 rounds used" in attack(without).notes[0]
 
 
+def prototypes_of_rounds(world: World, noise: float = 0.0, missing: int = 0) -> Observation:
+    """Prototypes of six rounds, of extractors that drift; class 1 is not in some round."""
+    nets, uploads = {}, []
+    kept = torch.randn(60, 100, generator=stream(0, "kept"))
+    for round in range(1, 7):
+        linear = nn.Linear(SIDE * SIDE, 60, bias=False)
+        drift = torch.randn(60, 100, generator=stream(round, "drift"))
+        with torch.no_grad():
+            linear.weight.copy_((kept + 0.5 * drift) / 10)
+            nets[0, round] = nn.Sequential(nn.Flatten(), linear)
+            sent = world.means(nets[0, round](world.own))
+        count = 1 if round == missing else 2
+        means = sent.means + noise * torch.randn(2, 60, generator=stream(round, "noise"))
+        uploads.append(Upload(0, round, (Prototypes(means[:count], sent.labels[:count]),)))
+    return world.observe(*uploads, nets=nets)
+
+
+def test_prototypes_of_several_rounds_are_told_together():
+    gains = []
+    for seed in (0, 7):
+        world = World(20, seed=seed)
+        seen = prototypes_of_rounds(world)
+        gains.append(world.auc(attack(seen)) - world.auc(attack(seen, rounds_together=False)))
+        assert world.auc(attack(seen)) > world.auc(attack(seen, rounds=1)) + 0.02
+    assert sum(gains) / 2 > 0.02
+    noisy = prototypes_of_rounds(world, noise=0.05)
+    assert world.auc(attack(noisy)) > world.auc(attack(noisy, rounds_together=False)) - 0.02
+
+
+def test_a_prototype_that_a_round_lacks_is_told_by_the_others():
+    world = World(20)
+    found = attack(prototypes_of_rounds(world, missing=3))
+    assert bool(found.scores.isfinite().all()) and world.auc(found) > 0.85
+
+
+def test_prototypes_of_others_over_rounds_tell_nothing():
+    world, other = World(20), World(20, seed=50)
+    theirs = prototypes_of_rounds(other)
+    asked = prototypes_of_rounds(world).candidates
+    assert 0.35 < world.auc(attack(replace(theirs, candidates=asked))) < 0.65
+
+
 def test_recovered_prototypes_are_read_and_lost_ones_skipped():
     world = World(8)
     rows = world.means(world.own.flatten(1)).means.clone()
