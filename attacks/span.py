@@ -176,7 +176,9 @@ def widest(exchange: SentModels, images: Tensor) -> str:
         IncompatibleError: there is none.
     """
     model, after = exchange.before, exchange.after.state_dict()
-    every = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    every: dict[str, nn.Linear] = {
+        n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)
+    }
     moved = {n: m for n, m in every.items() if not torch.equal(m.weight, after[f"{n}.weight"])}
     layers = moved or every
     seen = _inputs(model, list(layers), images)
@@ -187,7 +189,7 @@ def widest(exchange: SentModels, images: Tensor) -> str:
             "has none.",
             next_step="Use --attack alignment.",
         )
-    return max(fitting, key=lambda n: int(min(layers[n].weight.shape)))
+    return max(fitting, key=lambda n: min(layers[n].weight.shape))
 
 
 def features(model: nn.Module, name: str, images: Tensor, device: torch.device) -> Tensor:

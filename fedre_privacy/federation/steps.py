@@ -95,9 +95,10 @@ def client_step(
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
             noise = task.secret_rng(client, "defense training")
-            if client.absent is not None:
-                common["absent"] = client.absent
-            mean_loss = trainer.fit(modules, loss, samples, who=who, noise_rng=noise, **common)
+            gone = {} if client.absent is None else {"absent": client.absent}
+            mean_loss = trainer.fit(
+                modules, loss, samples, who=who, noise_rng=noise, **common, **gone
+            )
         if not math.isfinite(mean_loss):
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
