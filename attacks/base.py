@@ -110,6 +110,8 @@ class Attack:
     protocols hide that (`Protocol.unseen`)."""
     earliest: ClassVar[bool] = False
     """Whether it attacks the first round that was recorded, unless it is told which."""
+    adds_rounds: ClassVar[bool] = False
+    """Whether it reads the uploads of earlier rounds itself, as far as they were observed."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,7 +29,7 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
 from .mixtures.over_rounds import alikeness, joint_odds
 from .running.channels import bounded_each
-from .running.messages import Sent, are_shares, asked_of, messages_of
+from .running.messages import Sent, are_shares, asked_of, image_keys, messages_of
 from .running.modules import frozen, outputs
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
@@ -48,7 +49,8 @@ class MembershipInference(Attack):
     R ~ N(mu + a (g(x) - mu), (s - a^2) S) against R ~ N(mu, s S), where a is the candidate's
     weight in R and s the sum of squared weights; numbers of samples that are not known are
     averaged over. For an entangled upload mu is the mix of class means, a = w_y / n_y and
-    s = sum w_c^2 / n_c. Rounds whose extractor is held are added up. Single representations are
+    s = sum w_c^2 / n_c. Prototypes and mixtures of the rounds whose extractor is held are
+    tested together by one normal law, see `over_rounds`. Single representations are
     compared directly: the score is minus the log-distance to the nearest of the candidate's
     class. mu and S come from `reference`: auxiliary images if granted, else the candidates asked
     about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
@@ -87,7 +89,8 @@ class MembershipInference(Attack):
     rounds: int = knob(20, help="latest observed rounds used, of those with an extractor", ge=1)
     rounds_together: bool = knob(
         True,
-        help="mixed uploads of several rounds: one test of all, or the sum of one of each",
+        help="prototypes and mixtures of several rounds: one test of all, or the sum of one of "
+        "each",
         later=True,
     )
     aux: int = knob(2000, help="reference images used, at most", ge=2)
@@ -134,9 +137,9 @@ class MembershipInference(Attack):
         reference = self._reference(observation, context, client, mine)
         total = torch.zeros(len(mine), dtype=torch.float64)
         covered = torch.zeros(len(mine), dtype=torch.bool)
-        together: list[tuple[EntangledRep, _View]] = []
-        mixed = [r for r, artifact in sent if r in held and isinstance(artifact, EntangledRep)]
-        joint = self.rounds_together and not self._traces and len(mixed) > 1
+        together: dict[type[Artifact], list[tuple[Artifact, _View]]] = {}
+        counts = Counter(type(artifact) for r, artifact in sent if r in held)
+        joint = self.rounds_together and not self._traces
         tables = [(r, a) for r, a in sent if r in held and isinstance(a, ClassLogits)]
         if tables:
             rows, models = _beside(observation, client, tables)
@@ -152,15 +155,17 @@ class MembershipInference(Attack):
             net = frozen(observation.extractors[client, round], context.device)
             view = self._scene(observation, context, net, mine, reference, samples)
             for artifact in others:
-                if joint and isinstance(artifact, EntangledRep):
-                    together.append((artifact, view))
+                if joint and type(artifact) in _TOGETHER and counts[type(artifact)] > 1:
+                    together.setdefault(type(artifact), []).append((artifact, view))
                     continue
                 found = _READERS[type(artifact)](artifact, view, self._traces)
                 fits = found.isfinite()
                 total = total + torch.where(fits, found, 0.0)
                 covered |= fits
-        if together:
-            found = _jointly(together)
+        for kind, rounds in together.items():
+            found = _TOGETHER[kind](
+                rounds, alikeness(torch.stack([v.strangers for _, v in rounds]))
+            )
             fits = found.isfinite()
             total = total + torch.where(fits, found, 0.0)
             covered |= fits
@@ -205,7 +210,7 @@ class MembershipInference(Attack):
                 return _Reference(aux, torch.zeros(len(aux), dtype=torch.int64), note)
             return _Reference(aux, labels[: self.aux], "class statistics of auxiliary images")
         if kind == "others":
-            keys = _keys(candidates.images)
+            keys = image_keys(candidates.images)
             order = torch.randperm(
                 len(candidates), generator=stream(context.seed, "reference", client=client)
             )
@@ -262,6 +267,10 @@ class _View:
     def white(self) -> Tensor:
         return self.statistics.white(self.reps, self.statistics.means[self.labels])
 
+    def only(self, mine: Tensor) -> _View:
+        """Some of the candidates."""
+        return replace(self, reps=self.reps[mine], labels=self.labels[mine])
+
 
 Reader = Callable[[Artifact, _View, bool], Tensor]
 
@@ -279,16 +288,21 @@ def _representations(artifact: Artifact, view: _View, traces: bool) -> Tensor:
 
 def _prototypes(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     """Each candidate against the row of its class; the mean of rows if it has several."""
-    sent = artifact.tensors()
-    usable = sent["means"].isfinite().all(1)
-    rows, labels = sent["means"][usable].double(), sent["labels"][usable]
-    hot = torch.nn.functional.one_hot(labels.long(), len(view.statistics.means)).double()
-    counts = hot.sum(0)
-    table = hot.T @ rows / counts.clamp(min=1)[:, None]
+    table, counts = _table(artifact, len(view.statistics.means))
     shift = view.statistics.white(table, view.statistics.means)[view.labels]
     size = view.samples[:, view.labels]
     score = _score(shift, view.white, 1 / size, 1 / size, traces)
     return torch.where(counts[view.labels] > 0, score, torch.nan)
+
+
+def _table(artifact: Artifact, classes: int) -> tuple[Tensor, Tensor]:
+    """The mean of the finite rows of each class (C, d), and how many there are (C,)."""
+    sent = artifact.tensors()
+    usable = sent["means"].isfinite().all(1)
+    rows, labels = sent["means"][usable].double(), sent["labels"][usable]
+    hot = torch.nn.functional.one_hot(labels.long(), classes).double()
+    counts = hot.sum(0)
+    return hot.T @ rows / counts.clamp(min=1)[:, None], counts
 
 
 def _entangled(artifact: Artifact, view: _View, traces: bool) -> Tensor:
@@ -303,10 +317,37 @@ def _entangled(artifact: Artifact, view: _View, traces: bool) -> Tensor:
     return torch.where(encoding[view.labels] > 0, score, torch.nan)
 
 
-def _jointly(together: Sequence[tuple[EntangledRep, _View]]) -> Tensor:
+Together = Sequence[tuple[Artifact, _View]]
+
+
+def _class_by_class(together: Together, alike: Tensor) -> Tensor:
+    """Each candidate against the rows of its class of all rounds together; NaN where it has none.
+
+    The row of a class is a mixture of that class alone.
+    """
+    first = together[0][1]
+    classes = len(first.statistics.means)
+    tables = [_table(artifact, classes) for artifact, _ in together]
+    out = torch.full((len(first.labels),), torch.nan, dtype=torch.float64)
+    for label in first.labels.unique().tolist():
+        mine = first.labels == label
+        there = [i for i, (_, counts) in enumerate(tables) if counts[label] > 0]
+        alone = torch.nn.functional.one_hot(torch.tensor(label), classes).double()
+        rows: Together = [
+            (EntangledRep(tables[i][0][label], alone), together[i][1].only(mine)) for i in there
+        ]
+        if rows:
+            out[mine] = _jointly(rows, alike[:, there][:, :, there])
+    return out
+
+
+def _jointly(together: Together, alike: Tensor) -> Tensor:
     """Each candidate against the mixed rows of all rounds together; NaN where its label is in none.
 
     Classes and numbers of samples are those of the first round's view, which all rounds share.
+
+    Args:
+        alike: correlation between the rounds of each coordinate (d, T, T).
     """
     shifts, rows, encodings = [], [], []
     for artifact, view in together:
@@ -316,7 +357,6 @@ def _jointly(together: Sequence[tuple[EntangledRep, _View]]) -> Tensor:
         rows.append(view.statistics.unturned(view.reps, means[view.labels]))
         encodings.append(encoding)
     first, mix = together[0][1], torch.stack(encodings)
-    alike = alikeness(torch.stack([view.strangers for _, view in together]))
     odds = joint_odds(
         torch.stack(shifts), torch.stack(rows), first.labels, mix, first.samples, alike
     )
@@ -335,6 +375,10 @@ _READERS: dict[type[Artifact], Reader] = {
     Representations: _representations,
     Prototypes: _prototypes,
     EntangledRep: _entangled,
+}
+_TOGETHER: dict[type[Artifact], Callable[[Together, Tensor], Tensor]] = {
+    Prototypes: _class_by_class,
+    EntangledRep: _jointly,
 }
 
 
@@ -381,10 +425,3 @@ def _counted(observation: Observation) -> dict[int, Tensor]:
             if isinstance(artifact, Counts) and artifact.values.numel() == observation.num_classes:
                 found[upload.client] = artifact.values.double().flatten()
     return found
-
-
-def _keys(images: Tensor) -> Tensor:
-    """One number per image (n,), equal for equal images; integers, so that it is exact."""
-    levels = (images.flatten(1) * 255).round().long()
-    factors = torch.randint(1 << 40, (levels.shape[1],), generator=stream(0, "image keys"))
-    return (levels * factors).sum(1)

@@ -216,6 +216,7 @@ PLANS = {
                 "eval": {"targets": 4, "fewest_first": False},
             },
             "loss-membership@membership@strong",
+            "span@membership@strong",
             "alignment@membership@strong",
         ),
     ),

@@ -169,6 +169,7 @@ class DPSGD(Defense):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         change: Callable[[Tensor], Tensor] = lambda images: images,
+        absent: Tensor | None = None,
     ) -> float:
         """Train modules together in place and return the mean loss, as `blocks.local.fit` does.
 
@@ -176,6 +177,8 @@ class DPSGD(Defense):
             noise_rng: CPU stream of the noise. who: client and protocol, for messages.
             momentum, weight_decay: applied to the noisy gradient, which costs no privacy.
             change: of a batch's images before the loss, each apart from the others.
+            absent: (n,) bool, samples that are counted and drawn like the others, and then left
+                out of the batch.
 
         Raises:
             IncompatibleError: a module, or the loss, that has no per-sample gradients.
@@ -209,6 +212,8 @@ class DPSGD(Defense):
             drawn = self.batches(len(samples), batch_size, epochs, rng, steps=steps, device=device)
             for index in drawn:
                 optimiser.zero_grad(set_to_none=True)
+                if absent is not None:
+                    index = index[~absent.to(device)[index]]
                 if len(index):
                     images, labels = samples.batch(index)
                     value = loss(change(images), labels)

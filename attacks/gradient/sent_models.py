@@ -7,8 +7,8 @@ of low rank are multiplied out, and a head joins the client's extractor, which m
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,38 @@ def exchanges(observation: Observation) -> dict[int, SentModels]:
             elif artifact.holds is not None:
                 found[upload.client] = _model(observation, upload, artifact)
     return found
+
+
+def latest(observation: Observation, rounds: int) -> Iterator[dict[int, SentModels]]:
+    """The models of the attacked round, then of those before it, as far as they were observed.
+
+    Models of earlier rounds are made of the server's own broadcasts; a round is left out for a
+    client that took no part in it, or whose model cannot be made again.
+
+    Args:
+        rounds: at most.
+    """
+    yield exchanges(observation)
+    attacked = {upload.client: upload for upload in observation.targets}
+    kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
+    past = [
+        upload
+        for upload in observation.uploads
+        if upload.client in attacked and 0 < upload.round < attacked[upload.client].round
+    ]
+    for number in sorted({upload.round for upload in past}, reverse=True)[: rounds - 1]:
+        models: dict[tuple[int, int], nn.Module] = {}
+        targets = []
+        for upload in (one for one in past if one.round == number):
+            sent = tuple(a for a in upload.artifacts if type(a) in kinds)
+            model = _past_model(observation, attacked[upload.client], number)
+            if model is not None:
+                models[upload.client, number] = model
+            granted = (upload.client, number) in observation.extractors
+            if sent and (granted or model is not None):
+                targets.append(replace(upload, artifacts=sent))
+        if targets:
+            yield exchanges(replace(observation, targets=tuple(targets), models=models))
 
 
 def losses(
@@ -120,6 +152,29 @@ def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> S
         if name in slopes and slopes[name].shape == value.shape
     }
     return _made(model, stepped, upload)
+
+
+def _past_model(observation: Observation, attacked: Upload, round: int) -> nn.Module | None:
+    """The model that a client started an earlier round from, or None where that is not known.
+
+    Broadcasts of changes are taken off the model of the attacked round, one after the other.
+    """
+    model = observation.models.get((attacked.client, attacked.round))
+    received = received_by(observation, attacked.client)
+    if model is None or round not in received:
+        return None
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    state = {name: value.detach() for name, value in model.named_parameters()}
+    for number in sorted((r for r in received if round <= r <= attacked.round), reverse=True):
+        for artifact in received[number]:
+            if isinstance(artifact, HeadState) or artifact.holds is None:
+                continue
+            sent = artifact.parameters(shapes)
+            if artifact.holds == Holds.PARAMETERS:
+                state = dict(sent)
+            elif artifact.holds == Holds.CHANGE and number > round:
+                state = {name: value - sent[name] for name, value in state.items()}
+    return _made(model, state, attacked).after
 
 
 def _head(observation: Observation, upload: Upload, artifact: HeadState) -> SentModels:

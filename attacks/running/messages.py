@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates, Observation
 
 from .channels import unsmoothed
@@ -79,3 +81,10 @@ def asked_of(observation: Observation) -> Candidates:
             next_step="Give Observation.candidates: images, labels and clients.",
         )
     return observation.candidates
+
+
+def image_keys(images: Tensor) -> Tensor:
+    """One number per image (n,), equal for equal images; integers, so that it is exact."""
+    levels = (images.flatten(1) * 255).round().long()
+    factors = torch.randint(1 << 40, (levels.shape[1],), generator=stream(0, "image keys"))
+    return (levels * factors).sum(1)

@@ -1,8 +1,10 @@
 """The audit inside one federation: canaries that train or not by coins of their own.
 
 Every slot holds two samples of one client and label, of which one trains, by the toss of a fair
-coin; all counts stay as they are. The auditor has the model that each client trained last, and
-guesses which sample it was by which has the likelier label. Guesses of one federation depend on
+coin; or, in game ``null``, one sample that trains or is in no batch. All counts stay as they are.
+The auditor has the model that each client trained last, and guesses which sample it was by which
+has the likelier label, or by whether the label is likelier than that of the median slot of the
+client. Guesses of one federation depend on
 each other, so the lower bound is one that allows that; how many guesses count is fixed by the
 number of slots, before any coin is looked at.
 
@@ -23,7 +25,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.tradeoff import Curve
 from fedre_privacy.defenses.base import RECORD
 from fedre_privacy.eval.lower_bounds import ALPHA, epsilon_one_run, refutes_curve
-from fedre_privacy.runs.coins import PAIR, Coins, Slots, draw_slots, planted, toss
+from fedre_privacy.runs.coins import COIN, NULL, PAIR, Coins, Slots, draw_slots, planted, toss
 from fedre_privacy.runs.preparing import shared_out
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
@@ -31,6 +33,12 @@ from fedre_privacy.runs.settings import TrainSettings
 from .claims import LEAST_TRIALS, Audit, Claim, check_audit
 from .steps import guesses
 
+GAME = {
+    PAIR: "one of two samples of a client and label trains, by the toss of a coin (a record "
+    "replaced)",
+    NULL: "a sample trains or is in no batch, by the toss of a coin, while all counts stay (a "
+    "record added or removed)",
+}
 DELTA = 1e-5
 """At which a lower bound is stated where no claim says another."""
 
@@ -72,7 +80,7 @@ def coins_of(settings: TrainSettings) -> Coins:
             "chance, so nothing follows about epsilon.",
             next_step="Train one with them: fedre-audit --level run --canaries 1000.",
         )
-    if settings.coins.game != PAIR:
+    if settings.coins.game == COIN:
         raise IncompatibleError(
             "The coins of this federation move the counts of clients and classes, which claims "
             "take as public.",
@@ -85,7 +93,7 @@ def audit_inside(run: Run, claim: Claim | None, *, alpha: float = ALPHA) -> Audi
     """Guess the coins of a recorded federation and bound epsilon from below.
 
     Args:
-        run: complete, trained with coins of game ``pair``.
+        run: complete, trained with coins of game ``pair`` or ``null``.
         claim: of its defences, for a client or for a record; None: they make none.
         alpha: chance that the lower bound is above the truth.
 
@@ -106,14 +114,14 @@ def audit_inside(run: Run, claim: Claim | None, *, alpha: float = ALPHA) -> Audi
     hits = (scores > 0) == heads
     right = int(hits[surest].sum())
     delta = DELTA if claim is None or not claim.delta else claim.delta
+    replaced = coins.game == PAIR
     curve = None
     if claim is not None:
-        curve = Twice(claim.curve) if claim.unit == RECORD else claim.curve
+        curve = Twice(claim.curve) if claim.unit == RECORD and replaced else claim.curve
     return Audit(
         level="run",
-        game=f"{len(slots)} {coins.canary} canaries in one federation: one of two samples of a "
-        "client and label trains, by the toss of a coin (a record replaced)",
-        attacker="AUDITOR: the model that each client trained last, both samples of each pair, "
+        game=f"{len(slots)} {coins.canary} canaries in one federation: {GAME[coins.game]}",
+        attacker="AUDITOR: the model that each client trained last, the samples of each slot, "
         "labels and counts; not the coins, the batches or the noise",
         claim=claim,
         delta=delta,
@@ -144,17 +152,18 @@ def _p(slots: int, guessed: int, right: int, curve: Curve) -> float:
 
 
 def _scores(run: Run, slots: Slots, images: Tensor, labels: Tensor) -> Tensor:
-    """By how much the first sample of each pair is likelier to have trained, (n,) float64."""
+    """By how much likelier the first sample of each slot is to have trained than not, (n,)."""
     scores = torch.zeros(len(slots), dtype=torch.float64)
     last = run.kept_rounds()[-1]
     for client in slots.clients.unique().tolist():
         mine = slots.clients == client
         model = run.model(client, last)
-        one, other = (
-            scaled_logit(model, images[index], labels[index])
-            for index in (slots.one[mine], slots.other[mine])
-        )
-        scores[mine] = one - other
+        one = scaled_logit(model, images[slots.one[mine]], labels[slots.one[mine]])
+        if bool((slots.other[mine] < 0).any()):
+            scores[mine] = one - one.quantile(0.5)
+        else:
+            other = slots.other[mine]
+            scores[mine] = one - scaled_logit(model, images[other], labels[other])
     return scores
 
 

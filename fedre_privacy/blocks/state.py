@@ -116,6 +116,8 @@ class Client:
     Args:
         memory: modules kept across rounds. tensors: tensors kept across rounds.
         held: training samples that local training leaves out (FedAPEN), else None.
+        absent: (n,) bool, training samples that are counted and in no batch, else None; see
+            `runs.coins`.
     """
 
     id: int
@@ -125,6 +127,7 @@ class Client:
     memory: dict[str, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     held: Tensor | None = None
+    absent: Tensor | None = None
 
     @cached_property
     def fingerprint(self) -> int:

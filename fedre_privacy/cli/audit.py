@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
         declared("fedre_privacy.defenses.base", "CLIENT"),
         declared("fedre_privacy.defenses.base", "RECORD"),
     )
+    games = declared("fedre_privacy.runs.coins", "GAMES")[1:]  # those that leave counts alone
     canaries = declared("fedre_privacy.runs.coins", "CANARIES")
     alpha = declared("fedre_privacy.eval.lower_bounds", "ALPHA")
     made = argparse.ArgumentParser(
@@ -53,6 +54,11 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--canaries", type=int, default=1000, metavar="N",
         help="with --level run: pairs of samples that a coin is tossed about (default: 1000)",
+    )  # fmt: skip
+    group.add_argument(
+        "--game", choices=games, default=games[0],
+        help="with --level run: pair: one of two samples trains; null: a sample trains or is in no "
+        "batch, for dp-sgd alone, whose promise speaks of just that (default: pair)",
     )  # fmt: skip
     group.add_argument(
         "--canary", choices=canaries, default=canaries[0],

@@ -37,7 +37,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument(
         "--game", default=declared("fedre_privacy.runs.coins", "COIN"), choices=games,
-        help="coin: a sample trains or not; pair: one of two of a class does (default: coin)",
+        help="coin: a sample trains or not; pair: one of two of a class does; null: a sample "
+        "trains or is in no batch while it counts, for dp-sgd (default: coin)",
     )  # fmt: skip
     group.add_argument(
         "--slots", type=int, metavar="N",

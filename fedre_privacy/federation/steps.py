@@ -95,7 +95,10 @@ def client_step(
         else:
             who = f"client {client.id} of protocol '{protocol.name}'"
             noise = task.secret_rng(client, "defense training")
-            mean_loss = trainer.fit(modules, loss, samples, who=who, noise_rng=noise, **common)
+            gone = {} if client.absent is None else {"absent": client.absent}
+            mean_loss = trainer.fit(
+                modules, loss, samples, who=who, noise_rng=noise, **common, **gone
+            )
         if not math.isfinite(mean_loss):
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
@@ -122,6 +125,8 @@ def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defense
         rng = task.secret_rng(client, "batches")
         chosen = trainer.batches(len(index), size, epochs, rng)
     used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+    if client.absent is not None:
+        used = used[~client.absent[used]]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
     return Mixture(torch.zeros_like(used), used, share, 1)
 

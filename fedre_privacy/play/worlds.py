@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
+from fedre_privacy.attacks.base import Attack, Context, attacks, can_read, needed_for
 from fedre_privacy.attacks.shadows.base import ShadowAttack, View, shadow_attacks
 from fedre_privacy.attacks.shadows.signals import confidences
 from fedre_privacy.core import files
@@ -27,12 +27,12 @@ from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.lock import held, remove_temporaries
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.rng import derive
-from fedre_privacy.core.types import Candidates
+from fedre_privacy.core.types import Candidates, Knowledge
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.eval.worlds import check_rates
-from fedre_privacy.runs.coins import Coins, Slots, draw_slots, toss
+from fedre_privacy.runs.coins import NULL, Coins, Slots, draw_slots, toss
 from fedre_privacy.runs.preparing import prepare, shared_out
 from fedre_privacy.runs.settings import AttackSettings, Evaluation, TrainSettings
 from fedre_privacy.runs.training import train
@@ -42,6 +42,7 @@ from fedre_privacy.threats.base import threats
 from .fit import check_ahead
 from .observe import observe
 from .questions.base import only_kinds
+from .questions.membership import granted_model
 from .targets import TargetSource
 
 THREAT = "strong"
@@ -94,7 +95,8 @@ class WorldsPlan:
 class Played:
     """Scores of every attack in every world, and what only the evaluator knows.
 
-    Shape: scores name to (W, n); coins (W, n) bool; accuracy (W,).
+    Shape: scores name to (W, n); coins (W, n) bool; accuracy (W,); model (W, n) what clients'
+    models tell without the uploads, where the attacker is granted them, else None.
     """
 
     plan: WorldsPlan
@@ -105,6 +107,7 @@ class Played:
     scores: Mapping[str, Tensor]
     accuracy: Tensor
     seconds: float
+    model: Tensor | None = None
 
 
 DEFAULT = (
@@ -176,6 +179,8 @@ def plan_worlds(
         able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
         refused = attacks.get(READS_MODELS)() if wished or not able else able[0]
         check_ahead(plan.world(0), _settings(plan, refused))
+    if plan.coins.game == NULL:
+        prepare(plan.world(0), torch.device("cpu"))  # refuses where it cannot be played
     if rates:
         data = training.data.load()
         slots = draw_slots(shared_out(plan.world(0), data), data.labels, plan.coins)
@@ -220,6 +225,18 @@ def _reads_models(plan: WorldsPlan) -> bool:
 def _direct(plan: WorldsPlan) -> dict[str, Attack]:
     """Attacks on membership that need no shadows and read what the protocol uploads, by name."""
     return {name: attack for name, attack in _asking().items() if _fits(plan, attack)}
+
+
+def _grants_models(plan: WorldsPlan) -> bool:
+    """Whether uploads are read with clients' own extractors, which tell members by themselves."""
+    kinds = plan.training.protocol.uploads
+    reading = [*_direct(plan).values(), attacks.get(READS_MODELS)()]
+    return any(
+        Knowledge.EXTRACTOR in needed_for(one, {kind})
+        for one in reading
+        for kind in kinds
+        if can_read(one, kind)
+    )
 
 
 def _asking() -> dict[str, Attack]:
@@ -296,7 +313,9 @@ def _play(
         scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
     accuracy = torch.stack([one["accuracy"] for one in kept])
     images = data.floats(slots.one)
-    return Played(plan, folder, slots, images, coins, scores, accuracy, time.monotonic() - started)
+    model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
+    seconds = time.monotonic() - started
+    return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
 
 
 def _of(coins: Coins, world: int) -> Coins:
@@ -355,9 +374,13 @@ def _world(
             rows.append(confidences(seen, settings.train.clients, device))
         found["sent"] = torch.stack([sent for sent, _ in rows])
         found["before"] = torch.stack([before for _, before in rows])
+    if _grants_models(plan):
+        alone = granted_model(sources[plan.looked_at[-1]], candidates)
+        found["model"] = _standard(alone, slots.clients)
     for text, attack in _direct(plan).items():
         kinds = {kind for kind in settings.protocol.uploads if can_read(attack, kind)}
-        rounds = plan.looked_at if all(kind.updates for kind in kinds) else plan.looked_at[-1:]
+        single = all(kind.updates for kind in kinds) and not attack.adds_rounds
+        rounds = plan.looked_at if single else plan.looked_at[-1:]
         each = []
         for round in rounds:
             source = sources[round]

@@ -39,6 +39,7 @@ from fedre_privacy.runs.writing import summary
 from .worlds import Played, WorldsPlan
 
 BLIND = "no upload: pixels, class, class size"
+MODEL = "the granted model alone, no upload"
 CHANCE = "chance"
 MOST = "no attack can exceed (claim)"
 
@@ -84,12 +85,13 @@ class WorldsResult:
 
     @cached_property
     def floors(self) -> dict[str, WorldsScore]:
-        """What needs no upload: a rule that sees images and classes alone, and chance."""
+        """What needs no upload: images and classes alone, the model that is granted, and chance."""
         played = self.played
         slots = played.slots
         blind = blind_scores(played.images, slots.labels, slots.clients, played.coins)
         return {
             BLIND: self._score(blind),
+            **({} if played.model is None else {MODEL: self._score(played.model)}),
             CHANCE: chance(played.coins, played.plan.rates),
         }
 
@@ -155,12 +157,14 @@ class WorldsResult:
         """What follows of the primary attack, in a sentence."""
         found, floor = self.scores[self.primary], self.floors[BLIND]
         low, high = found.auc_interval
-        limit = max(floor.auc_interval[1], self.floors[CHANCE].auc_interval[1])
+        limit = max(one.auc_interval[1] for one in self.floors.values())
         word = "leaks" if low > limit else "not better than a rule that sees no upload"
+        granted = self.floors.get(MODEL)
+        alone = "" if granted is None else f", the granted model alone {granted.auc:.3f}"
         named = sum(one.exposed for one in self.risks)
         return (
             f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}], no "
-            f"upload {floor.auc:.3f}; {named} of {plural(len(self.risks), 'record')} exposed"
+            f"upload {floor.auc:.3f}{alone}; {named} of {plural(len(self.risks), 'record')} exposed"
         )
 
     def exposed(self) -> list[dict[str, str]]:

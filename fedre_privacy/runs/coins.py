@@ -4,9 +4,11 @@ A slot is a sample of a client's own pool, its training and test share together.
 slot is in or out by a fair coin of its own, so that members and others differ by the coin alone.
 The partition is the same in all worlds; models, batches, noise and coins are of each world.
 
-Two games. ``coin``: a slot's sample trains or does not, which moves the counts of its client and
+Three games. ``coin``: a slot's sample trains or does not, which moves the counts of its client and
 class by one. ``pair``: a slot holds two samples of one client and class, of which one trains, which
-leaves all counts as they are.
+leaves all counts as they are. ``null``: a slot's sample trains or counts for nothing: it stands in
+all counts and rates as before, and no batch holds it. That is a record added or removed where
+counts are public, as private training promises it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from fedre_privacy.core.rng import secret, stream
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.partition.base import Split
 
-COIN, PAIR = GAMES = ("coin", "pair")
+COIN, PAIR, NULL = GAMES = ("coin", "pair", "null")
 NATURAL, MISLABELLED, NOISE = CANARIES = ("natural", "mislabelled", "noise")
 
 
@@ -35,7 +37,8 @@ class Coins:
     world: int = knob(0, help="number of the world; each has coins of its own", ge=0)
     game: str = knob(
         COIN,
-        help="coin: a sample trains or does not; pair: one of two samples of a client and class",
+        help="coin: a sample trains or does not; pair: one of two samples of a client and class; "
+        "null: a sample trains or is in no batch while all counts stay, for dp-sgd alone",
         choices=GAMES,
     )
     slots: int | None = knob(
@@ -161,7 +164,7 @@ def dealt(slots: Slots, heads: Tensor) -> Split:
     """Who trains on what in a world: its training samples, and as test samples those apart.
 
     Args:
-        heads: (n,) bool.
+        heads: (n,) bool; all of them in game ``null``, where samples stay in all counts.
 
     Raises:
         IncompatibleError: a client would train on nothing.

@@ -27,7 +27,7 @@ from fedre_privacy.models.families import (
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
 
-from .coins import dealt, draw_slots, planted, toss
+from .coins import NULL, dealt, draw_slots, planted, toss
 from .settings import TrainSettings
 
 
@@ -35,13 +35,15 @@ from .settings import TrainSettings
 class Prepared:
     """Data loaded, shared out and checked against the protocol; no model built yet.
 
-    Defences have what follows from the federation filled in.
+    Defences have what follows from the federation filled in. `absent` are samples of the data set
+    that are shared out and counted, and are in no batch (game ``null``).
     """
 
     data: ImageData
     split: Split
     setting: Setting
     defense: tuple[Defense, ...]
+    absent: frozenset[int] = frozenset()
 
 
 def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
@@ -74,7 +76,9 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     if problems:
         raise IncompatibleError(*problems)
     facts = facts_of(settings, setting)
-    return Prepared(data, shares, setting, tuple(d.settled(facts) for d in settings.defense))
+    check_null(settings, facts)
+    defense = tuple(d.settled(facts) for d in settings.defense)
+    return Prepared(data, shares, setting, defense, absent_of(settings, data))
 
 
 def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:
@@ -89,7 +93,40 @@ def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:
         return data, shares
     slots = draw_slots(shares, data.labels, settings.coins)
     heads = toss(shares, len(slots), settings.coins)
-    return planted(data, slots, settings.coins), dealt(slots, heads)
+    present = torch.ones_like(heads) if settings.coins.game == NULL else heads
+    return planted(data, slots, settings.coins), dealt(slots, present)
+
+
+def absent_of(settings: TrainSettings, data: ImageData) -> frozenset[int]:
+    """Samples that are counted and are in no batch: those whose coin says so in game ``null``."""
+    if settings.coins is None or settings.coins.game != NULL:
+        return frozenset()
+    shares = shared_out(settings, data)
+    slots = draw_slots(shares, data.labels, settings.coins)
+    return frozenset(slots.one[~toss(shares, len(slots), settings.coins)].tolist())
+
+
+def check_null(settings: TrainSettings, facts: Facts) -> None:
+    """Refuse game ``null`` where an absent sample would be more than missing from batches.
+
+    Raises:
+        IncompatibleError: training is not private, or the data are used outside of it.
+    """
+    if settings.coins is None or settings.coins.game != NULL:
+        return
+    private = [one for one in settings.defense if one.trainer() is not None]
+    covered = {kind for one in private if (c := one.cost(facts)) for kind in c.covers}
+    if facts.training_only and private and set(facts.valued) <= covered:
+        return
+    raise IncompatibleError(
+        "Game 'null' leaves a sample out of the batches of private training; "
+        + (
+            f"'{facts.protocol}' uses samples elsewhere as well."
+            if private
+            else "this federation trains without it."
+        ),
+        next_step="Use --protocol fedavg --defense dp-sgd:clip=1,epsilon=8, or coins.game=pair.",
+    )
 
 
 def shared_out(settings: TrainSettings, data: ImageData) -> Split:

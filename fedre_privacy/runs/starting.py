@@ -63,6 +63,9 @@ def build_client(
             first[architecture] = shared_start(settings, k, shape, classes)
         model = copy.deepcopy(first[architecture])
     client = Client(k, model, own, samples(prepared.split.test[k]))
+    if prepared.absent:
+        numbers = prepared.split.train[k].tolist()
+        client.absent = torch.tensor([number in prepared.absent for number in numbers])
     with seeded(settings.train.seed, "protocol state", client=k):
         settings.protocol.start_client(client, prepared.setting)
     return client

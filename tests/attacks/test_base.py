@@ -122,7 +122,7 @@ def test_every_reason_is_given_at_once():
 
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
-    membership = ["alignment", "loss-membership", "own-list-alignment"]
+    membership = ["alignment", "loss-membership", "own-list-alignment", "span"]
     assert set(readers([HeadState])) == {"head", "labels", *membership} and readers([]) == []
     assert "labels" in readers([ModelState, Counts]) and "head" not in readers([ModelState, Counts])
 

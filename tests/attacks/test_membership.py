@@ -211,6 +211,51 @@ def test_rounds_add_up():
     assert "1 rounds used" in attack(without).notes[0]
 
 
+def prototypes_of_rounds(world: World, noise: float = 0.0, missing: int = 0) -> Observation:
+    """Prototypes of six rounds, of extractors that drift; class 1 is not in some round."""
+    nets, uploads = {}, []
+    kept = torch.randn(60, 100, generator=stream(0, "kept"))
+    for round in range(1, 7):
+        linear = nn.Linear(SIDE * SIDE, 60, bias=False)
+        drift = torch.randn(60, 100, generator=stream(round, "drift"))
+        with torch.no_grad():
+            linear.weight.copy_((kept + 0.5 * drift) / 10)
+            nets[0, round] = nn.Sequential(nn.Flatten(), linear)
+            sent = world.means(nets[0, round](world.own))
+        count = 1 if round == missing else 2
+        means = sent.means + noise * torch.randn(2, 60, generator=stream(round, "noise"))
+        uploads.append(Upload(0, round, (Prototypes(means[:count], sent.labels[:count]),)))
+    return world.observe(*uploads, nets=nets)
+
+
+def test_prototypes_of_several_rounds_are_told_together():
+    gains = []
+    for seed in (0, 7, 20, 31):
+        world = World(20, seed=seed)
+        for noise in (0.0, 0.05):
+            seen = prototypes_of_rounds(world, noise)
+            joint, summed, last = (
+                world.auc(attack(seen, **given))
+                for given in ({}, {"rounds_together": False}, {"rounds": 1})
+            )
+            assert joint > last + 0.01 and joint > summed - 0.01
+            gains.append(joint - summed)
+    assert sum(gains) / len(gains) > 0.01
+
+
+def test_a_prototype_that_a_round_lacks_is_told_by_the_others():
+    world = World(20)
+    found = attack(prototypes_of_rounds(world, missing=3))
+    assert bool(found.scores.isfinite().all()) and world.auc(found) > 0.85
+
+
+def test_prototypes_of_others_over_rounds_tell_nothing():
+    world, other = World(20), World(20, seed=50)
+    theirs = prototypes_of_rounds(other)
+    asked = prototypes_of_rounds(world).candidates
+    assert 0.35 < world.auc(attack(replace(theirs, candidates=asked))) < 0.65
+
+
 def test_recovered_prototypes_are_read_and_lost_ones_skipped():
     world = World(8)
     rows = world.means(world.own.flatten(1)).means.clone()
@@ -381,6 +426,28 @@ def test_the_ratio_is_that_of_two_gaussians():
 
     expected = density(0.2 * x, 0.3 - 0.04) - density(torch.zeros(4).double(), 0.3)
     assert torch.allclose((member - other)[0], expected)
+
+
+@pytest.mark.parametrize(("size", "value"), [(2, 0.9431), (5, 0.5669), (20, 0.4197)])
+def test_a_prototype_has_its_known_ratio(size, value):
+    shift, candidate = torch.tensor([0.5, 0.0]).double(), torch.tensor([[1.0, 0.0]]).double()
+    share = torch.tensor([[1 / size]]).double()
+    member, other = log_likelihoods(shift, candidate, share, share)
+    assert float(member - other) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(("size", "area"), [(5, 0.997), (10, 0.969), (20, 0.901), (50, 0.793)])
+def test_means_of_known_normals_are_told_as_often_as_is_known(size, area):
+    rng, draws, dim = stream(size, "means"), 4000, 64
+    others = torch.randn(draws, dim, generator=rng).double()
+    x = torch.randn(draws, dim, generator=rng).double()
+    members = torch.rand(draws, generator=rng) < 0.5
+    rest = others / size * torch.where(members, size - 1, size).double().sqrt()[:, None]
+    shift = rest + members[:, None] * x / size
+    share = torch.tensor([[1 / size]]).double()
+    member, other = log_likelihoods(shift, x, share, share)
+    found = roc_auc_score(members.numpy(), (member - other)[0].numpy())
+    assert found == pytest.approx(area, abs=0.015)
 
 
 def test_whitening_undoes_the_spread_within_classes():

@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from fedre_privacy.auditing import inside
-from fedre_privacy.auditing.claims import CONSISTENT, NO_CLAIM
-from fedre_privacy.auditing.inside import Twice, epsilon_of_curve
-from fedre_privacy.auditing.recorded import audit_run
+from fedre_privacy.auditing.claims import CONSISTENT, NO_CLAIM, REFUTED
+from fedre_privacy.auditing.inside import Twice, audit_inside, epsilon_of_curve
+from fedre_privacy.auditing.recorded import audit_run, plan_audit
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
-from fedre_privacy.runs.coins import COIN, PAIR, Coins, draw_slots, planted
+from fedre_privacy.defenses.dp_sgd import DPSGD
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.runs.coins import COIN, NULL, PAIR, Coins, draw_slots, planted
 from fedre_privacy.runs.preparing import shared_out
+from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 
 tiny = runpy.run_path(str(Path(__file__).parent.parent / "play" / "conftest.py"))["resolve"]
@@ -64,6 +67,46 @@ def test_private_training_is_consistent_with_its_claim(tmp_path):
     found = audit_run(train(settings, runs=tmp_path), inside=True).found
     assert found.verdict == CONSISTENT and found.shown < found.promised
     assert found.promised > found.claim.epsilon  # of a record replaced, not removed
+
+
+NEARLY_NONE = "dp-sgd:clip=50,noise=0.0002"
+
+
+@pytest.mark.slow
+def test_a_record_added_or_removed_is_told_where_noise_is_nearly_none(tmp_path, monkeypatch):
+    more = {
+        "train": {**FEW["train"], "epochs": 12, "lr": 0.3},
+        "data": {"size": 16, "per_class": 14},
+    }
+    settings = world(Coins(game=NULL, canary="noise"), **more, defense=NEARLY_NONE)
+    run = train(settings, runs=tmp_path)
+    found = audit_run(run, inside=True).found
+    assert found.right / found.trials > 0.8 and 1 < found.shown <= found.ceiling
+    assert "added or removed" in found.game and found.verdict == CONSISTENT
+    promises = dataclasses.replace(run.settings, defense=(DPSGD(clip=50, epsilon=1.0),))
+    claim = plan_audit(promises, inside=True).claim  # noise that was all but left out
+    assert audit_inside(run, claim).verdict == REFUTED
+    asked = {"target": "membership", "attack": "loss-membership", "threat": "realistic"}
+    with pytest.raises(IncompatibleError, match="are no members"):
+        prepare_attack(run, resolve_attack(asked, {}, []))
+
+    real = inside.toss
+    monkeypatch.setattr(inside, "toss", lambda *given: real(*given).flip(0))
+    lost = audit_run(run, inside=True).found
+    assert lost.shown < 0.3 and lost.right / lost.trials < 0.7
+
+
+@pytest.mark.slow
+def test_private_training_keeps_its_promise_for_a_record_added_or_removed(tmp_path):
+    few = {"train": {**FEW["train"], "epochs": 1}, "data": {**FEW["data"], "per_class": 20}}
+    settings = world(
+        Coins(game=NULL, canary="mislabelled"), **few,
+        defense="dp-sgd:clip=1,epsilon=4,delta=1e-3",
+    )  # fmt: skip
+    run = train(settings, runs=tmp_path)
+    found = audit_run(run, inside=True).found
+    assert found.verdict == CONSISTENT and found.shown < found.promised
+    assert found.promised == pytest.approx(found.claim.epsilon, rel=0.05)
 
 
 def test_what_cannot_be_audited_inside_is_refused_before_training(overfitted):

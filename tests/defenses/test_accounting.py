@@ -49,6 +49,13 @@ def test_far_tails_are_neither_lost_nor_overflow():
     assert gdp_epsilon(0.0, DELTA) == 0
 
 
+def test_gaussian_privacy_has_its_known_values():
+    assert gdp_epsilon(1.0, 1e-5) == pytest.approx(4.3772, abs=1e-4)
+    assert gdp_epsilon(1.0, 1e-3) == pytest.approx(3.1387, abs=1e-4)
+    assert gdp_delta(1.0, 1.0) == pytest.approx(0.1269, abs=1e-4)
+    assert gdp_delta(1.0, 0.0) == pytest.approx(0.3829, abs=1e-4)
+
+
 def test_more_releases_cost_more_and_more_noise_costs_less():
     spent = [epsilon_of((Release(5.0, 1.0, count),), DELTA) for count in (1, 10, 100)]
     assert spent == sorted(spent) and spent[0] < spent[-1] / 3

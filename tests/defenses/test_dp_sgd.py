@@ -53,6 +53,25 @@ def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def test_what_is_absent_is_drawn_and_left_out():
+    absent = torch.tensor([True, False, True, False, False, False])
+    defense = DPSGD(noise=0.5, clip=1.0)
+
+    def trained(samples, gone):
+        model = model_of("cnn4")
+        fit(defense, model, samples, epochs=3, batch_size=3, absent=gone)
+        return flat(model)
+
+    whole = samples_of()
+    other = Samples(whole.images.clone(), whole.labels)
+    other.images[absent] = 255 - other.images[absent]
+    assert torch.equal(trained(whole, absent), trained(other, absent))
+    assert not torch.equal(trained(whole, None), trained(other, None))
+    assert not torch.equal(trained(whole, absent), trained(whole, None))
+    everyone = torch.zeros(6, dtype=torch.bool)
+    assert torch.equal(trained(whole, everyone), trained(whole, None))
+
+
 def fit(defense, model, samples, loss=None, **options):
     values = {
         "epochs": 1, "batch_size": 6, "lr": 0.1, "rng": rng(1), "noise_rng": rng(2),

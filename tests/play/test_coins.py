@@ -8,10 +8,11 @@ import torch
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.coins import CANARIES, COIN, PAIR, Coins, dealt, draw_slots, toss
-from fedre_privacy.runs.preparing import prepare, shared_out
+from fedre_privacy.runs.coins import CANARIES, COIN, NULL, PAIR, Coins, dealt, draw_slots, toss
+from fedre_privacy.runs.preparing import absent_of, prepare, shared_out
 from fedre_privacy.runs.resolving import required, resolve_attack
 from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.starting import build_clients
 from fedre_privacy.runs.training import train
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def parts(tiny):
     return settings, data, shared_out(settings, data)
 
 
-@pytest.mark.parametrize("game", [COIN, PAIR])
+@pytest.mark.parametrize("game", [COIN, PAIR, NULL])
 def test_slots_are_samples_of_the_clients_own_pool(parts, game):
     _, data, shares = parts
     slots = draw_slots(shares, data.labels, Coins(game=game))
@@ -81,6 +82,50 @@ def test_pairs_leave_every_count_as_it_is(parts):
         for w in range(4)
     }
     assert len(counts) == 1
+
+
+PRIVATE = {"protocol": "fedavg", "defense": "dp-sgd:clip=1,noise=1"}
+
+
+def test_the_absent_are_counted_and_told_to_nobody_but_private_training(tiny):
+    settings = dataclasses.replace(tiny(**PRIVATE), partition=partitions.get("iid")())
+    worlds = [settings.in_world(Coins(world=w, game=NULL)) for w in range(3)]
+    made = [prepare(world, CPU) for world in worlds]
+    assert len({one.setting.class_counts for one in made}) == 1
+    assert len({one.split.sha256_train for one in made}) == 1
+    assert len({one.absent for one in made}) == 3
+    data = settings.data.load()
+    shares = shared_out(worlds[0], data)
+    slots = draw_slots(shares, data.labels, worlds[0].coins)
+    heads = toss(shares, len(slots), worlds[0].coins)
+    assert made[0].absent == set(slots.one[~heads].tolist()) == absent_of(worlds[0], data)
+    for client, own in zip(build_clients(worlds[0], made[0]), made[0].split.train, strict=True):
+        assert client.absent.tolist() == [number in made[0].absent for number in own.tolist()]
+        assert len(client.train) == len(own)
+
+
+def test_no_upload_is_made_of_the_absent(tiny, tmp_path):
+    settings = dataclasses.replace(tiny(**PRIVATE), partition=partitions.get("iid")())
+    run = train(settings.in_world(Coins(game=NULL)), runs=tmp_path)
+    absent = absent_of(run.settings, run.settings.data.load())
+    assert absent
+    train_on, _ = run.split_indices()
+    for (client, _), mixture in run.mixtures(2).items():
+        seen = set(train_on[client][mixture.sample].tolist())
+        assert seen and not seen & absent
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "fedavg"}, "trains without it"),
+        ({"protocol": "fedgh", "defense": "dp-sgd:clip=1,noise=1"}, "uses samples elsewhere"),
+        ({"protocol": "fedala", "defense": "dp-sgd:clip=1,noise=1"}, "uses samples elsewhere"),
+    ],
+)
+def test_an_absent_sample_needs_private_training_alone(tiny, given, said):
+    with pytest.raises(IncompatibleError, match=said):
+        prepare(tiny(**given).in_world(Coins(game=NULL)), CPU)
 
 
 def test_slots_may_be_limited_and_the_others_train_in_every_world(parts):

@@ -88,7 +88,7 @@ def test_the_suite_fits_what_is_uploaded():
     assert default_suite(local.training) == []
     small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
     asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
-    blind = {"free-upstream", "labels"}  # what needs no loss, which nobody can compute for fedmrl
+    blind = {"free-upstream", "labels", "span"}  # what needs no loss: fedmrl hides its own
     assert asked["fml"] == asked["fedkd"] == blind | {"update-inversion", "loss-membership"}
     assert asked["fedmrl"] == blind
     updates = planned(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))

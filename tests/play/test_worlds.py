@@ -10,7 +10,7 @@ from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.eval.worlds import chance, evaluate_worlds
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.worlds import leave_one_out, plan_worlds, play_worlds, shadow_attack
-from fedre_privacy.play.worlds_result import BLIND, CHANCE, WorldsResult, claimed_mu
+from fedre_privacy.play.worlds_result import BLIND, CHANCE, MODEL, WorldsResult, claimed_mu
 from fedre_privacy.runs.coins import Coins
 from fedre_privacy.sealed.door import SAME
 
@@ -37,6 +37,8 @@ def test_members_are_told_well_above_the_floor_that_sees_no_upload(played):
     for name in ("loss", "lira", "rmia", "own-list-alignment"):
         assert done.scores[name].auc_interval[0] > floor.auc + 0.05, name
     assert done.scores["alignment"].auc > floor.auc
+    assert done.scores["span"].auc_interval[0] > floor.auc + 0.2
+    assert MODEL not in done.floors  # the attacker is granted no model
     low, high = done.floors[CHANCE].auc_interval
     assert low - 0.05 < floor.auc < high + 0.05
 
@@ -124,7 +126,8 @@ def test_a_gaussian_claim_for_a_client_bounds_every_attack_on_its_models(tiny):
         ("fedavg", {"worlds": 5, "chosen": ["rmia:gamma=0"]}, ConfigError, "gamma"),
         ("fedgh", {"worlds": 5, "chosen": ["lira"]}, IncompatibleError, "reads"),
         ("local", {"worlds": 5}, IncompatibleError, "uploads"),
-        ("fedmrl", {"worlds": 5}, IncompatibleError, "fedmrl"),
+        ("fedmrl", {"worlds": 5, "chosen": ["lira"]}, IncompatibleError, "fedmrl"),
+        ("fedavg", {"worlds": 5, "coins": Coins(game="null")}, IncompatibleError, "trains without"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
@@ -143,10 +146,27 @@ def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
         ("fedsgd", "own-list-alignment", 0.55),
         ("lg-fedavg", "alignment", 0.52),
         ("fedkd", "lira", 0.52),
+        ("fedmrl", "span", 0.85),
+        ("lg-fedavg", "span", 0.60),
+        ("fd", "membership", 0.60),
+        ("fedallrep", "membership", 0.99),
+        ("fedral", "rmia", 0.52),
     ],
 )
 def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least):
-    settings = even(tiny, protocol)
+    small = {"small": {"dim": 16}} if protocol == "fedmrl" else {}
+    settings = even(tiny, {"name": protocol, **small})
     plan = plan_worlds(settings, worlds=5, rounds=2, coins=Coins(apart=0.4))
     done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
     assert done.scores[attack].auc > least
+    held = protocol in ("fedproto", "fedre", "lg-fedavg", "fd", "fedral", "fedallrep")
+    assert (MODEL in done.floors) == held == ("granted model alone" in done.verdict())
+
+
+@pytest.mark.slow
+def test_a_sample_that_only_counts_is_told_from_one_that_trains(tiny, tmp_path):
+    more = {"train": {"rounds": 3, "epochs": 8, "lr": 0.2}}
+    settings = even(tiny, "fedavg", defense=["dp-sgd:clip=20,noise=0.0005"], **more)
+    plan = plan_worlds(settings, worlds=2, rounds=1, chosen=["loss"], coins=Coins(game="null"))
+    done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
+    assert done.scores["span"].auc > 0.6 and abs(done.floors[BLIND].auc - 0.5) < 0.1

@@ -10,7 +10,7 @@ from fedre_privacy.auditing.claims import REFUTED, check_audit
 from fedre_privacy.auditing.recorded import plan_audit
 from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.play.attack import require_complete
-from fedre_privacy.runs.coins import PAIR, Coins
+from fedre_privacy.runs.coins import Coins
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolving import check_sections, required, resolve_training
 from fedre_privacy.runs.run import Run, find_run
@@ -78,5 +78,6 @@ def _settings(options: argparse.Namespace, recorded: Run | None) -> TrainSetting
     settings = required(resolved, problems, see="fedre-audit --explain")
     if options.level == "run" and settings.coins is None:
         each = math.ceil(options.canaries / settings.train.clients)
-        settings = settings.in_world(Coins(game=PAIR, slots=max(each, 2), canary=options.canary))
+        coins = Coins(game=options.game, slots=max(each, 2), canary=options.canary)
+        settings = settings.in_world(coins)
     return settings

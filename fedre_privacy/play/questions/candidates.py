@@ -19,6 +19,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Candidates
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval import PublicImages
+from fedre_privacy.runs.coins import NULL
 
 from ..targets import TargetSource
 
@@ -111,7 +112,18 @@ def digests(images: Tensor) -> list[bytes]:
 def members_of(
     source: TargetSource, copies: Counter[bytes], client: int, most: int, seed: int
 ) -> Tensor:
-    """Training samples that may be asked about, in random order, at most `most`."""
+    """Training samples that may be asked about, in random order, at most `most`.
+
+    Raises:
+        IncompatibleError: some of them are counted and were in no batch.
+    """
+    coins = source.run.settings.coins
+    if coins is not None and coins.game == NULL:
+        raise IncompatibleError(
+            "In this run samples are counted that were in no batch (coins.game=null), so that its "
+            "training samples are no members.",
+            next_step="Use fedre-membership --game null, or fedre-audit --level run.",
+        )
     own = source.train[client]
     once = torch.tensor([copies[d] == 1 for d in digests(source.data.images[own])]).bool()
     own = own[once]

@@ -163,7 +163,7 @@ def asked_about(
         observation,
         kind,
         counterfactual,
-        _before(observation) if models else _granted(source, candidates),
+        _before(observation) if models else granted_model(source, candidates),
         (HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
     )
 
@@ -202,7 +202,7 @@ def _before(observation: Observation) -> Tensor:
 
 
 @torch.no_grad()
-def _granted(source: TargetSource, candidates: Candidates) -> Tensor:
+def granted_model(source: TargetSource, candidates: Candidates) -> Tensor:
     """Log-probability of each candidate's label under its client's model, without any upload."""
     out = torch.empty(len(candidates), dtype=torch.float64)
     for client in source.clients:
