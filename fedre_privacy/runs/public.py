@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -56,6 +57,6 @@ def held_by_server(settings: TrainSettings, prepared: Prepared) -> Held:
         if name not in built:
             with seeded(settings.train.seed, "blank model"):
                 built[name] = build_model(shared, client, shape, classes)
-        return built[name]
+        return copy.deepcopy(built[name])  # its receiver may do with it what it likes
 
     return Held(data.floats(public), data.labels[public], blank).shown(needs)
