@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import GradientState, ModelState
+from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -35,7 +35,7 @@ class Fishing(SignedSearch, Attack):
     tells which. So the label is not sought, and outputs, which may be too small for numbers, are
     left out: the head is made mild before it is simulated, which changes no direction.
 
-    Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
+    Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target. One image for each upload is what a fished gradient holds:
                 ``eval.per_update=1``
     Needs:      UPLOADS, and the model that the server's own messages hold      Recovers: inputs
@@ -44,7 +44,7 @@ class Fishing(SignedSearch, Attack):
                 Geiping et al., Inverting Gradients, NeurIPS 2020 (the search).
     """
 
-    consumes = (GradientState, ModelState)
+    consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     adapts_to = UPDATES_COMPARED

@@ -27,11 +27,11 @@ class Imprint(Attack):
 
     Units of the layer differ by their thresholds along a few directions alone, so the gradients of
     neighbouring units, or their changes by local training, differ by the samples between two
-    thresholds. The ratio of the two differences, weight over bias, is the layer's input for a sample
-    that is alone there: exactly after one step, nearly after several. An input that two directions
-    give alike has a certificate. Where the layer sees pixels the image follows in closed form and
-    the certificate is the image's; behind convolutions another attack turns the layer's input into
-    an image. What is not found is answered with grey.
+    thresholds. The ratio of the two differences, weight over bias, is the layer's input for a
+    sample that is alone there: exactly after one step, nearly after several. An input that two
+    directions give alike has a certificate. Where the layer sees pixels the image follows in closed
+    form and the certificate is the image's; behind convolutions another attack turns the layer's
+    input into an image. What is not found is answered with grey.
 
     Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, surest first

@@ -5,8 +5,8 @@ targets of both, and runs every detector on what the clients received. Usage:
 
     python benchmarks/active_servers.py [--protocol fedgh] [--steerings null-head:rounds=1;...]
         [--attacks shadow@public-init;linear@strong] [--seeds 1,2,3] [--trained 3] [--round 1]
-        [--partition pra:0.1] [--data FILE.npz] [--part report] [--set KEY=VALUE ...] [--eval KEY=VALUE ...]
-        [--out FOLDER]
+        [--partition pra:0.1] [--data FILE.npz] [--part report] [--set KEY=VALUE ...]
+        [--eval KEY=VALUE ...] [--out FOLDER]
 
 Accuracy is the mean over clients after the last round; the difference is paired over seeds. Leakage
 is of prototypes of one image where clients upload prototypes, `over` a paired difference of the

@@ -17,7 +17,7 @@ PARALLEL = 0.9999
 LEAST = 1e-3
 """Share of the largest difference of bias gradients below which a bin is empty."""
 SLACK = 8
-"""Bins that an input may lie beside the one it was read from: thresholds move while clients train."""
+"""Bins that an input may lie beside the one it was read from: local steps move thresholds."""
 
 
 @dataclass(frozen=True, eq=False)

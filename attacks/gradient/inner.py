@@ -1,4 +1,4 @@
-"""From the inputs of an inner layer to images: in closed form, or by an attack on representations."""
+"""From inputs of an inner layer to images: in closed form, or by an attack on representations."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ def _inverted(
         labels = torch.zeros(len(rows), dtype=torch.int64)
         targets.append(Upload(who.client, who.round, (Representations(rows, labels),)))
         extractors[who.client, who.round] = group[0].before
-    asked = replace(
-        observation, targets=tuple(targets), extractors=extractors, images_per_target=0
-    )
+    asked = replace(observation, targets=tuple(targets), extractors=extractors, images_per_target=0)
     found = by.run(asked, stage(context, "inputs-"))
     if not isinstance(found, Reconstruction):
         raise IncompatibleError(

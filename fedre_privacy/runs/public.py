@@ -44,9 +44,7 @@ def held_by_server(settings: TrainSettings, prepared: Prepared) -> Held:
     if not needs:
         return NOTHING_HELD
     data, split = prepared.data, prepared.split
-    train, test = (
-        [torch.from_numpy(own) for own in parts] for parts in (split.train, split.test)
-    )
+    train, test = ([torch.from_numpy(own) for own in parts] for parts in (split.train, split.test))
     _, public = halves(test, split_secret(data.sha256, train, test, 0))
     shape, classes = data.image_shape, data.num_classes
     shared = settings.protocol.shared_model() or settings.model

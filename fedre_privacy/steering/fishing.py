@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,12 @@ from .imprint import MOST, principal
 @steerings.register("fishing")
 @dataclass(frozen=True, kw_only=True)
 class Fishing(Steering):
-    """Send a head that leaves one row, so that one sample has nearly all of the extractor's gradient.
+    """Send a head of one row, so that one sample has nearly all of the extractor's gradient.
 
     The row of class c is a direction in the representations, all other rows are zero. A sample of
-    another class then pulls on the extractor by its output for c, which grows exponentially along the
-    direction: of a batch without class c the sample that lies furthest along it has nearly all of
-    the gradient (feature fishing). A sample of class c pulls by one minus that output, which is
+    another class then pulls on the extractor by its output for c, which grows exponentially along
+    the direction: of a batch without class c the sample that lies furthest along it has nearly all
+    of the gradient (feature fishing). A sample of class c pulls by one minus that output, which is
     nearly one: of a batch with one sample of class c that sample has all of the gradient (class
     fishing). Several samples of class c cannot be told apart this way. So the class that the
     client's newest upload shows least of is taken, unless `label` says which. The attack `fishing`
@@ -54,7 +55,7 @@ class Fishing(Steering):
         if not isinstance(model, SplitModel):
             return "is no extractor with a head"
         if self.label is not None and self.label >= model.num_classes:
-            return f"has {model.num_classes} classes, of which 'steering.label' {self.label} is none"
+            return f"has {model.num_classes} classes; 'steering.label' {self.label} is none of them"
         return ""
 
     def steer(
@@ -67,10 +68,12 @@ class Fishing(Steering):
             for artifact in honest
         )
 
-    def _fished(self, view: View, client: int, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _fished(self, view: View, client: int, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if view.held.aux is None or view.held.blank is None:
             raise ValueError("it is shown what it declares to need")
         model = view.held.blank(client)
+        if not isinstance(model, SplitModel):
+            raise ValueError(f"the model {self.lacks(model)}")
         load_parameters(model, {name: params[name] for name, _ in model.named_parameters()})
         with torch.no_grad():
             reps = model.eval().extractor(view.held.aux[:MOST]).double()
@@ -80,7 +83,8 @@ class Fishing(Steering):
             direction, along = -direction, -along
         row = self.sharpness / along.std().clamp(min=1e-12) * direction
         label = self.label if self.label is not None else least_seen(view, client)
-        weight, bias = torch.zeros_like(params["head.weight"]), torch.zeros_like(params["head.bias"])
+        weight = torch.zeros_like(params["head.weight"])
+        bias = torch.zeros_like(params["head.bias"])
         weight[label] = row.to(weight)
         bias[label] = -float((reps @ row).max())
         made = {"head.weight": weight, "head.bias": bias}

@@ -29,23 +29,23 @@ class Imprint(Steering):
 
     All rows of the layer that belong to a direction u are equal, and their biases are minus the
     quantiles of u a over public images, a being the layer's input. A unit is on for samples above
-    its quantile, and what follows the layer weighs all units alike; so the gradients of neighbouring
-    units differ by the samples between two quantiles, and a sample that is alone there is read off
-    (attack `imprint`). Directions are principal components of a. With two of them the units are
-    shared out, most samples are alone along one of them, and those that are alone along both give
-    the same answer twice, which is the certificate.
+    its quantile, and what follows the layer weighs all units alike; so the gradients of
+    neighbouring units differ by the samples between two quantiles, and a sample that is alone there
+    is read off (attack `imprint`). Directions are principal components of a. With two of them the
+    units are shared out, most samples are alone along one of them, and those that are alone along
+    both give the same answer twice, which is the certificate.
 
-    Small rows and a small head keep the thresholds, and the weights behind the units, where they are
-    over several local steps. The server takes the change of the parameters alone, so that its own
-    model loses the round and nothing else.
+    Small rows and a small head keep the thresholds, and the weights behind the units, where they
+    are over several local steps. The server takes the change of the parameters alone, so that its
+    own model loses the round and nothing else.
 
     Alters:     ModelState, SmallModelState: the hidden layer, and the weights behind it
     Seen as:    a hidden layer whose rows are parallel
     Reference:  Fowl et al., Robbing the Fed, ICLR 2022.
     Deviations: no layer is added: the model's own first hidden layer is used, so that clients are
                 sent the architecture they know, and a is what the convolutions make of an image;
-                several directions; rows and head smaller than honest ones, where the paper makes the
-                rows larger and the next layer smaller by one factor.
+                several directions; rows and head smaller than honest ones, where the paper makes
+                the rows larger and the next layer smaller by one factor.
     """
 
     alters = (ModelState, SmallModelState)
