@@ -18,8 +18,9 @@ class DSnr(Detector):
     It is the largest over the weights of the model and over the samples of the first batch, before
     the client trains. NaN for batches of one and where no weight has a gradient.
 
-    Sees:      fished heads, under which one sample dominates
-    Misses:    imprint layers, whose units sum over all samples, and whatever is equal for all
+    Sees:      fished heads, under which one sample dominates; imprint layers with a few samples
+               above most thresholds
+    Misses:    what treats all samples alike; prototypes, which are no weights
     Reference: Garov et al., Hiding in plain sight: disguising data stealing attacks in federated
                learning, ICLR 2024 (disaggregation signal-to-noise ratio).
     """
