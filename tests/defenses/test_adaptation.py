@@ -76,7 +76,7 @@ QUICK = {
     "idlg": {"steps": 1, "inner": 3, "restarts": 1},
     "head": {"steps": 5},
     "fishing": {"steps": 3},
-    "imprint": {"by": "linear:views=1"},
+    "imprint": {"by": {"name": "linear", "views": 1}},
     "inverting-gradients": {"steps": 3},
     "update-inversion": {"steps": 3},
     "spear": {"steps": 3, "tries": 2048},
