@@ -47,7 +47,7 @@ def refused(settings: TrainSettings) -> list[str]:
         for name in summing
     ]
     problems += [
-        f"Steering '{one.name}' is shown public images and models ({', '.join(sorted(one.needs))}); "
+        f"Steering '{one.name}' needs {', '.join(sorted(one.needs))}; "
         "with clients elsewhere the server holds messages alone. Leave out --engine flower."
         for one in settings.steering
         if one.needs
