@@ -108,6 +108,8 @@ class Attack:
     simulates: ClassVar[bool] = True
     """Whether it computes the loss that clients trained on, where it reads parameters; some
     protocols hide that (`Protocol.unseen`)."""
+    steered: ClassVar[tuple[str, ...]] = ()
+    """Steerings of which an active server must have used one; empty: it attacks any server."""
     earliest: ClassVar[bool] = False
     """Whether it attacks the first round that was recorded, unless it is told which."""
     adds_rounds: ClassVar[bool] = False

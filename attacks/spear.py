@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedre_privacy.core.artifacts import (
     GradientState,
     LowRankChange,
     LowRankModel,
     ModelState,
-    Representations,
     SmallModelState,
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Knowledge, Observation, Upload
+from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.models.hidden import Hidden, first_hidden
 
 from .base import Attack, Context, attacks
 from .dip import DeepImagePrior
-from .gradient.closed_form import pixel_by_pixel
 from .gradient.disaggregate import Apart, apart
+from .gradient.inner import Seen, pictures
 from .gradient.victims import Victim, victims_of
-from .running.driver import stage
 
 
 @attacks.register("spear")
@@ -66,40 +64,26 @@ class Spear(Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = victims_of(observation)
-        size, shape = observation.images_per_target, observation.image_shape
-        images = torch.full((len(victims), size, *shape), 0.5)
-        certified = torch.zeros(len(victims), size, dtype=torch.bool)
-        fit = torch.ones(len(victims), size)
-        ranks, taken, behind = set(), 0, []
-        for place, victim in enumerate(victims):
-            name, layer, before = _first_linear(victim)
-            found = self._apart(victim, name, layer, context)
-            inputs = found.inputs[found.certified][:size]
+        size = observation.images_per_target
+        seen, ranks = [], set()
+        for victim in victims:
+            hidden = _first_linear(victim)
+            found = self._apart(victim, hidden.name, hidden.layer, context)
             ranks.add(found.rank)
-            taken += len(inputs)
-            straight = pixel_by_pixel(before, shape)
-            if straight is not None:
-                scale, shift = straight
-                pixels = ((inputs - shift) / scale).reshape(-1, *shape)
-                images[place, : len(inputs)] = pixels.clamp(0, 1)
-                certified[place, : len(inputs)] = True
-                fit[place, : len(inputs)] = 0
-            elif len(inputs):
-                behind.append(
-                    (place, Upload(victim.client, victim.round, _as_rows(inputs)), before)
-                )
-        if behind:
-            self._invert(behind, images, fit, observation, context)
+            seen.append(Seen(victim, hidden.before, found.inputs[found.certified][:size]))
+        taken = sum(len(one.inputs) for one in seen)
+        made = pictures(seen, DeepImagePrior(steps=self.steps), observation, context)
+        fit = made.fit.flatten()
         return Reconstruction(
-            images=images.flatten(0, 1),
-            prior=torch.full((len(victims) * size, *shape), 0.5),
-            fit=fit.flatten(),
-            trace=fit.flatten()[None],
+            images=made.images.flatten(0, 1),
+            prior=torch.full((len(fit), *observation.image_shape), 0.5),
+            fit=fit,
+            trace=fit[None],
             trace_steps=torch.zeros(1, dtype=torch.int64),
-            stopped_because=f"{taken} of {len(victims) * size} inputs of the first linear layer "
+            stopped_because=f"{taken} of {len(fit)} inputs of the first linear layer "
             f"have a certificate; ranks {', '.join(map(str, sorted(ranks)))}",
-            diverged=torch.zeros(len(victims) * size, dtype=torch.bool),
-            certified=certified.flatten(),
+            diverged=torch.zeros(len(fit), dtype=torch.bool),
+            certified=made.exact.flatten(),
         )
 
     def _apart(self, victim: Victim, name: str, layer: nn.Linear, context: Context) -> Apart:
@@ -109,59 +93,18 @@ class Spear(Attack):
         rng = stream(context.seed, "spear", client=victim.client, round=victim.round)
         return apart(layer, weight, bias, rng, most=self.most, tries=self.tries)
 
-    def _invert(
-        self,
-        behind: list[tuple[int, Upload, nn.Sequential]],
-        images: Tensor,
-        fit: Tensor,
-        observation: Observation,
-        context: Context,
-    ) -> None:
-        """Fill in images and fit from inputs of a layer behind convolutions."""
-        targets = tuple(upload for _, upload, _ in behind)
-        extractors = {(upload.client, upload.round): before for _, upload, before in behind}
-        seen = replace(observation, targets=targets, extractors=extractors, images_per_target=0)
-        answers = DeepImagePrior(steps=self.steps).run(seen, stage(context, "inputs-"))
-        first = 0
-        for place, upload, _ in behind:
-            count = sum(len(artifact.tensors()["reps"]) for artifact in upload.artifacts)
-            images[place, :count] = answers.images[first : first + count].nan_to_num(0.5)
-            fit[place, :count] = answers.fit[first : first + count]
-            first += count
 
-
-def _as_rows(inputs: Tensor) -> tuple[Representations]:
-    return (Representations(inputs, torch.zeros(len(inputs), dtype=torch.int64)),)
-
-
-def _first_linear(victim: Victim) -> tuple[str, nn.Linear, nn.Sequential]:
-    """Name of the first linear layer, the layer, and all that stands before it.
+def _first_linear(victim: Victim) -> Hidden:
+    """The layer that is read.
 
     Raises:
         IncompatibleError: the model is no row of layers up to there, or no ReLU stands behind it.
     """
-    layers = list(_in_a_row(getattr(victim.model, "extractor", victim.model), "extractor"))
-    first = next((i for i, (_, one) in enumerate(layers) if isinstance(one, nn.Linear)), None)
-    problem = "has no linear layer in its extractor"
-    if first is not None:
-        name, layer = layers[first]
-        behind = layers[first + 1][1] if first + 1 < len(layers) else None
-        problem = "" if isinstance(behind, nn.ReLU) else f"has no ReLU behind layer '{name}'"
-        if isinstance(layer, nn.Linear) and layer.bias is None:
-            problem = f"has no bias in layer '{name}'"
-        if not problem and isinstance(layer, nn.Linear):
-            return name, layer, nn.Sequential(*(one for _, one in layers[:first]))
+    found = first_hidden(victim.model)
+    if isinstance(found, Hidden):
+        return found
     raise IncompatibleError(
         f"Attack 'spear' needs a linear layer with bias and a ReLU behind it; the model of client "
-        f"{victim.client} {problem}.",
+        f"{victim.client} {found}.",
         next_step="Use inverting-gradients, or train --model cnn4.",
     )
-
-
-def _in_a_row(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested `nn.Sequential`, in order, by name."""
-    if isinstance(module, nn.Sequential):
-        for key, child in module.named_children():
-            yield from _in_a_row(child, f"{name}.{key}")
-    else:
-        yield name, module

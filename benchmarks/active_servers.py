@@ -5,12 +5,17 @@ targets of both, and runs every detector on what the clients received. Usage:
 
     python benchmarks/active_servers.py [--protocol fedgh] [--steerings null-head:rounds=1;...]
         [--attacks shadow@public-init;linear@strong] [--seeds 1,2,3] [--trained 3] [--round 1]
-        [--set KEY=VALUE ...] [--out FOLDER]
+        [--partition pra:0.1] [--data FILE.npz] [--part report] [--set KEY=VALUE ...]
+        [--eval KEY=VALUE ...] [--out FOLDER]
 
 Accuracy is the mean over clients after the last round; the difference is paired over seeds. Leakage
 is of prototypes of one image where clients upload prototypes, `over` a paired difference of the
-same targets with a 95 % interval over clients. Detectors: area under the ROC with a 95 % interval,
-and the share of steered receipts above all but 1 % of the honest ones.
+same targets with a 95 % interval over clients. An attack is NAME:KEY=VALUE,...@THREAT;
+HONEST|STEERED asks another one of the honest twins. Detectors: area under the ROC with a 95 %
+interval, and the share of steered receipts above all but 1 % of the honest ones.
+
+Images are the built-in digits, or of FILE.npz (x_train, y_train) those on which settings were not
+chosen: `--part report` and `--part tuning` share none (`heads.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +28,12 @@ from typing import Any
 
 import pandas as pd
 import torch
+from heads import PARTS, dataset
 from tools import options
 
 from fedre_privacy.core.config import merge, parse_assignments
 from fedre_privacy.federation.loop import select
+from fedre_privacy.partition.base import partitions
 from fedre_privacy.play.attack import AttackResult, attack
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
@@ -39,9 +46,14 @@ SINGLE = ("fedgh", "fedproto", "fedtgp", "fpl")
 
 def trained(steering: str | None, seed: int, asked: Any) -> Run:
     """The run of one seed, with a steering or honest; what was trained before is read back."""
+    own = {"name": "digits"}
+    if asked.data:
+        own = {"name": "npz", "path": dataset(asked.part, "cifar", asked.data, asked.out)[4:]}
+    name, _, value = asked.partition.partition(":")
+    kind = partitions.get(name)
     values = {
-        "data": {"name": "digits"},
-        "partition": {"name": "pra", "alpha": 0.1},
+        "data": own,
+        "partition": {"name": name, **({kind.shorthand: float(value)} if value else {})},
         "protocol": {"name": asked.protocol},
         "train": {"clients": 10, "rounds": asked.trained, "seed": seed},
         "record": {"keep_every": 1},
@@ -58,10 +70,18 @@ def trained(steering: str | None, seed: int, asked: Any) -> Run:
 
 def attacked(run: Run, *, how: str, asked: Any) -> AttackResult:
     """An attack, ``name@threat``, on the chosen round of a run."""
-    name, _, threat = how.partition("@")
+    honest, _, steered = how.partition("|")
+    given, _, threat = (steered if steered and run.active else honest).partition("@")
+    name, _, settings = given.partition(":")
+    own = parse_assignments(settings.split(",")) if settings else {}
     values: dict[str, Any] = {
-        "attack": {"name": name},
-        "eval": {"round": asked.round, "targets": asked.targets, "ceiling": 0},
+        "attack": {"name": name, **own},
+        "eval": {
+            "round": asked.round,
+            "targets": asked.targets,
+            "ceiling": 0,
+            **parse_assignments(asked.eval),
+        },
     }
     if threat:
         values["threat"] = threat
@@ -83,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = options(__doc__)
     made.add_argument("--protocol", default="fedgh")
+    made.add_argument("--partition", default="pra:0.1")
     made.add_argument(
         "--steerings",
         default="null-head:rounds=1",
@@ -92,7 +113,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", default="1,2,3")
     made.add_argument("--trained", type=int, default=3, help="rounds of training")
     made.add_argument("--round", type=int, default=1, help="attacked")
-    made.add_argument("--targets", type=int, default=40, help="attacked for each seed")
+    made.add_argument("--targets", type=int, default=40, help="images for each seed")
+    made.add_argument(
+        "--eval", action="append", default=[], metavar="KEY=VALUE", help="of the attacks"
+    )
+    made.add_argument("--data", metavar="FILE.npz", help="images in place of digits")
+    made.add_argument("--part", choices=PARTS, default="report", help="which of them")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     made.add_argument("--out", type=Path, default=Path("runs/active"))
     return made

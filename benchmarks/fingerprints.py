@@ -173,7 +173,7 @@ def attacked(case: str, name: str, values: Values, folder: Path) -> dict[str, st
             "eval": EVAL,
         },
     )
-    settings |= {key: values[key] for key in ("target", "defense") if key in values}
+    settings |= {key: values[key] for key in ("target", "defense", "steering") if key in values}
     done = command(attack_command.main, settings, folder, "--isolation", "same-process")
     return {
         f"{case}: folder": done.name,

@@ -6,9 +6,11 @@ scores stay with the evaluator, who compares them over runs with and without ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.registry import Registry
@@ -18,6 +20,11 @@ detectors: Registry[Detector] = Registry(
 )
 
 Message = tuple[Artifact, ...]
+
+
+def no_gradients() -> Mapping[str, Tensor]:
+    """Where nobody kept the models."""
+    return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +42,9 @@ class Receipt:
         losses: mean training loss on its own samples of the model that each message left it with,
             the newest last; empty where nobody kept the models.
         share: share of the clients that the server says it draws in a round.
+        gradients: norms (B,) of the gradients of the single samples of the client's first batch in
+            the round, by weight of the model that the message left it with; empty where nobody kept
+            the models. Worked out when it is called, which has to be before the next receipt.
     """
 
     client: int
@@ -46,6 +56,7 @@ class Receipt:
     digest: str
     losses: tuple[float, ...]
     share: float
+    gradients: Callable[[], Mapping[str, Tensor]] = no_gradients
 
 
 @detectors.base

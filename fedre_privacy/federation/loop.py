@@ -32,7 +32,7 @@ from fedre_privacy.defenses.apply import left_of, visible
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.steering.apply import Conduct, same
-from fedre_privacy.steering.base import Steering
+from fedre_privacy.steering.base import NOTHING_HELD, Held, Steering
 
 from . import checkpoint, copies
 from .ledger import measure
@@ -237,6 +237,7 @@ def run(
     on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
     steering: Sequence[Steering] = (),
+    held: Held = NOTHING_HELD,
 ) -> list[Row]:
     """Train a federation in this process; see `lead` and `Here`."""
     with single_threaded(setting.device) as cores:
@@ -244,6 +245,7 @@ def run(
         return lead(
             protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
             report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
+            held=held,
         )  # fmt: skip
 
 
@@ -260,6 +262,7 @@ def lead(
     on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
     steering: Sequence[Steering] = (),
+    held: Held = NOTHING_HELD,
 ) -> list[Row]:
     """Train a federation and record every message; return one row of metrics per round.
 
@@ -268,12 +271,13 @@ def lead(
         defenses: what clients do to their training and uploads, in order.
         steering: what a malicious server does to its broadcasts and its choice of clients, in
             order; its own state goes on as if it were honest.
+        held: what such a server holds beside messages.
 
     Raises:
         IncompatibleError: a steering breaks its contract.
     """
     training = setting.training
-    conduct = Conduct(steering, training.seed, training.clients, setting.num_classes)
+    conduct = Conduct(steering, training.seed, training.clients, setting.num_classes, held)
     sizes = [sum(counts) for counts in setting.class_counts]
     rows: list[Row] = []
     done = 0
@@ -316,7 +320,8 @@ def lead(
         last = round == training.rounds
         looked = measured(training, round)
         post_local = cohort.evaluate() if looked else None
-        messages = server_step(protocol, server, uploads, Task(setting, round))
+        taken = conduct.taken(round, uploads, post.sent, post.honest)
+        messages = server_step(protocol, server, taken, Task(setting, round))
         post = Post(setting, round + 1, messages, conduct)
         cohort.receive(post)
         if last:
@@ -394,17 +399,21 @@ class Post:
         return frozenset(select(training, self.round - 1))
 
     @cached_property
-    def _sent(self) -> dict[int, Message]:
-        """What each receiver gets."""
+    def honest(self) -> dict[int, Message]:
+        """What each receiver would get of an honest server."""
         usual, resync = self.messages.usual, self.messages.resync
-        honest = {k: usual if k in self._followed else resync for k in self.receivers}
+        return {k: usual if k in self._followed else resync for k in self.receivers}
+
+    @cached_property
+    def sent(self) -> dict[int, Message]:
+        """What each receiver gets."""
         if self.conduct.honest:
-            return honest
-        return {k: self.conduct.message(self.round, k, one) for k, one in honest.items()}
+            return self.honest
+        return {k: self.conduct.message(self.round, k, one) for k, one in self.honest.items()}
 
     def message(self, client: int) -> Message:
         """What one of the receivers gets."""
-        return self._sent[client]
+        return self.sent[client]
 
     def broadcasts(self) -> list[Broadcast]:
         """The messages with their recipients, for the record."""

@@ -46,6 +46,12 @@ def refused(settings: TrainSettings) -> list[str]:
         "single uploads, and no protocol for summing them is built in."
         for name in summing
     ]
+    problems += [
+        f"Steering '{one.name}' needs {', '.join(sorted(one.needs))}; "
+        "with clients elsewhere the server holds messages alone. Leave out --engine flower."
+        for one in settings.steering
+        if one.needs
+    ]
     if settings.train.together == "always":
         problems.append("train.together=always trains clients in one program; here each has one.")
     return problems

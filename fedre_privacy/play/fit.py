@@ -119,6 +119,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             f"they try; '{protocol.name}' {training.unseen}.",
             next_step=f"Ask for what can be read: {_without_a_loss(protocol, settings, kinds)}.",
         )
+    check_steered(training, settings.attack)
     threat = effective(settings.threat, protocol.uploads, training.model)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
@@ -166,6 +167,23 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "entangled (counterfactual)."
         )
     raise IncompatibleError(*problems, next_step=step)
+
+
+def check_steered(training: TrainSettings, attack: Attack) -> None:
+    """Refuse an attack that reads what an active server prepared where it did not.
+
+    Raises:
+        IncompatibleError: none of the steerings that it needs was used.
+    """
+    used = [one.name for one in training.steering]
+    if not attack.steered or set(attack.steered) & set(used):
+        return
+    raise IncompatibleError(
+        f"Attack '{attack.name}' reads what a server prepared by steering "
+        f"{' or '.join(attack.steered)}; the server of this run "
+        f"{'steers by ' + ', '.join(used) if used else 'is honest'}.",
+        next_step=f"Train with --steering {attack.steered[0]}.",
+    )
 
 
 def _first_stages(protocol: Protocol) -> list[str]:

@@ -17,7 +17,6 @@ from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import (
     AGGREGATE,
     Broadcast,
@@ -36,6 +35,7 @@ from fedre_privacy.federation.rehearsal import Rehearsed
 from fedre_privacy.models.families import PRIVATE, ModelSettings
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.preparing import facts_of
+from fedre_privacy.runs.public import halves
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.runs.small_models import small_states_before
@@ -339,14 +339,11 @@ def held_out(source: TargetSource, limit: int) -> tuple[PublicImages, PublicImag
     Raises:
         IncompatibleError: the clients' test parts hold fewer than two images.
     """
-    pool = torch.cat(source.test)
-    if len(pool) < 2:
+    if sum(map(len, source.test)) < 2:
         raise IncompatibleError(
             "No held-out images are left for the floors: the clients' test parts are empty.",
             next_step="Lower train.train_ratio, or use more images.",
         )
-    order = pool[torch.randperm(len(pool), generator=stream(source.seed, "held out"))]
-    half = len(order) // 2
-    parts = (order[:half][:limit], order[half:][:limit])
+    parts = [half[:limit] for half in halves(source.test, source.seed)]
     made = [PublicImages(source.data.floats(p), source.data.labels[p]) for p in parts]
     return made[0], made[1]

@@ -16,10 +16,11 @@ from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Rep
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
-from fedre_privacy.core.rng import derive, secret, stream
+from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission, Mixture, Truth, Upload
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
+from fedre_privacy.runs.public import split_secret
 from fedre_privacy.runs.run import Run
 
 KINDS: dict[str, type[Artifact]] = {
@@ -57,7 +58,7 @@ def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
     It follows from the split, which no attack has, so that no attack can repeat these draws.
     """
     train, test = run.split_indices(len(data))
-    return secret(seed, f"evaluator of {data.sha256}", *train, *test)
+    return split_secret(data.sha256, train, test, seed)
 
 
 class TargetSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,19 +14,23 @@ from torch import nn
 from fedre_privacy.blocks.state import Setting
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.memory import available_bytes
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.defenses import statement
 from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.federation import loop
 from fedre_privacy.models.families import (
+    ModelSettings,
     architecture_of,
     build_model,
     has_batch_norm,
     representation_dim,
 )
+from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import Split, split
 from fedre_privacy.protocols.base import protocols
+from fedre_privacy.steering.base import Steering
 
 from .coins import NULL, dealt, draw_slots, planted, toss
 from .settings import TrainSettings
@@ -71,6 +76,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     problems += _too_large(settings, setting)
     for one in settings.steering:
         problems += one.check(training.clients, settings.protocol.broadcasts)
+        problems += _not_steered(one, settings, setting)
     if settings.defense and not problems:
         problems = statement.check_all(settings.defense, facts_of(settings, setting))
     if problems:
@@ -79,6 +85,33 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     check_null(settings, facts)
     defense = tuple(d.settled(facts) for d in settings.defense)
     return Prepared(data, shares, setting, defense, absent_of(settings, data))
+
+
+def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> list[str]:
+    """Models that are sent and that a steering cannot steer, with those that it can."""
+    if Knowledge.ARCHITECTURE not in one.needs:
+        return []
+
+    def lack(model: ModelSettings, client: int) -> str:
+        with torch.device("meta"):
+            built = build_model(model, client, setting.image_shape, setting.num_classes)
+        return one.lacks(built)
+
+    sent = settings.protocol.shared_model() or settings.model
+    names = {architecture_of(sent.name, k): k for k in range(settings.train.clients)}
+    why = {name: said for name, k in names.items() if (said := lack(sent, k))}
+    if not why:
+        return []
+    fitting = []
+    for name in architectures.names():
+        with suppress(IncompatibleError):  # made for other images
+            if not lack(ModelSettings(name=name, dim=settings.model.dim), 0):
+                fitting.append(name)
+    return [
+        f"Steering '{one.name}' cannot steer "
+        + "; ".join(f"{name}, which {said}" for name, said in why.items())
+        + f". Models that it can: {', '.join(fitting) or 'none of those built in'} (--models)."
+    ]
 
 
 def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:

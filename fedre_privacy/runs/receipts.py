@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
+from torch import Tensor
 
+from fedre_privacy.blocks.local import batches
 from fedre_privacy.blocks.state import Client, Message, Task
-from fedre_privacy.detectors.base import Receipt
+from fedre_privacy.detectors.base import Receipt, no_gradients
 from fedre_privacy.federation.steps import on_device
 
 from .preparing import Prepared, prepare
@@ -46,8 +49,11 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
     for round in range(1, training.rounds + 1):
         digests = {client: _digest(message) for client, message in sent[round].items()}
         for client, message in sorted(sent[round].items()):
+            gradients: Callable[[], Mapping[str, Tensor]] = no_gradients
             if prepared and not clients[client].memory:
-                history[client].append(_loss(run, prepared, clients[client], round, message))
+                one = clients[client]
+                history[client].append(_loss(run, prepared, one, round, message))
+                gradients = partial(_gradients, run, prepared, one, round, message)
             yield Receipt(
                 client=client,
                 round=round,
@@ -58,6 +64,7 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
                 digest=digests[client],
                 losses=tuple(history[client]),
                 share=training.join_ratio,
+                gradients=gradients,
             )
             earlier[client].append(message)
         for upload in uploads:
@@ -76,6 +83,27 @@ def _loss(run: Run, prepared: Prepared, client: Client, round: int, message: Mes
         client.model.eval()
         images, labels = client.train.batch(slice(None))
         return float(protocol.loss(client, images, labels, message))
+
+
+def _gradients(
+    run: Run, prepared: Prepared, client: Client, round: int, message: Message
+) -> dict[str, Tensor]:
+    """Norms (B,) of single samples' gradients of each weight; the message has been taken up."""
+    training, own = prepared.setting.training, client.fitted
+    rng = Task(prepared.setting, round, client.id).rng("batches")
+    shuffle = not training.reference_loader
+    first = next(batches(len(own), training.batch_size, training.epochs, rng, shuffle=shuffle))
+    weights = {name: p for name, p in client.model.named_parameters() if p.dim() > 1}
+    found: dict[str, list[Tensor]] = {name: [] for name in weights}
+    client.model.eval()
+    with on_device(client, prepared.setting):
+        for index in first.split(1):
+            loss = run.settings.protocol.loss(client, *own.batch(index), message)
+            slopes = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            for name, slope in zip(weights, slopes, strict=True):
+                norm = torch.zeros(()) if slope is None else slope.double().norm()
+                found[name].append(norm.double().cpu())
+    return {name: torch.stack(norms) for name, norms in found.items()}
 
 
 def _digest(message: Message) -> str:

@@ -22,6 +22,7 @@ from fedre_privacy.federation.recorder import Recorder
 
 from .folder import COMPLETE, Begun, begin, log, logging_to, taken, write_end
 from .preparing import Prepared, prepare
+from .public import held_by_server
 from .run import Run
 from .settings import TrainSettings
 from .starting import begin_server, build_clients
@@ -201,4 +202,5 @@ def in_process(work: Work) -> None:
         on_row=work.on_row,
         defenses=prepared.defense,
         steering=settings.steering,
+        held=held_by_server(settings, prepared),
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import Content
+from fedre_privacy.core.contents import Content, Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import AGGREGATE, Broadcast, Upload
 
-from .base import Message, Steering, View
+from .base import NOTHING_HELD, Held, Message, Steering, View
 
 Without = Callable[[Upload, Sequence[Upload], Sequence[int]], Upload]
 
@@ -24,10 +25,18 @@ class Conduct:
     Args:
         given: steerings, applied in order; none: an honest server.
         seed: of the run. clients, num_classes: of the federation.
+        held: what the server holds beside messages.
     """
 
-    def __init__(self, given: Sequence[Steering], seed: int, clients: int, num_classes: int):
-        self.given, self.seed = tuple(given), seed
+    def __init__(
+        self,
+        given: Sequence[Steering],
+        seed: int,
+        clients: int,
+        num_classes: int,
+        held: Held = NOTHING_HELD,
+    ) -> None:
+        self.given, self.seed, self.held = tuple(given), seed, held
         self.clients, self.num_classes = clients, num_classes
         self.uploads: list[Upload] = []
         self.broadcasts: list[Broadcast] = []
@@ -47,9 +56,15 @@ class Conduct:
         """Clients that were sent the broadcast of an earlier round."""
         return frozenset(k for b in self.broadcasts if b.round == round for k in b.recipients)
 
-    def view(self) -> View:
-        """What the server holds now."""
-        return View(tuple(self.uploads), tuple(self.broadcasts), self.clients, self.num_classes)
+    def view(self, one: Steering) -> View:
+        """What the server holds now, as far as a steering is shown it."""
+        return View(
+            tuple(self.uploads),
+            tuple(self.broadcasts),
+            self.clients,
+            self.num_classes,
+            self.held.shown(one.needs),
+        )
 
     def participants(self, round: int, honest: tuple[int, ...]) -> tuple[int, ...]:
         """The clients of a round, ascending.
@@ -63,7 +78,7 @@ class Conduct:
             if not one.chooses or not one.acts(round):
                 continue
             rng = stream(self.seed, f"steering {place} choose", round=round)
-            found = one.choose(self.view(), round, chosen, rng)
+            found = one.choose(self.view(one), round, chosen, rng)
             known = set(range(self.clients))
             if not set(found) <= known or len(set(found)) != len(found):
                 raise _refused(one, f"chose clients {list(found)} in round {round}",
@@ -85,7 +100,7 @@ class Conduct:
             if not honest or not one.acts(round) or not one.alters:
                 continue
             rng = stream(self.seed, f"steering {place}", client=client, round=round)
-            steered = one.steer(self.view(), round, client, message, rng)
+            steered = one.steer(self.view(one), round, client, message, rng)
             broken = breach(steered, message, one.alters)
             if broken:
                 raise _refused(
@@ -93,6 +108,31 @@ class Conduct:
                 )
             message = tuple(artifact.detached() for artifact in steered)
         return message
+
+    def taken(
+        self,
+        round: int,
+        uploads: Sequence[Upload],
+        sent: Mapping[int, Message],
+        honest: Mapping[int, Message],
+    ) -> Sequence[Upload]:
+        """What the server's own state takes of a round's uploads, see `Steering.apart`.
+
+        Args:
+            sent, honest: what each client was sent, and what an honest server would have sent it.
+        """
+        if not any(one.apart and one.acts(round) for one in self.given):
+            return uploads
+        return [
+            replace(
+                upload,
+                artifacts=tuple(
+                    _changed(artifact, sent[upload.client], honest[upload.client])
+                    for artifact in upload.artifacts
+                ),
+            )
+            for upload in uploads
+        ]
 
     def sybils(self, round: int) -> frozenset[int]:
         """Clients that the server controls in a round."""
@@ -124,6 +164,22 @@ class Conduct:
             else one
             for one in seen
         ]
+
+
+def _changed(upload: Artifact, sent: Message, honest: Message) -> Artifact:
+    """Parameters as they would be if the client had changed the honest ones as it did those sent.
+
+    Whatever else is uploaded stays as it is.
+    """
+    pairs = zip(sent, honest, strict=True)
+    pair = next((p for p in pairs if type(p[0]) is type(upload)), None)
+    if pair is None or upload.holds is not Holds.PARAMETERS:
+        return upload
+    was, own = (artifact.tensors() for artifact in pair)
+    tensors = upload.tensors().items()
+    return type(upload).from_tensors(
+        {n: own[n] + (t - was[n]) if t.is_floating_point() else t for n, t in tensors}
+    )
 
 
 def alone(given: Sequence[Steering], clients: int, joined: int, rounds: Iterable[int]) -> bool:

@@ -7,16 +7,18 @@ killed goes on to the same end. It sees what the server sees and nothing of any 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Broadcast, Upload
+from fedre_privacy.core.types import Broadcast, Knowledge, Upload
 
 steerings: Registry[Steering] = Registry(
     "steering", "fedre_privacy.steering", see="fedre-attack list"
@@ -29,6 +31,34 @@ ACTIVE = "ACTIVE SERVER"
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """What a server holds beside messages; a steering is shown what it declares to need of it.
+
+    Args:
+        aux: public images in [0, 1] (m, C, H, W), on which no client trains; AUX_DATA.
+        aux_labels: their classes (m,); AUX_DATA.
+        blank: client to a model of the architecture that it is sent, with any weights;
+            ARCHITECTURE.
+    """
+
+    aux: Tensor | None = None
+    aux_labels: Tensor | None = None
+    blank: Callable[[int], nn.Module] | None = None
+
+    def shown(self, needs: frozenset[Knowledge]) -> Held:
+        """The part of it that these needs name."""
+        images, models = Knowledge.AUX_DATA in needs, Knowledge.ARCHITECTURE in needs
+        return Held(
+            self.aux if images else None,
+            self.aux_labels if images else None,
+            self.blank if models else None,
+        )
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True, eq=False)
 class View:
     """What the server holds when it decides: everything that crossed the wire, and no client state.
 
@@ -36,12 +66,14 @@ class View:
         uploads: of earlier rounds, as the server saw them, oldest first.
         broadcasts: sent in earlier rounds, as they were sent.
         clients: number of clients. num_classes: length of a label encoding.
+        held: what it holds beside messages, as far as the steering declares to need it.
     """
 
     uploads: tuple[Upload, ...]
     broadcasts: tuple[Broadcast, ...]
     clients: int
     num_classes: int
+    held: Held = NOTHING_HELD
 
     def newest(self, client: int) -> Upload | None:
         """The newest upload of one client, or None before its first."""
@@ -56,6 +88,12 @@ class Steering:
     name: ClassVar[str] = ""
     alters: ClassVar[tuple[type[Artifact], ...]] = ()
     """Kinds of broadcast artifacts that `steer` may replace; all others stay as they are."""
+    needs: ClassVar[frozenset[Knowledge]] = frozenset()
+    """What it is shown beside messages: AUX_DATA, ARCHITECTURE (see `Held`)."""
+    apart: ClassVar[bool] = False
+    """Whether the server takes only what clients changed in the parameters that they were sent, and
+    adds it to what it would honestly have sent, so that its own model keeps what was steered out
+    of it."""
 
     rounds: str = knob(
         "all", help="rounds in which it acts: all, one (1), or some without a gap (2-5)"
@@ -107,6 +145,17 @@ class Steering:
             f"server of this protocol is declared to send {sent}. Leave it out, or choose another "
             "protocol."
         ]
+
+    def lacks(self, model: nn.Module) -> str:
+        """Why it cannot steer a model, in words that follow its name ("has no ..."); empty: it can.
+
+        Asked, before anything is trained, of each architecture that is sent, where ARCHITECTURE is
+        needed.
+
+        Args:
+            model: without values (on the meta device).
+        """
+        return ""
 
     def sybils(self, clients: int) -> frozenset[int]:
         """Clients that the server controls, whose uploads it knows; of so many clients."""

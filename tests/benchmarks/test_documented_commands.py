@@ -159,6 +159,13 @@ FORMS = (
         "--set model.dim=16 --set train.clients=4 --out runs --attacks=",
         r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
     ),
+    Form(
+        "active_servers",
+        "--data",
+        "--seeds 1 --trained 2 --round 2 --set data.per_class=12 --set model.dim=16 "
+        "--set train.clients=4 --out runs --attacks=",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
+    ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
     Form("kills", "", "--moments 1 --of draw", r"^ *all +1 +\d +\d +1 +0$"),

@@ -40,7 +40,9 @@ def settings_of(protocol: str, **sections: Any) -> TrainSettings:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Train a protocol once and return its run; read only."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Train a protocol, and under some steerings, once and return its run; read only."""
     folder: Path = tmp_path_factory.mktemp("contracts")
-    return cache(lambda protocol: train(settings_of(protocol), runs=folder))
+    return cache(
+        lambda protocol, *steered: train(settings_of(protocol, steering=list(steered)), runs=folder)
+    )

@@ -58,6 +58,12 @@ def test_each_sees_what_it_is_for():
     for name in ("norm", "head-change"):
         assert score(name, scaled(10), [HEAD]) > 2 > 1e-6 > abs(score(name, HEAD, [HEAD]))
     assert score("receipt-loss", HEAD, [HEAD] * 4, losses=(1.0, 1.1, 0.9, 1.0, 3.0)) > 10
+    even, one = torch.ones(4), torch.tensor([0.0, 8.0, 0.0, 1.0])
+    assert score("d-snr", gradients=lambda: {"a": even, "b": 2 * even}) == pytest.approx(1 / 3)
+    assert score("d-snr", gradients=lambda: {"a": even, "b": one}) == pytest.approx(8)
+    assert score("d-snr", gradients=lambda: {"a": one * torch.tensor([0, 1, 0, 0])}) == 1e6
+    for nothing in ({}, {"a": torch.zeros(4)}, {"a": torch.ones(1)}):
+        assert math.isnan(score("d-snr", gradients=lambda found=nothing: found))
     assert score("consistency", others=frozenset({"a", "b"})) == 1 > score("consistency") == 0
     assert math.isnan(score("norm", (MEANS[0].take(torch.zeros(0).long()),), [MEANS]))
     far = (Prototypes(10 * MEANS[0].means, MEANS[0].labels),)

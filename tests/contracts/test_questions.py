@@ -48,7 +48,7 @@ def asked(name: str, threat: str = "") -> tuple[str, AttackSettings]:
     """A protocol that an attack can be run on, and how it is asked, by ``strong`` if that does."""
     needed = attacks.get(name)().required
     able = [one for one in ("strong", *threats.names()) if needed <= threats.get(one).grants]
-    threat = threat or able[0]
+    threat, steered = threat or able[0], attacks.get(name).steered[:1]
     steps = {"steps": 3} if "steps" in {knob.name for knob in knobs(attacks.get(name))} else {}
     for protocol in protocols.names():
         for target in ("uploaded", "update"):
@@ -61,7 +61,7 @@ def asked(name: str, threat: str = "") -> tuple[str, AttackSettings]:
             )  # fmt: skip
             assert settings is not None, problems
             try:
-                check_ahead(settings_of(protocol), settings)
+                check_ahead(settings_of(protocol, steering=list(steered)), settings)
             except IncompatibleError:
                 continue
             if target == "update" and attacks.get(name).answers != "images":
@@ -91,7 +91,7 @@ def test_declarations(name):
 )
 def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, trained):
     protocol, settings = asked(name)
-    trial = prepare_attack(trained(protocol), settings)
+    trial = prepare_attack(trained(protocol, *settings.attack.steered[:1]), settings)
     seen = trial.observation
     sent = [a for u in (*seen.targets, *seen.uploads) for a in u.artifacts]
     before = [t.clone() for a in sent for t in a.tensors().values()]

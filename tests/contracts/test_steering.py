@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from fedre_privacy.core.artifacts import Artifact, HeadState, Prototypes
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    HeadState,
+    ModelState,
+    Prototypes,
+    SmallModelState,
+)
 from fedre_privacy.core.config import build_plugin, plain_plugin
+from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Broadcast, Upload
+from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.steering.apply import Conduct, breach, same
-from fedre_privacy.steering.base import Steering, View, steerings
+from fedre_privacy.steering.base import Held, Steering, View, steerings
 
 NAMES = steerings.names()
 ROWS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+def blank(client: int = 0) -> nn.Module:
+    with seeded(3, "model"):
+        return build_model(ModelSettings(name="cnn4", dim=16), client, (1, 16, 16), 4)
+
+
+SHIPPED = {name: value.detach().clone() for name, value in blank().named_parameters()}
+AUX = torch.rand(40, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+HELD = Held(AUX, torch.arange(40) % 4, blank)
 HONEST: dict[type[Artifact], Artifact] = {
     HeadState: HeadState({"weight": ROWS, "bias": ROWS[:, 0].clone()}),
     Prototypes: Prototypes(ROWS[:3].abs(), torch.tensor([0, 2, 3])),
+    ModelState: ModelState(SHIPPED),
+    SmallModelState: SmallModelState(SHIPPED),
 }
 """What an honest server sends, by kind. A steering that alters another kind adds it here."""
 
@@ -25,10 +46,10 @@ def message_for(one: Steering) -> tuple[Artifact, ...]:
     return tuple(artifact for kind, artifact in HONEST.items() if issubclass(kind, one.alters))
 
 
-def view() -> View:
+def view(held: Held = HELD) -> View:
     sent = Prototypes(ROWS[:2].abs() + 1, torch.tensor([0, 3]))
     uploads = tuple(Upload(k, 1, (sent,)) for k in range(5))
-    return View(uploads, (Broadcast(1, tuple(range(5)), tuple(HONEST.values())),), 5, 4)
+    return View(uploads, (Broadcast(1, tuple(range(5)), tuple(HONEST.values())),), 5, 4, held)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +71,8 @@ def test_clients_take_what_it_sends_and_the_same_stream_gives_the_same(name):
         return
     assert honest, f"say in HONEST what a server sends that '{name}' alters"
     before, state = [a.detached() for a in honest], torch.random.get_rng_state()
-    made = [one.steer(view(), 2, 3, honest, torch.Generator().manual_seed(5)) for _ in range(2)]
+    shown = view(HELD.shown(one.needs))  # what it declares to need, and no more
+    made = [one.steer(shown, 2, 3, honest, torch.Generator().manual_seed(5)) for _ in range(2)]
     assert breach(made[0], honest, one.alters) is None
     assert same(*made) and not same(made[0], honest)
     assert same(honest, tuple(before))  # the honest message is not changed

@@ -75,6 +75,8 @@ QUICK = {
     "dlg": {"steps": 1, "inner": 3, "restarts": 1},
     "idlg": {"steps": 1, "inner": 3, "restarts": 1},
     "head": {"steps": 5},
+    "fishing": {"steps": 3},
+    "imprint": {"by": {"name": "linear", "views": 1}},
     "inverting-gradients": {"steps": 3},
     "update-inversion": {"steps": 3},
     "spear": {"steps": 3, "tries": 2048},
@@ -118,11 +120,12 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def defended(tiny, tmp_path_factory):
-    """Make the run of a protocol under a defence, once."""
+    """Make the run of a protocol under a defence, and for what an attack needs, once."""
     made = {}
 
-    def run(protocol, given):
-        if (protocol, given) not in made:
+    def run(protocol, given, name=""):
+        steered = attacks.get(name).steered[:1] if name else ()
+        if (protocol, given, steered) not in made:
             own = {"blocks": [2]} if protocol == "fedral" else {}  # as wide as there are classes
             sections = {"protocol": {"name": protocol, **own}, "defense": [given]}
             if given.startswith("scheme "):
@@ -130,10 +133,11 @@ def defended(tiny, tmp_path_factory):
                 sections = {"protocol": {"name": protocol, "entanglement": scheme}}
             settings = tiny(
                 **sections, train={"rounds": 4, "clients": 3}, record={"keep_every": 1},
+                steering=list(steered),
                 partition={"name": "pra", "alpha": 0.2},
             )  # fmt: skip
-            made[protocol, given] = train(settings, runs=tmp_path_factory.mktemp("runs"))
-        return made[protocol, given]
+            made[protocol, given, steered] = train(settings, runs=tmp_path_factory.mktemp("runs"))
+        return made[protocol, given, steered]
 
     return run
 
@@ -182,7 +186,7 @@ def told_truly(run, name, **settings):
 
 @pytest.mark.parametrize(("protocol", "given", "name"), PAIRS)
 def test_the_attacker_line_is_true(protocol, given, name, defended):
-    told_truly(defended(protocol, given), name)
+    told_truly(defended(protocol, given, name), name)
 
 
 def test_every_attack_and_every_defence_is_asked():

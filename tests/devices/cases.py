@@ -97,7 +97,10 @@ def run_of(values: dict[str, Any], folder: Path, device: torch.device) -> Run:
     """A training of an attack's row, trained once."""
     protocol, rounds = values.get("protocol", "fedre"), values.get("rounds", 1)
     settings = training(
-        protocol={"name": protocol}, train={"rounds": rounds}, defense=values.get("defense", [])
+        protocol={"name": protocol},
+        train={"rounds": rounds},
+        defense=values.get("defense", []),
+        steering=values.get("steering", []),
     )
     return train(settings, runs=folder / device.type, device=device)
 

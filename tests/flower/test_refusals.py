@@ -152,6 +152,9 @@ def test_what_cannot_have_clients_elsewhere():
     assert "single uploads" in told
     (told,) = server.refused(tiny("fedavg", train={"together": "always"}))
     assert "together" in told
+    assert server.refused(tiny("fedgh", steering=["null-head"])) == []
+    (told,) = server.refused(tiny("fedavg", steering=["imprint"]))
+    assert "the server holds messages alone" in told
 
 
 def test_without_flower_there_is_one_clear_error(monkeypatch, tmp_path):

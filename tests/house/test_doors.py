@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sealed": {"core", "models", "attacks.base"},
     "presets": {"core"},
     "threats": {"core"},
-    "steering": {"core"},
+    "steering": {"core", "models"},
     "detectors": {"core"},
     "runs": {
         "core", "data", "models", "partition", "blocks", "protocols.base", "federation",

@@ -83,6 +83,49 @@ def test_losses_at_receipt_are_those_that_the_client_met(pair):
     assert all(1.5 < losses[0] < 3.5 for losses in first)  # ten classes, a random head: log 10
 
 
+def test_gradients_at_receipt_are_those_of_the_clients_own_samples(pair):
+    """Summed over the batch, single gradients are the first step's; norms are at least its norm."""
+    steered, honest = (
+        {r.client: r.gradients() for r in receipts(run) if r.round == 1}
+        for run in (pair.steered[0], pair.honest[0])
+    )
+    for client, found in honest.items():
+        assert {len(norms) for norms in found.values()} == {8}  # of the batch
+        assert all(bool((norms > 0).all()) for norms in found.values())
+        for name, norms in steered[client].items():  # equal rows pull on no representation
+            small = float(norms.max() / found[name].max())
+            assert (small < 1e-4) == (not name.startswith("head")), (name, small)
+
+
+STEERED = {
+    "imprint": ("fedproto", {}, "replaces ModelState or SmallModelState"),
+    "fishing": ("fedproto", {}, "replaces ModelState"),
+    "imprint resnet": (
+        "fedavg",
+        {"set": {**SMALL["set"], "model.name": "resnet8"}},
+        "no linear layer in its",
+    ),
+    "fishing:label=10": ("fedsgd", {}, "'steering.label' 10 is none of them"),
+    "imprint:directions=0": ("fedavg", {}, "'steering.directions'"),
+}
+
+
+@pytest.mark.parametrize("given", STEERED)
+def test_what_weights_cannot_be_steered_into_is_refused_before_training(tmp_path, given):
+    protocol, options, said = STEERED[given]
+    steering = given.split(" ")[0]
+    with pytest.raises((IncompatibleError, ConfigError), match=said):
+        api.train(protocol, steering=steering, runs=tmp_path, **{**SMALL, **options})
+    assert not list(Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize(("name", "protocol"), [("imprint", "fedavg"), ("fishing", "fedsgd")])
+def test_attacks_on_what_a_server_prepares_are_refused_of_an_honest_one(tmp_path, name, protocol):
+    run = api.train(protocol, runs=tmp_path, **SMALL)
+    with pytest.raises(IncompatibleError, match=f"steering {name}; the server of this run is hon"):
+        api.attack(run, name, target="update", threat="strong", device="cpu")
+
+
 def test_what_is_no_twin_is_refused(pair):
     with pytest.raises(IncompatibleError, match="is no honest twin of"):
         Twins(pair.steered, pair.steered)

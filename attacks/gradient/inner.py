@@ -1,0 +1,122 @@
+"""From inputs of an inner layer to images: in closed form, or by an attack on representations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Attack, Context
+from fedre_privacy.core.artifacts import Representations
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Observation, Upload
+
+from ..running.driver import stage
+from .closed_form import pixel_by_pixel
+from .victims import Victim
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What was read of one upload.
+
+    Args:
+        victim: who sent it.
+        before: from images to the layer's input.
+        inputs: (n, d), n at most the number of images sought.
+    """
+
+    victim: Victim
+    before: nn.Module
+    inputs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images of the inputs of V uploads, B each; grey where there is no input.
+
+    Shape: images (V, B, C, H, W); fit (V, B); exact (V, B) bool: the layer sees pixels themselves.
+    """
+
+    images: Tensor
+    fit: Tensor
+    exact: Tensor
+
+
+def pictures(
+    seen: Sequence[Seen],
+    by: Attack,
+    observation: Observation,
+    context: Context,
+    *,
+    together: bool = False,
+) -> Pictures:
+    """Turn the inputs of a layer into images.
+
+    Args:
+        by: the attack on representations that is asked where the layer does not see pixels
+            themselves, with all that stands before the layer as the extractor.
+        together: ask about the inputs of equal models as if they were one client's.
+
+    Raises:
+        IncompatibleError: the attack answers no images.
+    """
+    size, shape = observation.images_per_target, observation.image_shape
+    images = torch.full((len(seen), size, *shape), 0.5)
+    fit = torch.ones(len(seen), size)
+    exact = torch.zeros(len(seen), size, dtype=torch.bool)
+    groups: list[list[int]] = []
+    for place, one in enumerate(seen):
+        count = len(one.inputs)
+        straight = pixel_by_pixel(one.before, shape)
+        if straight is not None:
+            scale, shift = straight
+            pixels = ((one.inputs - shift) / scale).reshape(-1, *shape)
+            images[place, :count] = pixels.clamp(0, 1)
+            fit[place, :count] = 0
+            exact[place, :count] = True
+        elif count:
+            equal = (g for g in groups if together and _equal(seen[g[0]].before, one.before))
+            group = next(equal, None)
+            if group is None:
+                groups.append(group := [])
+            group.append(place)
+    if groups:
+        found = _inverted([[seen[i] for i in group] for group in groups], by, observation, context)
+        first = 0
+        for place in (i for group in groups for i in group):
+            last = first + len(seen[place].inputs)
+            images[place, : last - first] = found.images[first:last].nan_to_num(0.5)
+            fit[place, : last - first] = found.fit[first:last]
+            first = last
+    return Pictures(images, fit, exact)
+
+
+def _inverted(
+    groups: Sequence[Sequence[Seen]], by: Attack, observation: Observation, context: Context
+) -> Reconstruction:
+    """The answers to all inputs, group by group, each as if one client had uploaded it."""
+    targets, extractors = [], {}
+    for group in groups:
+        rows = torch.cat([one.inputs for one in group])
+        who = group[0].victim
+        labels = torch.zeros(len(rows), dtype=torch.int64)
+        targets.append(Upload(who.client, who.round, (Representations(rows, labels),)))
+        extractors[who.client, who.round] = group[0].before
+    asked = replace(observation, targets=tuple(targets), extractors=extractors, images_per_target=0)
+    found = by.run(asked, stage(context, "inputs-"))
+    if not isinstance(found, Reconstruction):
+        raise IncompatibleError(
+            f"Attack '{by.name}' answers {by.answers}; the input of a layer needs one that answers "
+            "images.",
+            next_step="Use linear, decoder, dip or pixel.",
+        )
+    return found
+
+
+def _equal(one: nn.Module, other: nn.Module) -> bool:
+    own, theirs = one.state_dict(), other.state_dict()
+    return own.keys() == theirs.keys() and all(torch.equal(own[k], theirs[k]) for k in own)

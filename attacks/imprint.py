@@ -1,0 +1,109 @@
+"""Images that an imprinted layer has sorted into bins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedre_privacy.core.artifacts import GradientState, ModelState, SmallModelState
+from fedre_privacy.core.config import knob, part
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.models.hidden import Hidden, first_hidden
+
+from .base import Attack, Context, attacks
+from .gradient.bins import Read, directions_of, read_bins
+from .gradient.inner import Seen, pictures
+from .gradient.victims import Victim, victims_of
+
+
+@attacks.register("imprint")
+@dataclass(frozen=True, kw_only=True)
+class Imprint(Attack):
+    """Read images off a hidden layer that the server imprinted (steering `imprint`).
+
+    Units of the layer differ by their thresholds along a few directions alone, so the gradients of
+    neighbouring units, or their changes by local training, differ by the samples between two
+    thresholds. The ratio of the two differences, weight over bias, is the layer's input for a
+    sample that is alone there: exactly after one step, nearly after several. An input that two
+    directions give alike has a certificate. Where the layer sees pixels the image follows in closed
+    form and the certificate is the image's; behind convolutions another attack turns the layer's
+    input into an image. What is not found is answered with grey.
+
+    Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
+                grouped by target, surest first
+    Needs:      UPLOADS, the model that the server's own messages hold, and what the second attack
+                needs (by default AUX_DATA)         Recovers: inputs
+    Cost:       one matrix product; behind convolutions that of `by` on layers' inputs
+    Reference:  Fowl et al., Robbing the Fed, ICLR 2022; certificates by a second view in the spirit
+                of Boenisch et al., When the curious abandon honesty, EuroS&P 2023.
+    Deviations: behind convolutions the layer's input is recovered and not the image, see the
+                steering.
+    """
+
+    consumes = (GradientState, ModelState, SmallModelState)
+    needs = frozenset({Knowledge.UPLOADS, Knowledge.AUX_DATA})
+    simulates: ClassVar[bool] = False
+    recovers = "inputs"
+    steered = ("imprint",)
+    earliest = True
+
+    agree: float = knob(0.01, help="relative distance up to which two directions agree", gt=0, lt=1)
+    by: Attack = part(attacks, "linear", help="attack that turns the layer's input into an image")
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        given = {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}  # it is in the broadcast model
+        return frozenset({Knowledge.UPLOADS}) | (self.by.required - given)
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        size = observation.images_per_target
+        seen, sure = [], []
+        for victim in victims_of(observation):
+            hidden = _imprinted(victim)
+            found = self._read(victim, hidden)
+            seen.append(Seen(victim, hidden.before, found.inputs[:size]))
+            certain = found.certified[:size]
+            sure.append(torch.cat([certain, certain.new_zeros(size - len(certain))]))
+        certified = torch.stack(sure)
+        made = pictures(seen, self.by, observation, context, together=True)
+        fit = made.fit.flatten()
+        told = sum(len(one.inputs) for one in seen)
+        return Reconstruction(
+            images=made.images.flatten(0, 1),
+            prior=torch.full((len(fit), *observation.image_shape), 0.5),
+            fit=fit,
+            trace=fit[None],
+            trace_steps=torch.zeros(1, dtype=torch.int64),
+            stopped_because=f"{told} of {len(fit)} inputs of the imprinted layer read, "
+            f"{int(certified.sum())} of them with a certificate",
+            diverged=torch.zeros(len(fit), dtype=torch.bool),
+            certified=(made.exact & certified).flatten(),
+        )
+
+    def _read(self, victim: Victim, hidden: Hidden) -> Read:
+        weight, bias = (victim.upload[f"{hidden.name}.{part}"] for part in ("weight", "bias"))
+        if not victim.finite():
+            return Read(weight[:0], torch.zeros(0, dtype=torch.bool))
+        return read_bins(hidden.layer, weight, bias, self.agree)
+
+
+def _imprinted(victim: Victim) -> Hidden:
+    """The layer that is read.
+
+    Raises:
+        IncompatibleError: the model that was sent holds no imprint.
+    """
+    found = first_hidden(victim.model)
+    if isinstance(found, Hidden) and directions_of(found.layer):
+        return found
+    why = found if isinstance(found, str) else f"has rows of its own for each unit ({found.name})"
+    raise IncompatibleError(
+        f"Attack 'imprint' needs a model whose hidden layer the server imprinted; what client "
+        f"{victim.client} was sent in round {victim.round} {why}.",
+        next_step="Attack a round in which the server sent an imprint, of a run trained with "
+        "--steering imprint.",
+    )

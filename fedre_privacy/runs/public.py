@@ -1,0 +1,60 @@
+"""Images that no client trained on: a half for the evaluator's floors, a half for attackers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.rng import secret, seeded, stream
+from fedre_privacy.core.types import Knowledge
+from fedre_privacy.models.families import architecture_of, build_model
+from fedre_privacy.models.split import SplitModel
+from fedre_privacy.steering.base import NOTHING_HELD, Held
+
+from .preparing import Prepared
+from .settings import TrainSettings
+
+
+def split_secret(sha256: str, train: Sequence[Tensor], test: Sequence[Tensor], seed: int) -> int:
+    """Seed of what the evaluator draws, which nobody without the split can repeat.
+
+    Args:
+        sha256: of the data. train, test: indices of each client. seed: ``eval.seed``.
+    """
+    return secret(seed, f"evaluator of {sha256}", *train, *test)
+
+
+def halves(test: Sequence[Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of the two halves of the clients' test samples, in an order drawn by a secret."""
+    pool = torch.cat(list(test))
+    order = pool[torch.randperm(len(pool), generator=stream(seed, "held out"))]
+    half = len(order) // 2
+    return order[:half], order[half:]
+
+
+def held_by_server(settings: TrainSettings, prepared: Prepared) -> Held:
+    """What a malicious server holds beside messages, as far as a steering of the run needs it.
+
+    Its images are those that an attacker is given with ``eval.seed=0``.
+    """
+    needs = frozenset[Knowledge]().union(*(one.needs for one in settings.steering))
+    if not needs:
+        return NOTHING_HELD
+    data, split = prepared.data, prepared.split
+    train, test = ([torch.from_numpy(own) for own in parts] for parts in (split.train, split.test))
+    _, public = halves(test, split_secret(data.sha256, train, test, 0))
+    shape, classes = data.image_shape, data.num_classes
+    shared = settings.protocol.shared_model() or settings.model
+    built: dict[str, SplitModel] = {}
+
+    def blank(client: int) -> SplitModel:
+        name = architecture_of(shared.name, client)
+        if name not in built:
+            with seeded(settings.train.seed, "blank model"):
+                built[name] = build_model(shared, client, shape, classes)
+        return copy.deepcopy(built[name])  # its receiver may do with it what it likes
+
+    return Held(data.floats(public), data.labels[public], blank).shown(needs)
