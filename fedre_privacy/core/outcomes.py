@@ -88,6 +88,8 @@ class Reconstruction(Outcome):
             NaN where it has none. Empty (0,): no such score.
         certified (N,) bool: whether a check without truth says that the image is exact. Empty (0,):
             the attack has no such check.
+        calibrated: of what `confidence` is the probability, and how that is known; empty: it is a
+            ranking and no probability.
     """
 
     images: Tensor
@@ -101,6 +103,7 @@ class Reconstruction(Outcome):
     spread: Tensor = field(default_factory=lambda: torch.zeros(0))
     confidence: Tensor = field(default_factory=lambda: torch.zeros(0))
     certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    calibrated: str = field(default_factory=str)
 
     def problems(self, observation: Observation) -> list[str]:
         count = observation.image_count()
@@ -127,6 +130,8 @@ class Reconstruction(Outcome):
             found.append(
                 f"returned confidences of shape {tuple(self.confidence.shape)} for {count} images."
             )
+        if self.calibrated and bool(((self.confidence < 0) | (self.confidence > 1)).any()):
+            found.append("returned a confidence outside [0, 1] as a probability.")
         if self.certified.shape not in ((0,), (count,)):
             found.append(
                 f"returned certificates of shape {tuple(self.certified.shape)} for {count} images."
