@@ -208,18 +208,20 @@ def knows_which(confidence: Tensor, found: Tensor, clients: Tensor) -> str:
     return f"the attacker knows which: {float(hit[top].sum()):g} of the {count} it is surest of"
 
 
-def certificate_measures(certified: Tensor, psnr: Tensor, clients: Tensor) -> tuple[Measure, ...]:
+def certificate_measures(
+    certified: Tensor, right: Tensor, clients: Tensor, precision: Measure = PRECISION
+) -> tuple[Measure, ...]:
     """How many answers have a certificate, and how many of these are right.
 
     Args:
         certified: (N,) bool.
-        psnr: (N,) of the answers.
+        right: (N,) bool, whether each answer is right.
         clients: (N,) whose target each is.
+        precision: says what right means.
     """
-    given = certified.double()
-    right = torch.where(certified, (psnr >= EXACT_DB).double(), torch.nan)
+    kept = torch.where(certified, right.double(), torch.nan)
     out = []
-    for of, values in ((CERTIFIED, given), (PRECISION, right)):
+    for of, values in ((CERTIFIED, certified.double()), (precision, kept)):
         n = int(values.isfinite().sum())
         if not n:
             out.append(dataclasses.replace(of, note="no answer has a certificate"))

@@ -15,7 +15,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
 
-from .confidence import certificate_measures, confidence_measures, knows_which
+from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
@@ -231,7 +231,7 @@ def evaluate(
         if which := knows_which(rec.confidence, values["hit1"], clients):
             verdict = dataclasses.replace(verdict, because=f"{verdict.because}; {which}")
     if len(rec.certified):
-        told += certificate_measures(rec.certified.bool(), values["psnr"], clients)
+        told += certificate_measures(rec.certified.bool(), values["psnr"] >= EXACT_DB, clients)
     of_mean = dataclasses.replace(OF_MEAN, value=_mean_mse_db(attack), n=count)
     return Scores(
         measures=(*measures, of_mean, *told),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.types import Observation, Upload
 
-from ..inversion.simulate import MOST_AVERAGED, blend_weights, mean_weights, sizes_drawn
+from ..inversion.simulate import MOST_AVERAGED, blend_weights, mean_weights, sizes_drawn, views
 from ..running.channels import bounded_each, rows_sent_anew, unsmoothed, upload_behind
 from ..running.modules import frozen, outputs
 
@@ -27,6 +28,10 @@ LEAST = 20
 """Victims below which nothing is learnt."""
 LINEUP = 100
 """Images in a line-up, if there are so many."""
+LINEUPS = 5
+"""Line-ups of each answer."""
+COPIES = 5
+"""Copies of each image of the class in a line-up: itself, and moved ones."""
 CONCENTRATION = 0.5
 """Of the Dirichlet distribution of class shares, where no upload counts a class."""
 
@@ -121,24 +126,33 @@ def victims(
     return Victims(seen, supports, torch.cat(counts))
 
 
-def found(answers: Tensor, supports: Sequence[Tensor], aux: Tensor, labels: Tensor,
-          rng: torch.Generator) -> Tensor:  # fmt: skip
-    """Whether each answer (n, C, H, W) finds an image that made it in a line-up, (n,) 0 or 1.
+def found(
+    answers: Tensor, supports: Sequence[Tensor], aux: Tensor, labels: Tensor, rng: torch.Generator
+) -> Tensor:
+    """Share of line-ups in which an answer (n, C, H, W) finds an image that made it, (n,).
 
-    The line-up is the evaluator's, of auxiliary images: one that entered the target, and others
-    that did not, of its class first.
+    The evaluator's line-up has one image that entered the target, and others that did not, of its
+    class first. A class has few auxiliary images, so copies of them moved by a pixel or two stand
+    in for more, or the line-ups would be too easy.
+
+    Args:
+        supports: numbers of the images behind each answer.
     """
-    flat, out = aux.flatten(1), []
+    copies = torch.stack(list(islice(views(aux, 2 * COPIES), 0, None, 2))).flatten(2)
+    out = []
     for answer, support in zip(answers.flatten(1), supports, strict=True):
-        original = int(support[torch.randint(len(support), (1,), generator=rng)])
+        gap = (copies - answer).square().sum(2)
         outside = torch.ones(len(aux), dtype=torch.bool)
         outside[support] = False
-        others = outside.nonzero().flatten()
-        others = others[torch.randperm(len(others), generator=rng)]
-        alike = labels[others] == labels[original]
-        others = torch.cat([others[alike], others[~alike]])[: LINEUP - 1]
-        gap = (flat[others] - answer).square().sum(1)
-        out.append(float((flat[original] - answer).square().sum() < gap.min()))
+        hits = 0.0
+        for _ in range(LINEUPS):
+            original = int(support[torch.randint(len(support), (1,), generator=rng)])
+            others = outside.nonzero().flatten()
+            others = others[torch.randperm(len(others), generator=rng)]
+            alike = labels[others] == labels[original]
+            rivals = torch.cat([gap[:, others[alike]].flatten(), gap[0, others[~alike]]])
+            hits += float(gap[0, original] < rivals[: LINEUP - 1].min())
+        out.append(hits / LINEUPS)
     return torch.tensor(out)
 
 
