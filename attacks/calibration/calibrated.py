@@ -59,13 +59,14 @@ class Calibrated(Attack):
         with single_threaded(context.device):  # sums do not depend on the number of threads
             known = features(made.observation, tried, rest, labels, made.counts, context.device)
             told = known.isfinite().all(1)
-            if int(told.sum()) < LEAST:
+            real = told & ~made.strangers
+            if int(real.sum()) < LEAST:
                 return ranked
             right = found(tried.images, made.supports, observation.aux, observation.aux_labels, rng)
             counts = counts_of(observation)
             asked = features(observation, answers, rest, labels, counts, context.device)
-            sure = fit(known[told], right[told])(asked).float()
-        share = f"{100 * float(right[told].mean()):.0f} % of {int(told.sum())}"
+            sure = fit(known[told], right[told], made.strangers[told])(asked).float()
+        share = f"{100 * float(right[real].mean()):.0f} % of {int(real.sum())}"
         return replace(
             ranked,
             confidence=sure,

@@ -32,23 +32,28 @@ class Logistic:
         return ((inside - self.centre) / self.scale @ self.weight + self.bias).sigmoid()
 
 
-def fit(features: Tensor, right: Tensor) -> Logistic:
+def fit(features: Tensor, right: Tensor, strange: Tensor | None = None) -> Logistic:
     """Fit by Newton's method.
 
     Half a right and half a wrong row at the mean of all are added, so that an answer exists where
-    all rows are right, or none.
+    all rows are right, or none. Strange rows, which are wrong, count as one row together: they
+    tell in which direction wrong answers lie, and not how many there are.
 
     Args:
-        features: (n, F) finite. right: (n,) from 0 to 1.
+        features: (n, F) finite. right: (n,) from 0 to 1. strange: (n,) bool; none: none is.
     """
     features, right = features.double(), right.double()
-    centre = features.mean(0)
-    scale = features.std(0, correction=0).clamp(min=1e-12)
+    if strange is None:
+        strange = torch.zeros(len(right), dtype=torch.bool)
+    right = right.masked_fill(strange, 0)
+    centre = features[~strange].mean(0)
+    scale = features[~strange].std(0, correction=0).clamp(min=1e-12)
     size = features.shape[1]
     rows = torch.cat([(features - centre) / scale, features.new_zeros(2, size)])
     rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
     wanted = torch.cat([right, right.new_tensor([0.0, 1.0])])
-    counted = torch.cat([torch.ones_like(right), right.new_tensor([0.5, 0.5])])
+    weight = torch.where(strange, 1 / max(1, int(strange.sum())), 1.0).double()
+    counted = torch.cat([weight, right.new_tensor([0.5, 0.5])])
     ridge = rows.new_tensor([PENALTY] * size + [0.0]).diag()
     found = rows.new_zeros(size + 1)
     for _ in range(STEPS):

@@ -26,6 +26,8 @@ LEAST_AUX = 40
 """Auxiliary images below which none is spared."""
 LEAST = 20
 """Victims below which nothing is learnt."""
+STRANGERS = 10
+"""So many victims have one stranger beside them."""
 LINEUP = 100
 """Images in a line-up, if there are so many."""
 LINEUPS = 5
@@ -44,11 +46,14 @@ class Victims:
         observation: the targets, and the auxiliary images that none of them was made of.
         supports: numbers of the images, among all auxiliary ones, behind each target.
         counts: (N,) how many they are, where uploads tell that of the targets imitated; else NaN.
+        strangers: (N,) bool: rows whose numbers were put in random order, so that no image made
+            them. An answer to them is wrong, and the attacker has to see that.
     """
 
     observation: Observation
     supports: Sequence[Tensor]
     counts: Tensor
+    strangers: Tensor
 
 
 def imitable(observation: Observation) -> bool:
@@ -98,6 +103,7 @@ def victims(
     made: list[Upload] = []
     supports: list[Tensor] = []
     counts: list[Tensor] = []
+    strangers: list[Tensor] = []
     for place, (upload, artifact) in enumerate(owners):
         first = int(ends[place] - rows[place])
         here = (picked[:wanted] >= first) & (picked[:wanted] < int(ends[place]))
@@ -110,10 +116,16 @@ def victims(
         classes = classes_of(artifact)[imitated]
         weights = _weights(observation, upload, artifact, classes, known, labels[mine], rng)
         sent = _sent(observation, upload, artifact, weights, mine, rng, device)
+        more = 0 if isinstance(artifact, EntangledRep) else max(1, len(sent) // STRANGERS)
+        again = torch.cat([torch.arange(len(sent)), torch.arange(more)])
+        sent, weights, known, classes = (t[again] for t in (sent, weights, known, classes))
+        strange = torch.arange(len(again)) >= len(again) - more
+        sent[strange] = _shuffled(sent[strange], rng)
         made.append(replace(upload, artifacts=(_as(artifact, sent, classes),)))
         supports += [mine[row.nonzero().flatten()] for row in weights]
         counts.append(known)
-    if len(supports) < LEAST:
+        strangers.append(strange)
+    if sum(int((~one).sum()) for one in strangers) < LEAST:
         return None
     true = tuple(upload for upload in made if not upload.counterfactual)
     seen = replace(
@@ -123,7 +135,7 @@ def victims(
         aux=observation.aux[rest],
         aux_labels=observation.aux_labels[rest],
     )
-    return Victims(seen, supports, torch.cat(counts))
+    return Victims(seen, supports, torch.cat(counts), torch.cat(strangers))
 
 
 def found(
@@ -259,6 +271,12 @@ def _sent(
         return weights @ reps
     channel = observation.channel
     return rows_sent_anew(channel, weights @ bounded_each(channel, reps), behind, rng)
+
+
+def _shuffled(rows: Tensor, rng: torch.Generator) -> Tensor:
+    """Rows (n, d), the numbers of each in random order."""
+    order = torch.rand(rows.shape, generator=rng).argsort(1)
+    return rows.gather(1, order)
 
 
 def _as(artifact: Artifact, rows: Tensor, classes: Tensor) -> Artifact:
