@@ -142,8 +142,8 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> Tensor:
             raise IncompatibleError(
                 f"{names[0]} is {first} pixels and {name} is {other} (width x height). Needed: "
                 "one size for all.",
-                next_step=f"Give --set data.size={side} (from Python size={side}): images are cut to "
-                "the square at their centre and resized to it.",
+                next_step=f"Give --set data.size={side} (from Python size={side}): images are cut "
+                "to the square at their centre and resized to it.",
             )
         if image.shape[0] > out.shape[1]:
             out = out.expand(-1, 3, -1, -1).clone()
