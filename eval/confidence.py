@@ -7,7 +7,7 @@ is. Pure functions of tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -187,25 +187,27 @@ def confidence_measures(
     return tuple(out)
 
 
-def knows_which(confidence: Tensor, found: Tensor, clients: Tensor) -> str:
-    """Say that the answers of which the attack is surest are found, if they are.
+def knows_which(
+    confidence: Tensor, found: Tensor, clients: Tensor, measures: Sequence[Measure]
+) -> str:
+    """Say that the attack knows which of its answers are found, if it does.
 
-    They are the surest tenth, six answers at least. It is said where the lower end of the interval
-    of their share found is above one half and above the share found of all.
+    It is said where the interval of the AUC is above one half, and most of the surest quarter (six
+    answers of five clients at least) were found.
 
     Args:
         confidence, found, clients: (N,), see `confidence_measures`.
+        measures: what that found.
     """
     said = confidence.isfinite() & found.isfinite()
     sure, hit, clients = confidence[said], found[said].double(), clients[said]
-    count = max(MIN_TARGETS, len(sure) // 10)
-    if len(sure) < 2 * count:
+    top = sure.argsort(descending=True, stable=True)[: max(MIN_TARGETS, int(QUARTER * len(sure)))]
+    if len(sure) < 2 * len(top) or len(clients[top].unique()) < MIN_CLIENTS:
         return ""
-    top = sure.argsort(descending=True, stable=True)[:count]
-    low, _ = (float(end) for end in shares(hit[top][:, None], clients[top]).interval())
-    if len(clients[top].unique()) < MIN_CLIENTS or not low > max(0.5, float(hit.mean())):
+    between = next((of.interval for of in measures if of.key == AUC.key), None)
+    if between is None or between[0] <= 0.5 or float(hit[top].mean()) <= 0.5:
         return ""
-    return f"the attacker knows which: {float(hit[top].sum()):g} of the {count} it is surest of"
+    return f"the attacker knows which: {hit[top].sum():g} of the {len(top)} it is surest of"
 
 
 def certificate_measures(

@@ -228,7 +228,7 @@ def evaluate(
             rec.confidence, values["hit1"], values["psnr"], values["psnr_over"], clients, seed=seed
         )
         about["confidence"] = rec.calibrated or RANKING
-        if which := knows_which(rec.confidence, values["hit1"], clients):
+        if which := knows_which(rec.confidence, values["hit1"], clients, told):
             verdict = dataclasses.replace(verdict, because=f"{verdict.because}; {which}")
     if len(rec.certified):
         told += certificate_measures(rec.certified.bool(), values["psnr"] >= EXACT_DB, clients)
