@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
+from fedre_privacy.core.events import silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Knowledge, Observation
@@ -51,7 +52,7 @@ class Calibrated(Attack):
         if made is None:
             return ranked
         seed = derive(context.seed, "attack on victims")
-        apart = replace(stage(context, "victims-"), seed=seed)
+        apart = replace(stage(context, "victims-"), seed=seed, report=silent)
         tried = self.run(made.observation, apart)
         assert isinstance(tried, Reconstruction)
         rest, labels = made.observation.aux, made.observation.aux_labels

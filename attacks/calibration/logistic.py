@@ -10,6 +10,8 @@ from torch import Tensor
 PENALTY = 1.0
 """On the squared weights of standardised features, half of it added to the loss."""
 STEPS = 50
+LEAST_SCALE = 0.01
+"""Smallest unit of a feature. They are logarithms, of which a hundredth tells nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ def fit(features: Tensor, right: Tensor, strange: Tensor | None = None) -> Logis
         strange = torch.zeros(len(right), dtype=torch.bool)
     right = right.masked_fill(strange, 0)
     centre = features[~strange].mean(0)
-    scale = features[~strange].std(0, correction=0).clamp(min=1e-12)
+    scale = features[~strange].std(0, correction=0).clamp(min=LEAST_SCALE)
     size = features.shape[1]
     rows = torch.cat([(features - centre) / scale, features.new_zeros(2, size)])
     rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)

@@ -103,6 +103,14 @@ def test_where_all_are_right_or_none_the_share_is_said_and_nothing_beyond_the_ra
     assert model(torch.full((1, 2), torch.nan)).isnan().all()
 
 
+def test_what_is_the_same_in_all_victims_does_not_decide():
+    rows = torch.cat([torch.full((40, 1), -27.6), torch.full((4, 1), -1.0)])
+    strange = torch.arange(44) >= 40
+    model = fit(rows, (~strange).float(), strange)
+    assert float(model(torch.tensor([[-25.0]]))) > 0.9  # no error of rounding is a wrong answer
+    assert float(model(torch.tensor([[-1.0]]))) < 0.5
+
+
 def test_victims_are_of_auxiliary_images_that_the_attack_does_not_get(singles):
     made = victims(singles, 60, rng(), CPU)
     assert made is not None and len(made.supports) == made.observation.image_count() == 66
