@@ -87,7 +87,7 @@ def test_new_scheme(cells, execute, in_process):
     result = execute(cells("new_scheme"))["result"]
     assert result.failures() == []
     assert [row["variant"] for row in result.table()] == ["RandomPart", "rap"]
-    assert set(result.frame()["attack"]) == {"disentangle", "labels", "linear"}
+    assert set(result.frame()["attack"]) == {"disentangle", "labels", "dip"}
 
 
 @pytest.mark.slow
