@@ -161,11 +161,19 @@ class Attack:
             raise IncompatibleError(*problems)
         how = context or Context()
         found = accepted(self, observation, self.run(observation, how))
-        if isinstance(found, Reconstruction) and not len(found.confidence):
-            with single_threaded(how.device):  # sums do not depend on the number of threads
-                sure = confidence_of(observation, found, how.device)
-            found = replace(found, confidence=sure)
+        if isinstance(found, Reconstruction):
+            found = self.believed(observation, found, how)
         return found
+
+    def believed(
+        self, observation: Observation, answers: Reconstruction, context: Context
+    ) -> Reconstruction:
+        """The answers with a confidence: the attack's own, else that of `confidence_of`."""
+        if len(answers.confidence):
+            return answers
+        with single_threaded(context.device):  # sums do not depend on the number of threads
+            sure = confidence_of(observation, answers, context.device)
+        return replace(answers, confidence=sure)
 
 
 def accepted(attack: Attack, observation: Observation, outcome: Any) -> Any:

@@ -10,7 +10,8 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import Attack, Context, attacks
+from .base import Context, attacks
+from .calibration.calibrated import Calibrated
 from .inversion.amortised import decoder_answers
 from .inversion.decoder_net import DecoderTraining
 from .inversion.linear_map import Linear
@@ -19,7 +20,7 @@ from .running.channels import ROWS_REPEATED
 
 @attacks.register("decoder")
 @dataclass(frozen=True, kw_only=True)
-class AmortisedDecoder(Linear, DecoderTraining, Attack):
+class AmortisedDecoder(Linear, DecoderTraining, Calibrated):
     """Recover images with a decoder trained on auxiliary images.
 
     The linear answer of each extractor (attack `linear`) is improved in stages by a small

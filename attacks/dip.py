@@ -23,7 +23,8 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
+from .base import RECOVERED, Context, SuiteEntry, attacks
+from .calibration.calibrated import Calibrated
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
 from .inversion.image_search import ImageSearch
 from .inversion.optimise import ImagePrior, imitate
@@ -36,7 +37,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @attacks.register("dip")
 @dataclass(frozen=True, kw_only=True)
-class DeepImagePrior(ImageSearch, Attack):
+class DeepImagePrior(ImageSearch, Calibrated):
     """Recover an image from a representation with an untrained network as image prior.
 
     Minimises log D(g(x_theta(z)), r) + tv * TV(x_theta(z)) over the weights theta of a small
@@ -88,7 +89,7 @@ class DeepImagePrior(ImageSearch, Attack):
 
     @property
     def required(self) -> frozenset[Knowledge]:
-        return self.needs | knowledge_for(self.start)
+        return super().required | knowledge_for(self.start)
 
     def adapts(self, observation: Observation) -> StepsAt:
         return joined(super().adapts(observation), adapts_by(self.start, observation))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +29,7 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, align, aligned, images_of
+from .mixtures.certificates import certified
 from .mixtures.defended import lengthened, solved_of_parts
 from .mixtures.head_prior import along_head, head_of
 from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
@@ -59,6 +61,11 @@ class _ClientAnswer:
     used: Mixing
     notes: list[str]
 
+    @property
+    def certified(self) -> Tensor:
+        """Which of them are right, by a check without truth."""
+        return certified(self.solved, self.used)
+
 
 @attacks.register("disentangle")
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,10 @@ class Disentangle(Attack):
     Declared defences (adaptive attackers know them): noise makes class means of auxiliary images
     the prior; uploads shortened to a bound are lengthened, and coordinates masked out are left out
     of the equations, both with ``aligned`` only, since they too need those images.
+
+    A recovered prototype has a certificate where the weights tell all classes apart with rounds to
+    spare, every round, held out, is predicted by what the others recover, and three times the
+    expected error is below the tolerance.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS (aligned: ALL_EXTRACTORS, AUX_DATA; head_prior: HEAD)
@@ -186,6 +197,7 @@ class Disentangle(Attack):
             s_min=spread([answer.used.s_min for answer in answers]),
             expected_error=torch.cat([answer.solved.relative_error for answer in answers]).float(),
             notes=tuple(notes),
+            certified=torch.cat([answer.certified for answer in answers]),
         )
 
     def _check(self, observation: Observation, found: list[Mixing]) -> None:
@@ -402,7 +414,8 @@ class Disentangle(Attack):
         vectors = solved.vectors + along
         if self.clamp and bool((mixing.uploads >= 0).all()):
             vectors = vectors.clamp(min=0)
-        return Solved(vectors, solved.error), said
+        # weights that were moved to fit the uploads predict them by construction
+        return Solved(vectors, solved.error, math.nan if error else solved.predicted), said
 
     def _aux_reps(
         self, observation: Observation, context: Context, mixing: Mixing, rounds: list[int]
@@ -434,4 +447,4 @@ def _placed(solved: Solved, classes: Tensor, wanted: Tensor) -> Solved:
     error = solved.error.new_full((rows,), torch.nan)
     at = torch.searchsorted(wanted, classes)
     vectors[at], error[at] = solved.vectors, solved.error
-    return Solved(vectors, error)
+    return Solved(vectors, error, solved.predicted)

@@ -13,10 +13,12 @@ from fedre_privacy.core.artifacts import (
     Representations,
 )
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
+from .base import RECOVERED, Context, SuiteEntry, attacks
+from .calibration.calibrated import HELP, Calibrated
 from .inversion.amortised import linear_answers
 from .inversion.linear_map import Linear
 from .running.channels import ROWS_REPEATED
@@ -24,7 +26,7 @@ from .running.channels import ROWS_REPEATED
 
 @attacks.register("linear")
 @dataclass(frozen=True, kw_only=True)
-class LinearDecoder(Linear, Attack):
+class LinearDecoder(Linear, Calibrated):
     """Recover images by ridge regression from representations to pixels.
 
     One map for each extractor, x = W (r - mean) + mean image, fitted in closed form to auxiliary
@@ -53,6 +55,8 @@ class LinearDecoder(Linear, Attack):
         SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 30, "head", fewest_first=True),
     )
+
+    victims: int = knob(100, help=HELP, ge=0, later=True)
 
     def adapts(self, observation: Observation) -> StepsAt:
         found = super().adapts(observation)

@@ -14,7 +14,8 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import Attack, Context, attacks
+from .base import Context, attacks
+from .calibration.calibrated import Calibrated
 from .inversion.image_search import ImageSearch
 from .inversion.starts import adapts_by, knowledge_for
 from .running.channels import ROWS_COMPARED
@@ -22,7 +23,7 @@ from .running.channels import ROWS_COMPARED
 
 @attacks.register("pixel")
 @dataclass(frozen=True, kw_only=True)
-class PixelInversion(ImageSearch, Attack):
+class PixelInversion(ImageSearch, Calibrated):
     """Recover an image from a representation by optimising its pixels.
 
     Minimises log D(g(x), r) + tv * TV(x) over x = sigmoid(z), z ~ N(0, 0.1^2) at first, or the
@@ -51,7 +52,7 @@ class PixelInversion(ImageSearch, Attack):
 
     @property
     def required(self) -> frozenset[Knowledge]:
-        return self.needs | knowledge_for(self.start)
+        return super().required | knowledge_for(self.start)
 
     def adapts(self, observation: Observation) -> StepsAt:
         return joined(super().adapts(observation), adapts_by(self.start, observation))

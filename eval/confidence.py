@@ -7,7 +7,7 @@ is. Pure functions of tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fedre_privacy.core.rng import stream
 
 from .intervals import DRAWS, clustered, ends, finite, resampled, shares
 from .measures import RECORD, TABLE, Measure
+from .verdict import MIN_CLIENTS, MIN_TARGETS
 
 EXACT_DB = 60.0
 """PSNR (dB) from which an answer is exact: a root mean squared error of a thousandth."""
@@ -48,12 +49,34 @@ RANK = Measure(
 SUREST = Measure(
     key="confidence_surest",
     title="surest quarter, over floor",
-    definition="mean over the quarter of the targets of which the attack is surest, beside the "
-    "mean over all targets",
+    definition="mean over the share of the targets of which the attack is surest, beside the mean "
+    "over all targets",
     unit="dB",
     digits=2,
     floor_name="all targets",
     against="all targets",
+    shown=RECORD,
+)
+TENTH, QUARTER, HALF = 0.1, 0.25, 0.5
+COVERED = {
+    TENTH: dataclasses.replace(
+        SUREST, key="confidence_surest_tenth", title="surest tenth, over floor"
+    ),
+    QUARTER: SUREST,
+    HALF: dataclasses.replace(
+        SUREST, key="confidence_surest_half", title="surest half, over floor"
+    ),
+}
+"""What is gained by keeping to the answers that the attack is surest of, by their share."""
+BRIER = Measure(
+    key="confidence_brier",
+    title="confidence: Brier skill",
+    definition="of the score read as the probability of being found: one less its mean squared "
+    "error over that of saying the share of all; 1 is certain and right, below 0 is worse than "
+    "the share",
+    floor=0.0,
+    floor_name="saying the share of all",
+    against="chance",
     shown=RECORD,
 )
 CALIBRATION = Measure(
@@ -65,7 +88,13 @@ CALIBRATION = Measure(
     higher_is_more_leakage=False,
     shown=RECORD,
 )
-CONFIDENCE = (AUC.key, RANK.key, SUREST.key, CALIBRATION.key)
+CONFIDENCE = (
+    AUC.key,
+    RANK.key,
+    *(of.key for of in COVERED.values()),
+    BRIER.key,
+    CALIBRATION.key,
+)
 CERTIFIED = Measure(
     key="certified",
     title="answers with a certificate",
@@ -107,7 +136,7 @@ def confidence_measures(
         why = "the attack is as sure of all answers"
         return tuple(
             dataclasses.replace(of, floor=None, note=why, n=n, targets=n, clients=units)
-            for of in (AUC, RANK, SUREST)
+            for of in (AUC, RANK, *COVERED.values())
         )
 
     def area(rows: Tensor) -> float:
@@ -116,26 +145,32 @@ def confidence_measures(
     def rank(rows: Tensor) -> float:
         return _spearman(sure[rows], psnr[rows])
 
-    count = max(1, n // 4)
-    top = sure.argsort(descending=True)[:count]
-    gain = clustered(over[top][:, None], clients[top])
     base = float(over.mean())
     out = [
         _filled(of, of_rows, clients, seed, n, units) for of, of_rows in ((AUC, area), (RANK, rank))
     ]
-    out.append(
-        dataclasses.replace(
-            SUREST,
-            value=float(over[top].mean()),
-            interval=ends(gain),
-            floor=base,
-            over=float(over[top].mean()) - base,
-            n=count,
-            targets=n,
-            clients=units,
+    order = sure.argsort(descending=True)
+    for share, of in COVERED.items():
+        top = order[: max(1, int(share * n))]
+        value = float(over[top].mean())
+        out.append(
+            dataclasses.replace(
+                of,
+                value=value,
+                interval=ends(clustered(over[top][:, None], clients[top])),
+                floor=base,
+                over=value - base,
+                n=len(top),
+                targets=n,
+                clients=units,
+            )
         )
-    )
     if n >= LEAST_BINNED:
+
+        def skill(rows: Tensor) -> float:
+            return _skill(sure[rows], hit[rows])
+
+        out.append(_filled(BRIER, skill, clients, seed, n, units))
         error, plain = _calibration(sure, hit), 0.0
         out.append(
             dataclasses.replace(
@@ -152,18 +187,43 @@ def confidence_measures(
     return tuple(out)
 
 
-def certificate_measures(certified: Tensor, psnr: Tensor, clients: Tensor) -> tuple[Measure, ...]:
+def knows_which(
+    confidence: Tensor, found: Tensor, clients: Tensor, measures: Sequence[Measure]
+) -> str:
+    """Say that the attack knows which of its answers are found, if it does.
+
+    It is said where the interval of the AUC is above one half, and most of the surest quarter (six
+    answers of five clients at least) were found.
+
+    Args:
+        confidence, found, clients: (N,), see `confidence_measures`.
+        measures: what that found.
+    """
+    said = confidence.isfinite() & found.isfinite()
+    sure, hit, clients = confidence[said], found[said].double(), clients[said]
+    top = sure.argsort(descending=True, stable=True)[: max(MIN_TARGETS, int(QUARTER * len(sure)))]
+    if len(sure) < 2 * len(top) or len(clients[top].unique()) < MIN_CLIENTS:
+        return ""
+    between = next((of.interval for of in measures if of.key == AUC.key), None)
+    if between is None or between[0] <= 0.5 or float(hit[top].mean()) <= 0.5:
+        return ""
+    return f"the attacker knows which: {hit[top].sum():g} of the {len(top)} it is surest of"
+
+
+def certificate_measures(
+    certified: Tensor, right: Tensor, clients: Tensor, precision: Measure = PRECISION
+) -> tuple[Measure, ...]:
     """How many answers have a certificate, and how many of these are right.
 
     Args:
         certified: (N,) bool.
-        psnr: (N,) of the answers.
+        right: (N,) bool, whether each answer is right.
         clients: (N,) whose target each is.
+        precision: says what right means.
     """
-    given = certified.double()
-    right = torch.where(certified, (psnr >= EXACT_DB).double(), torch.nan)
+    kept = torch.where(certified, right.double(), torch.nan)
     out = []
-    for of, values in ((CERTIFIED, given), (PRECISION, right)):
+    for of, values in ((CERTIFIED, certified.double()), (precision, kept)):
         n = int(values.isfinite().sum())
         if not n:
             out.append(dataclasses.replace(of, note="no answer has a certificate"))
@@ -235,6 +295,13 @@ def _spearman(one: Tensor, other: Tensor) -> float:
     a, b = a - a.mean(), b - b.mean()
     scale = float(a.norm() * b.norm())
     return float(a @ b) / scale if scale > 0 else float("nan")
+
+
+def _skill(sure: Tensor, hit: Tensor) -> float:
+    """Brier skill beside saying the share of all; NaN where all or none are found."""
+    share = hit.mean()
+    plain = float((hit - share).square().mean())
+    return 1 - float((hit - sure).square().mean()) / plain if plain > 0 else float("nan")
 
 
 def _calibration(sure: Tensor, hit: Tensor) -> float:

@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.outcomes import CERTIFIED_WITHIN, RecoveredPrototypes
 from fedre_privacy.core.units import plural
 
+from .confidence import PRECISION, certificate_measures
 from .floors import cross_fit, worst_of
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, by_size, over_floor, tested
 from .vectors import VectorScores, score_vectors
@@ -72,6 +73,14 @@ FALSE = Measure(
     percent=True,
     higher_is_more_leakage=False,
     bounds=(0.0, 1.0),
+)
+
+PRECISE = dataclasses.replace(
+    PRECISION,
+    definition="share of certified answers with a relative error of at most "
+    f"{CERTIFIED_WITHIN:g}, beside that of all answers",
+    floor_name="all answers",
+    against="all answers",
 )
 
 RULE = (
@@ -142,10 +151,17 @@ def evaluate_prototypes(outcome: RecoveredPrototypes, truth: TruePrototypes) -> 
         )
         false = float((~held)[said].double().mean())
         measures.append(dataclasses.replace(FALSE, value=false, n=int(said.sum())))
+    rows = _rows(found, floors, outcome)
+    if "certified" in rows:
+        certified = torch.tensor(rows["certified"].to_numpy(dtype=bool))
+        right = found.relative_error <= CERTIFIED_WITHIN
+        share = float(right[found.answered].double().mean()) if bool(found.answered.any()) else None
+        precise = dataclasses.replace(PRECISE, floor=share)
+        measures += certificate_measures(certified, right, found.clients, precise)
     return Card(
         measures=tuple(measures),
         verdict=_verdict(measures, found),
-        rows=_rows(found, floors, outcome),
+        rows=rows,
         n=int(found.answered.sum()),
         targets=len(truth.counts),
         diverged=int((~found.answered).sum()),
@@ -247,4 +263,9 @@ def _rows(
             "expected_error": outcome.expected_error.numpy(),
         }
     )
-    return pd.DataFrame(data).merge(told, how="left", on=["client", "label"])
+    if len(outcome.certified):
+        told["certified"] = outcome.certified.numpy()
+    rows = pd.DataFrame(data).merge(told, how="left", on=["client", "label"])
+    if "certified" in rows:
+        rows["certified"] = rows["certified"].eq(True)
+    return rows

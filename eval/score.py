@@ -15,7 +15,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
 
-from .confidence import certificate_measures, confidence_measures
+from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
@@ -37,6 +37,9 @@ LOST_RULE = (
     "black image and all floors, and as not found"
 )
 """What an attack gets for no answer, in words."""
+
+RANKING = "a ranking of the answers, no probability"
+"""What a confidence is unless it was learnt from answers that could be checked."""
 
 FLOOR_RULE = (
     "chosen by cross-fitting: by metric, and for each client, the floor that is best on the "
@@ -219,12 +222,16 @@ def evaluate(
     alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
     count = int(attack["psnr"].isfinite().sum())
     told: tuple[Measure, ...] = ()
+    about: dict[str, str] = {}
     if len(rec.confidence):
         told = confidence_measures(
             rec.confidence, values["hit1"], values["psnr"], values["psnr_over"], clients, seed=seed
         )
+        about["confidence"] = rec.calibrated or RANKING
+        if which := knows_which(rec.confidence, values["hit1"], clients, told):
+            verdict = dataclasses.replace(verdict, because=f"{verdict.because}; {which}")
     if len(rec.certified):
-        told += certificate_measures(rec.certified.bool(), values["psnr"], clients)
+        told += certificate_measures(rec.certified.bool(), values["psnr"] >= EXACT_DB, clients)
     of_mean = dataclasses.replace(OF_MEAN, value=_mean_mse_db(attack), n=count)
     return Scores(
         measures=(*measures, of_mean, *told),
@@ -244,6 +251,7 @@ def evaluate(
             "line-ups": f"of {gallery} images, the smallest of {int(galleries.sizes.min())}; "
             f"{100 * float(alike.mean()):.0f} % of the others are of the original's class",
             "public images": f"{len(public.images)} behind the floors",
+            **about,
         },
         lost_rule=LOST_RULE,
         floor_means=pd.DataFrame([_floor_row(n, scored, metrics) for n, scored in floors.items()]),

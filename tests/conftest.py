@@ -1,6 +1,8 @@
 """What tests of several rooms share: checkout, browser, real digits, a small known inversion."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,16 @@ def chromium() -> str:
         if (found := shutil.which(name)) is not None:
             return found
     pytest.skip("no Chromium on this machine: install chromium to test pages in a browser")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built as a site."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", out]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
 
 
 @pytest.fixture(scope="session")

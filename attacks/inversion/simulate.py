@@ -55,7 +55,7 @@ def prototype_weights(
     """
     present = labels[members].unique()
     classes = present[torch.randint(len(present), (wanted,), generator=generator)]
-    return _means(labels, members, classes, _sizes(wanted, sizes, generator), generator)
+    return mean_weights(labels, members, classes, sizes_drawn(wanted, sizes, generator), generator)
 
 
 def blend_weights(
@@ -68,13 +68,14 @@ def blend_weights(
     """
     out = torch.zeros(wanted, len(labels))
     for label in encoding.nonzero().flatten().tolist():
-        sizes = _sizes(wanted, None, generator)
+        sizes = sizes_drawn(wanted, None, generator)
         classes = torch.full((wanted,), label)
-        out += encoding[label] * _means(labels, members, classes, sizes, generator)
+        out += encoding[label] * mean_weights(labels, members, classes, sizes, generator)
     return out / out.sum(1, keepdim=True)
 
 
-def _sizes(wanted: int, sizes: Tensor | None, generator: torch.Generator) -> Tensor:
+def sizes_drawn(wanted: int, sizes: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Numbers of images behind so many means, see `prototype_weights`: (wanted,)."""
     if sizes is not None and len(sizes):
         drawn = sizes[torch.randint(len(sizes), (wanted,), generator=generator)]
         return drawn.long().clamp(1, MOST_AVERAGED)
@@ -82,7 +83,7 @@ def _sizes(wanted: int, sizes: Tensor | None, generator: torch.Generator) -> Ten
     return (MOST_AVERAGED + 1.0) ** share // 1
 
 
-def _means(
+def mean_weights(
     labels: Tensor, members: Tensor, classes: Tensor, sizes: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Weights of the mean of `sizes` images of `classes`, drawn with replacement: (wanted, n)."""

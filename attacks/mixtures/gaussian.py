@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .linear import Solved
+from .linear import Solved, share_predicted
 
 MARGIN = 1.0
 """How much likelier (nats) a later model must be: where uploads cannot tell, the first holds."""
@@ -50,17 +50,35 @@ def most_likely(
     Returns:
         The answer, and the position of the model chosen.
     """
-    best: tuple[float, Solved, int] | None = None
+    best: tuple[float, Solved, int, Model] | None = None
     # T uploads span T directions: the same answers from T columns instead of d
     basis, columns = torch.linalg.qr(uploads.T)
     for position, model in enumerate(models):
         solved, likelihood = condition(model, columns.T, dims=uploads.shape[1], centred=centred)
         if best is None or likelihood > best[0] + MARGIN:
-            best = (likelihood, solved, position)
+            best = (likelihood, solved, position, model)
     if best is None:
         raise ValueError("at least one model is needed")
-    _, solved, position = best
-    return Solved(solved.vectors @ basis.T, solved.error), position
+    _, solved, position, model = best
+    errors = held_out(model, columns.T, centred=centred)
+    share = share_predicted(errors, columns.T, centred=centred)
+    return Solved(solved.vectors @ basis.T, solved.error, share), position
+
+
+def held_out(model: Model, uploads: Tensor, *, centred: bool = False) -> Tensor:
+    """What the other rounds get wrong about each upload (T, d).
+
+    With K the covariance, and P its inverse less what the unknown mean takes, it is (P R)_t / P_tt.
+    """
+    rounds = len(uploads)
+    inverse = torch.linalg.pinv(
+        model.uploads + JITTER * torch.eye(rounds, dtype=uploads.dtype), hermitian=True
+    )
+    if not centred:
+        ones = inverse.sum(1, keepdim=True)
+        inverse = inverse - ones @ ones.T / ones.sum()
+    errors: Tensor = (inverse @ uploads) / inverse.diagonal().clamp(min=1e-300)[:, None]
+    return errors
 
 
 def condition(

@@ -25,10 +25,13 @@ class Solved:
     Shape:
         vectors (n, d).
         error (n,): expected ||p - p'||, absolute; NaN where there is no estimate.
+        predicted: share of the uploads' squared distance from the mean of the others that the
+            answer without each upload predicts of it; NaN where that was not tried.
     """
 
     vectors: Tensor
     error: Tensor
+    predicted: float = math.nan
 
     @property
     def relative_error(self) -> Tensor:
@@ -47,9 +50,24 @@ def least_squares(weights: Tensor, uploads: Tensor) -> Solved:
     vectors = torch.linalg.pinv(weights) @ uploads
     if rounds == classes:
         return Solved(vectors, vectors.new_full((classes,), math.nan))
-    noise = (uploads - weights @ vectors).square().sum() / (rounds - classes)
-    spread = torch.linalg.pinv(weights.T @ weights, hermitian=True).diagonal()
-    return Solved(vectors, (noise * spread).clamp(min=0).sqrt())
+    left = uploads - weights @ vectors
+    spread = torch.linalg.pinv(weights.T @ weights, hermitian=True)
+    error = (left.square().sum() / (rounds - classes) * spread.diagonal()).clamp(min=0).sqrt()
+    alone = (1 - (weights @ spread * weights).sum(1)).clamp(min=1e-9)
+    return Solved(vectors, error, share_predicted(left / alone[:, None], uploads))
+
+
+def share_predicted(errors: Tensor, uploads: Tensor, *, centred: bool = False) -> float:
+    """What is predicted of each upload without it, beside what the mean of the others predicts.
+
+    Args:
+        errors: (T, d) of the predictions. uploads: (T, d).
+        centred: their mean is known to be 0.
+    """
+    rounds = len(uploads)
+    others = (uploads.sum(0) - uploads) / max(1, rounds - 1) * (0 if centred else 1)
+    plain = float((uploads - others).square().sum())
+    return 1 - float(errors.square().sum()) / plain if rounds > 1 and plain > 0 else math.nan
 
 
 def ridge(weights: Tensor, uploads: Tensor, penalty: float | None = None) -> Solved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 from pathlib import Path
@@ -44,7 +45,7 @@ def described(docstring: str) -> list[str]:
     """A part's docstring in Markdown: prose, then its facts (shape, needs, cost, source)."""
     lines: list[str] = []
     facts = False
-    for line in docstring.splitlines():
+    for line in html.escape(docstring, quote=False).splitlines():
         start = FACT.match(line)
         if start and (facts or not line.startswith(" ")):
             lines += ["", f"*{start[1]}*", f":   {line[start.end() :]}"]

@@ -88,6 +88,8 @@ class Reconstruction(Outcome):
             NaN where it has none. Empty (0,): no such score.
         certified (N,) bool: whether a check without truth says that the image is exact. Empty (0,):
             the attack has no such check.
+        calibrated: of what `confidence` is the probability, and how that is known; empty: it is a
+            ranking and no probability.
     """
 
     images: Tensor
@@ -101,6 +103,7 @@ class Reconstruction(Outcome):
     spread: Tensor = field(default_factory=lambda: torch.zeros(0))
     confidence: Tensor = field(default_factory=lambda: torch.zeros(0))
     certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    calibrated: str = field(default_factory=str)
 
     def problems(self, observation: Observation) -> list[str]:
         count = observation.image_count()
@@ -127,6 +130,8 @@ class Reconstruction(Outcome):
             found.append(
                 f"returned confidences of shape {tuple(self.confidence.shape)} for {count} images."
             )
+        if self.calibrated and bool(((self.confidence < 0) | (self.confidence > 1)).any()):
+            found.append("returned a confidence outside [0, 1] as a probability.")
         if self.certified.shape not in ((0,), (count,)):
             found.append(
                 f"returned certificates of shape {tuple(self.certified.shape)} for {count} images."
@@ -154,6 +159,10 @@ def _wrong_integers(outcome: Outcome, names: Sequence[str]) -> list[str]:
     return [f"returned '{name}' that holds no whole numbers." for name in wrong]
 
 
+CERTIFIED_WITHIN = 0.1
+"""Relative error that the certificate of a prototype stands for."""
+
+
 @dataclass(frozen=True, eq=False)
 class RecoveredPrototypes(Outcome):
     """Class prototypes that an attack worked out of mixtures of them.
@@ -165,6 +174,8 @@ class RecoveredPrototypes(Outcome):
         s_min (N,): smallest singular value of that client's weight matrix.
         expected_error (N,): relative error ||p - p'|| / ||p'|| that the attack itself expects; NaN
             where it has no estimate.
+        certified (N,) bool: whether a check without truth says that the relative error is at most
+            `CERTIFIED_WITHIN`. Empty (0,): the attack has no such check.
     Args:
         notes: what was recognised, one sentence each (single class, fixed weights, ...).
     """
@@ -177,8 +188,14 @@ class RecoveredPrototypes(Outcome):
     s_min: Tensor
     expected_error: Tensor
     notes: tuple[str, ...]
+    certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def problems(self, observation: Observation) -> list[str]:
+        if self.certified.shape not in ((0,), (len(self.vectors),)):
+            return [
+                f"returned certificates of shape {tuple(self.certified.shape)} for "
+                f"{len(self.vectors)} prototypes."
+            ]
         lengths = {
             name: len(getattr(self, name))
             for name in ("vectors", "clients", "labels", "rounds", "rounds_used", "s_min")

@@ -20,6 +20,8 @@ from ..core.errors import DamagedInputError, IncompatibleError
 from .base import resize
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+LEAST_SIDE, USUAL_SIDE = 4, 32
+"""Sides (pixels) between which one is proposed for images of several sizes."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +136,14 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> Tensor:
         if row == 0:
             out = image.new_empty((len(names), *image.shape))
         if image.shape[1:] != out.shape[2:]:
-            first, other = (f"{s[1]}x{s[0]}" for s in (out.shape[2:], image.shape[1:]))
+            sizes = (out.shape[2:], image.shape[1:])
+            first, other = (f"{s[1]}x{s[0]}" for s in sizes)
+            side = max(LEAST_SIDE, min(USUAL_SIDE, *sizes[0], *sizes[1]))
             raise IncompatibleError(
                 f"{names[0]} is {first} pixels and {name} is {other} (width x height). Needed: "
                 "one size for all.",
-                next_step="Set a size, for example size=32; images are resized to it.",
+                next_step=f"Give --set data.size={side} (from Python size={side}): images are cut "
+                "to the square at their centre and resized to it.",
             )
         if image.shape[0] > out.shape[1]:
             out = out.expand(-1, 3, -1, -1).clone()

@@ -208,6 +208,18 @@ FORMS = (
         r"^fedgh, shared start: accuracy(.|\n)*^fedgh, shared, round 1: shadow +n +\d+, floor",
     ),
     Form(
+        "confidence",
+        "",
+        "--attacks linear --seeds 1 --clients 3 --targets 8 --dataset digits --out runs",
+        r"^linear, digits, seeds 1: (.|\n)*^  all +n +\d+, found [\d.]+, said [\d.]+",
+    ),
+    Form(
+        "certificates",
+        "",
+        "--seeds 2 --rounds 6 --cases clean --clients 3 --trained 8 --out runs",
+        r"^aligned, clean, 6 rounds +n +\d+, right [\d.]+, certified +\d+",
+    ),
+    Form(
         "defences",
         "",
         "--seeds 0 --targets 2 --rounds 2 --clients 3 --jobs 1 --only fedre --defences none "

@@ -79,11 +79,15 @@ class Commands:
         """Start a command as a process of its own, on one core so that its tiles take turns."""
         return subprocess.Popen(
             [sys.executable, "-m", f"fedre_privacy.cli.{name}", *map(str, arguments)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             text=True,
             # a test run in the background ignores SIGINT, and its children would inherit that
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+            **{
+                "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                **options,
+            },  # fmt: skip
         )
 
 

@@ -193,7 +193,8 @@ def test_mixed_targets_are_read_too(name, kind, problem, observe, digits):
     seen = observe([], problem.extractors, artifacts=made, threat="strong")
     found = make(name)(with_aux(seen, digits))
     plain = make(name)(with_aux(observe(rows, problem.extractors, threat="strong"), digits))
-    assert_same(found, plain)
+    unsure = torch.zeros(0)  # how many images made a target is another question
+    assert_same(replace(found, confidence=unsure), replace(plain, confidence=unsure))
 
 
 # --- same question, same answer ----------------------------------------------------------------

@@ -171,14 +171,18 @@ def test_imagefolder_grey_only_if_all_are(write: Writer) -> None:
     assert mixed.images[3, :, 0, 0].tolist() == [50, 0, 205]
 
 
-def test_imagefolder_sizes(write: Writer) -> None:
-    path = str(write({"a/0.png": png(1), "a/1.png": png(2, size=(8, 6))}))
-    with pytest.raises(
-        IncompatibleError, match=r"0.png is 4x4 pixels and .*1.png is 8x6(?s:.)*siz"
-    ):
+@pytest.mark.parametrize(("one", "other", "side"), [((4, 4), (8, 6), 4), ((90, 70), (70, 90), 32)])
+def test_imagefolder_sizes(
+    write: Writer, one: tuple[int, int], other: tuple[int, int], side: int
+) -> None:
+    path = str(write({"a/0.png": png(1, size=one), "a/1.png": png(2, size=other)}))
+    said = f"0.png is {one[0]}x{one[1]} pixels and .*1.png is {other[0]}x{other[1]}"
+    with pytest.raises(IncompatibleError, match=said) as refused:
         ImageFolder(path=path).load()
-    data = ImageFolder(path=path, size=5).load()
-    assert data.image_shape == (3, 5, 5) and data.images[:, 0].unique().tolist() == [1, 2]
+    assert f"--set data.size={side} " in str(refused.value.next_step)
+    data = ImageFolder(path=path, size=side).load()
+    assert data.image_shape == (3, side, side)
+    assert data.images[:, 0].unique().tolist() == [1, 2]
 
 
 def test_imagefolder_decodes_no_more_than_kept(write: Writer) -> None:

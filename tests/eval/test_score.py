@@ -1,5 +1,6 @@
 """The whole evaluation on answers whose worth is known."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -272,6 +273,20 @@ def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public
     found = evaluate(make_rec(images), four, public, metrics={}, gallery=50)
     assert found.verdict.groups["1"] == "too few to say"
     assert "too few to say for the 8 of one image (+" in found.verdict.because
+
+
+def test_the_verdict_says_that_the_attacker_knows_which(make_truth, make_rec, public, usual):
+    truth = make_truth(SINGLES, clients=10)
+    half = torch.arange(len(truth.target_labels)) % 2 == 0
+    images = torch.where(half[:, None, None, None], originals(truth), torch.full((1,), 0.5))
+    rec = make_rec(images)
+    for sign, said in ((1, True), (-1, False)):
+        sure = dataclasses.replace(
+            rec, confidence=sign * half.float() + torch.arange(len(half)) / 1e3
+        )
+        found = evaluate(sure, truth, public, metrics=usual)
+        assert ("the attacker knows which: 15 of the 15" in found.verdict.because) == said
+        assert "a ranking" in found.words["confidence"]
 
 
 def test_same_seed_same_scores(make_truth, make_rec, public, usual):

@@ -26,6 +26,7 @@ FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
     "--disable-dev-shm-usage", "--disable-extensions",
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2",  # as with a mouse
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ axe.run(document, {resultTypes: ['violations']}).then(found => found.violations
   .map(v => v.id + ': ' + v.nodes.map(n => n.html.slice(0, 160) + ' -- '
     + n.failureSummary.replace(/\\s+/g, ' ').slice(0, 260)).join(' | ')))
 """
+SHADE = "document.body.getAttribute('data-md-color-scheme')"
 SERIOUS = ["serious", "critical"]
 SWEEP = {"protocols": ["fedre", "fedproto"], "seeds": [0], "name": "two"}
 
@@ -102,6 +103,19 @@ def test_every_view_of_the_viewer_is_accessible(page, small, browse, axe, width,
         browser.wait("document.querySelector('dialog').open")
         found["enlarged"] = findings(browser, axe)
         assert {address: said for address, said in found.items() if said} == {}
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1400, False)])
+def test_every_page_of_the_documentation_is_accessible(site, browse, axe, width, dark):
+    pages = [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    assert len(pages) > 30
+    found = {}
+    with browse(width, dark=dark) as browser:
+        for page in pages:
+            browser.open(page, shown="h1")
+            browser.wait(f"{SHADE} === '{'slate' if dark else 'default'}'")
+            found[page.name] = findings(browser, axe)
+    assert {name: said for name, said in found.items() if said} == {}
 
 
 def test_what_is_wrong_is_found(tmp_path, browse, axe):

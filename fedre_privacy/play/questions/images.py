@@ -280,21 +280,13 @@ def _cut(rec: Reconstruction, sizes: Sequence[int]) -> list[Reconstruction]:
     out, start = [], 0
     for size in sizes:
         rows = slice(start, start + size)
-        out.append(
-            Reconstruction(
-                rec.images[rows],
-                rec.prior[rows],
-                rec.fit[rows],
-                rec.trace[:, rows],
-                rec.trace_steps,
-                rec.stopped_because,
-                rec.diverged[rows],
-                rec.labels[rows],
-                rec.spread[rows],
-                rec.confidence[rows],
-                rec.certified[rows],
+        parts = {
+            name: getattr(rec, name)[rows]
+            for name in (
+                "images", "prior", "fit", "diverged", "labels", "spread", "confidence", "certified",
             )
-        )
+        }  # fmt: skip
+        out.append(dataclasses.replace(rec, trace=rec.trace[:, rows], **parts))
         start += size
     return out
 
