@@ -89,7 +89,7 @@ def evaluate_properties(
     split = has.any(0) & ~has.all(0)
     if not bool(split.any()):
         raise IncompatibleError(
-            f"None of {plural(len(names), 'property', 'properties')} is had by some of "
+            f"None of {plural(len(names), 'property')} is had by some of "
             f"{plural(len(clients), 'client')} and not by others.",
             next_step="Use more clients (--clients), or another partition.",
         )
