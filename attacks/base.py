@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, final
 
 import torch
@@ -75,6 +75,9 @@ class SuiteEntry:
         via: the attack that recovers the prototypes which are attacked, for target
             ``recovered-prototypes``; empty: the usual one.
         fewest_first: attack the targets that were made of the fewest images.
+        init: run it only where clients start so (`model.init`): "shared" or "private"; empty:
+            wherever the attack does not need initial weights that nobody knows.
+        settings: of the attack, beside its defaults.
     """
 
     reads: type[Artifact]
@@ -83,6 +86,8 @@ class SuiteEntry:
     place: int = 100
     via: str = ""
     fewest_first: bool = False
+    init: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @attacks.base

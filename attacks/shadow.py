@@ -60,6 +60,17 @@ class Shadow(Shadows, Attack):
     suite = (
         SuiteEntry(Representations, "public-init", place=35),
         SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
+        SuiteEntry(
+            Representations, "no-extractor", place=35, init="private", settings={"start": "random"}
+        ),
+        SuiteEntry(
+            Prototypes,
+            "no-extractor",
+            place=35,
+            fewest_first=True,
+            init="private",
+            settings={"start": "random"},
+        ),
     )
     adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
 
