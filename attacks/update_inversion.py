@@ -12,12 +12,12 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.match import Simulate, Together, UpdateMatch, gradient
+from .gradient.match import Simulate, UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
 from .gradient.solve import batch_labels, check, training_of
 from .gradient.unroll import LocalSteps
-from .gradient.victims import Victim, local_steps, steps_per_epoch, with_earlier
+from .gradient.victims import Victim, local_steps, steps_per_epoch
 from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
@@ -61,12 +61,6 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
         "local training, or at the start",
         choices=("path", "start"),
     )
-    rounds: int = knob(
-        1,
-        help="latest rounds of a client's updates explained by one set of images, as far as they "
-        "were observed",
-        ge=1,
-    )
     save_memory: bool = knob(False, help="recompute local steps in place of keeping them")
 
     def adapts(self, observation: Observation) -> StepsAt:
@@ -86,14 +80,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
         def several(victim: Victim) -> bool:
             return victim.local and local_steps(training, victim.client) > 1
 
-        over = {id(one): with_earlier(observation, one, self.rounds) for one in victims}
-
-        def match(rows: Sequence[Victim]) -> UpdateMatch | Together:
-            every = zip(*(over[id(row)] for row in rows), strict=True)
-            matches = [of_round(members) for members in every]
-            return matches[0] if len(matches) == 1 else Together(matches)
-
-        def of_round(rows: Sequence[Victim]) -> UpdateMatch:
+        def match(rows: Sequence[Victim]) -> UpdateMatch:
             rounds = plan(rows[0])
             simulate: Simulate = gradient
             objective = self.objective
@@ -122,18 +109,14 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
         if single:
             where = " on the path" if self.at == "path" else ""
             notes.append(f"{single} clients matched as one gradient{where}")
-        read = sorted({len(one) for one in over.values()})
-        if self.rounds > 1:
-            notes.append(f"rounds together: {', '.join(map(str, read))}")
-        first = [over[id(victim)][-1] for victim in victims]
         return signed_search(
             observation,
             context,
             victims,
             self,
             match,
-            labels=batch_labels(observation, first, self.labels),
+            labels=batch_labels(observation, victims, self.labels),
             together=not self.save_memory,
-            split=lambda victim: (plan(victim), len(over[id(victim)])),
+            split=plan,
             note=", ".join(notes),
         )

@@ -16,10 +16,9 @@ second half, scored by the same rule.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,14 +39,7 @@ from fedre_privacy.attacks.running.graphs import capture_for
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import (
-    Broadcast,
-    LocalTraining,
-    Mixture,
-    Observation,
-    Truth,
-    Upload,
-)
+from fedre_privacy.core.types import LocalTraining, Mixture, Observation, Truth, Upload
 from fedre_privacy.data.imagefolder import ImageFolder
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval import PublicImages, draw_galleries, identify, matcher
@@ -232,22 +224,20 @@ def observe(
     artifacts: Sequence[GradientState | ModelState],
     size: int,
     training: LocalTraining | None = None,
-    earlier: tuple[Sequence[Upload], Sequence[Broadcast]] = ((), ()),
-    round: int = 1,
 ) -> Observation:
-    """One client per artifact, all in one round; earlier uploads and broadcasts beside."""
+    """One client per artifact, all in round 1."""
     models = [model] * len(artifacts) if isinstance(model, nn.Module) else model
-    targets = tuple(Upload(client, round, (a.detached(),)) for client, a in enumerate(artifacts))
+    targets = tuple(Upload(client, 1, (a.detached(),)) for client, a in enumerate(artifacts))
     return Observation(
         threat=threats.get("realistic"),
         targets=targets,
-        uploads=(*earlier[0], *targets),
-        broadcasts=tuple(earlier[1]),
+        uploads=targets,
+        broadcasts=(),
         extractors={},
         image_shape=(3, 32, 32),
         num_classes=CLASSES,
         training=training,
-        models={(client, round): one for client, one in enumerate(models)},
+        models={(client, 1): one for client, one in enumerate(models)},
         images_per_target=size,
     )
 
@@ -499,8 +489,8 @@ def labels(data: Images, options: argparse.Namespace) -> None:
 
 
 def update(data: Images, options: argparse.Namespace) -> None:
-    """Updates by some local steps on a few images: re-run, and matched as one gradient."""
-    size, count = options.size, options.images or 5
+    """Updates by some local steps on four images: re-run, and matched as one gradient."""
+    size, count = 4, options.images or 5
     ways: tuple[dict[str, Any], ...] = (
         {"unroll": 10},
         {"unroll": 1, "at": "path"},
@@ -510,44 +500,20 @@ def update(data: Images, options: argparse.Namespace) -> None:
         pairs = batches(data, count, size, tuning=options.tuning)
         for epochs in map(int, options.local_steps.split(",")):
             how = LocalTraining(0.05, epochs, size, {client: size for client in range(count)})
-            chosen = ways[: 1 if epochs == 1 else 3][1 if epochs > 10 else 0 :]
-            for seen, told_of in over_rounds(model, pairs, how, options.rounds):
-                for way in chosen if options.rounds == 1 else chosen[:2]:
-                    attack = attacks.get("update-inversion")(
-                        bn=BN,
-                        steps=options.steps or 200,
-                        rounds=options.rounds,
-                        **way,
-                        **weight_of(options),
-                    )
-                    found, seconds = timed(attack, seen)
-                    told = ", ".join(f"{key} {value}" for key, value in way.items())
-                    title = f"{name}, {size} images, {epochs} steps of lr 0.05{told_of}, {told}"
-                    report(title, found, pairs, data)
-                    print(f"    {seconds:.0f} s", flush=True)
-
-
-def over_rounds(
-    model: nn.Module, pairs: Pairs, how: LocalTraining, rounds: int
-) -> Iterator[tuple[Observation, str]]:
-    """What a server sees of FedAvg among the victims: each round alone, then all together."""
-    size, uploads, broadcasts = len(pairs[0][1]), [], []
-    for round in range(1, rounds + 1):
-        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        sent = [
-            ModelState(local_update(model, x, y, how, seed + 1000 * (round - 1)))
-            for seed, (x, y) in enumerate(pairs)
-        ]
-        said = f", round {round}" if rounds > 1 else ""
-        yield observe(model, sent, size, how, round=round), said
-        uploads += [Upload(client, round, (one.detached(),)) for client, one in enumerate(sent)]
-        broadcasts.append(Broadcast(round, tuple(range(len(pairs))), (ModelState(state),)))
-        if round > 1:
-            earlier = uploads[: -len(pairs)], broadcasts
-            yield observe(model, sent, size, how, earlier, round), f", rounds 1 to {round} together"
-        after = {n: torch.stack([one.params[n] for one in sent]).mean(0) for n in sent[0].params}
-        model = copy.deepcopy(model)
-        model.load_state_dict(after, strict=False)
+            sent = [
+                ModelState(local_update(model, x, y, how, seed))
+                for seed, (x, y) in enumerate(pairs)
+            ]
+            observation = observe(model, sent, size, how)
+            for way in ways[: 1 if epochs == 1 else 3][1 if epochs > 10 else 0 :]:
+                attack = attacks.get("update-inversion")(
+                    bn=BN, steps=options.steps or 200, **way, **weight_of(options)
+                )
+                found, seconds = timed(attack, observation)
+                told = ", ".join(f"{key} {value}" for key, value in way.items())
+                title = f"{name}, {size} images, {epochs} steps of lr 0.05, {told}"
+                report(title, found, pairs, data)
+                print(f"    {seconds:.0f} s")
 
 
 def head(data: Images, options: argparse.Namespace) -> None:
@@ -682,10 +648,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--warm-up", type=int, default=60, help="steps that -trained models train")
     options.add_argument(
         "--training", default="", help="image folder or .zip that -trained models train on"
-    )
-    options.add_argument("--size", type=int, default=4, help="of update: images of a client")
-    options.add_argument(
-        "--rounds", type=int, default=1, help="of update: rounds, each alone, then together"
     )
     options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
     options.add_argument("--tuning", action="store_true", help="attack images to tune on")

@@ -234,22 +234,6 @@ class UpdateMatch:
         return torch.stack(gaps).mean()
 
 
-class Together:
-    """How well the same candidates explain uploads of several rounds: the mean over the rounds.
-
-    Args:
-        matches: one for each round, of the same rows.
-    """
-
-    def __init__(self, matches: Sequence[UpdateMatch]) -> None:
-        self.matches = matches
-        self.beside = [one for match in matches for one in match.beside]
-
-    def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Rows' distances (n,) from images (n, B, C, H, W) and label distributions (n, B, K)."""
-        return torch.stack([match(images, labels) for match in self.matches]).mean(0)
-
-
 def _first(part: Any) -> Any:
     """Row 0 of a tensor, or of every tensor of a mapping."""
     return part[0] if isinstance(part, Tensor) else {name: v[0] for name, v in part.items()}

@@ -17,7 +17,7 @@ from fedre_privacy.core.types import Observation
 from ..running.driver import Tick
 from ..running.graphs import capture_for
 from . import labels as label_rules
-from .match import Together, UpdateMatch
+from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
 from .search import signed_adam
 from .solve import Answer, choose, known, one_hot, solve
@@ -64,7 +64,7 @@ def signed_search(
     context: Context,
     victims: Sequence[Victim],
     how: SignedSearch,
-    match: Callable[[Sequence[Victim]], UpdateMatch | Together],
+    match: Callable[[Sequence[Victim]], UpdateMatch],
     *,
     labels: Sequence[Tensor],
     consensus: float = 0.0,

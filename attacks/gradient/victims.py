@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.core.types import LocalTraining, Observation, Upload
+from fedre_privacy.core.types import LocalTraining, Observation
 
-from ..running.messages import received_by
 from ..running.modules import frozen
 
 BN_MODES = ("eval", "batch")
@@ -67,61 +64,33 @@ def victims_of(observation: Observation) -> list[Victim]:
                 "broadcasts."
             )
             continue
+        own = dict(model.named_parameters())
+        shapes = {name: value.shape for name, value in own.items()}
         for artifact in upload.artifacts:
-            if artifact.holds is not None:
-                made = _victim(upload, artifact, model)
-                if isinstance(made, str):
-                    problems.append(made)
-                else:
-                    found.append(made)
+            if artifact.holds is None:
+                continue
+            params = artifact.parameters(shapes)
+            extra = params.keys() - own.keys() - dict(model.named_buffers()).keys()
+            names = sorted((own.keys() - params.keys()) | extra)
+            names += sorted(
+                name for name in own.keys() & params.keys() if own[name].shape != params[name].shape
+            )
+            if names:
+                listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+                problems.append(
+                    f"The upload of {who} and its model disagree on {len(names)} parameters "
+                    f"({listed}). Is it another architecture or number of classes?"
+                )
+                continue
+            local = artifact.holds != Holds.GRADIENT
+            if artifact.holds == Holds.CHANGE:
+                params = moved(params, own)
+            sent = {
+                name: own[name].detach() - params[name] if local else params[name] for name in own
+            }
+            found.append(Victim(upload.client, upload.round, model, sent, local))
     if problems:
         raise IncompatibleError(*dict.fromkeys(problems))
-    return found
-
-
-def _victim(upload: Upload, artifact: Artifact, model: nn.Module) -> Victim | str:
-    """An artifact beside the model that its client started from, or why they do not go together."""
-    own = dict(model.named_parameters())
-    params = artifact.parameters({name: value.shape for name, value in own.items()})
-    extra = params.keys() - own.keys() - dict(model.named_buffers()).keys()
-    names = sorted((own.keys() - params.keys()) | extra)
-    names += sorted(
-        name for name in own.keys() & params.keys() if own[name].shape != params[name].shape
-    )
-    if names:
-        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        return (
-            f"The upload of client {upload.client} in round {upload.round} and its model disagree "
-            f"on {len(names)} parameters ({listed}). Is it another architecture or number of "
-            "classes?"
-        )
-    local = artifact.holds != Holds.GRADIENT
-    if artifact.holds == Holds.CHANGE:
-        params = moved(params, own)
-    sent = {name: own[name].detach() - params[name] if local else params[name] for name in own}
-    return Victim(upload.client, upload.round, model, sent, local)
-
-
-def with_earlier(observation: Observation, victim: Victim, rounds: int) -> list[Victim]:
-    """A victim and the uploads of its client in rounds before, the latest first.
-
-    At most `rounds` of them: those that were observed, and whose model at the start was broadcast
-    whole. The broadcast of a round is the model that the client started it from.
-    """
-    received, found = received_by(observation, victim.client), [victim]
-    before = [u for u in observation.uploads if u.client == victim.client]
-    for upload in sorted(before, key=lambda one: -one.round):
-        if len(found) == rounds:
-            break
-        started = [a for a in received.get(upload.round, ()) if a.holds is Holds.PARAMETERS]
-        if upload.round >= victim.round or len(started) != 1:
-            continue
-        model = copy.deepcopy(victim.model)
-        shapes = {name: value.shape for name, value in model.named_parameters()}
-        if model.load_state_dict(started[0].parameters(shapes), strict=False).unexpected_keys:
-            continue
-        made = [_victim(upload, a, model) for a in upload.artifacts if a.holds is not None]
-        found += [one for one in made if isinstance(one, Victim)]
     return found
 
 
