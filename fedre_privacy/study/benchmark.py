@@ -312,7 +312,7 @@ class BenchmarkResult:
         )
 
 
-def _why(row: Mapping[str, Any]) -> str:
+def _why(row: Mapping[Any, Any]) -> str:
     """What stands in a cell of the matrix without a number."""
     if row["silent"]:
         return "0: sends\nnothing"

@@ -159,9 +159,11 @@ def _told(
         held = classes_told(sent, classes, channel).double()
         named.append(held if bool(held.any()) else torch.ones(classes, dtype=torch.float64))
         rows = [a.encodings(classes) for a in sent if a.rows() is not None]
-        labels = [one.double().sum(0).clamp(min=0) for one in rows if one is not None]
+        weights = [one.double().sum(0).clamp(min=0) for one in rows if one is not None]
         counts = counts_told(sent, classes, channel)
-        weighed.append(counts if counts is not None else sum(labels) if labels else named[-1])
+        if counts is None:
+            counts = torch.stack(weights).sum(0) if weights else named[-1]
+        weighed.append(counts)
 
     def expected(shares: Sequence[Tensor]) -> Tensor:
         rows = torch.stack(list(shares))
