@@ -194,8 +194,9 @@ class BenchmarkResult:
         return matrix(
             [
                 Cell(
-                    row["variant"], row["attack"], as_number(row["over"]), row["unit"] or "",
-                    _why(row),
+                    row["variant"], row["attack"],
+                    0.0 if row["silent"] else as_number(row["over"]),
+                    row["unit"] or "", _why(row),
                 )
                 for row in self.cells().to_dict("records")
             ],
@@ -313,9 +314,11 @@ class BenchmarkResult:
 
 
 def _why(row: Mapping[Any, Any]) -> str:
-    """What stands in a cell of the matrix without a number."""
+    """What stands in a cell of the matrix in place of a number."""
     if row["silent"]:
         return "0: sends\nnothing"
+    if as_number(row["over"]) is not None:
+        return ""
     if row["because"]:
         return "inconclusive:\nrefused"
     return "not in\nthe suite" if row["reads"] else "cannot\nread"
