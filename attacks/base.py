@@ -75,8 +75,7 @@ class SuiteEntry:
         via: the attack that recovers the prototypes which are attacked, for target
             ``recovered-prototypes``; empty: the usual one.
         fewest_first: attack the targets that were made of the fewest images.
-        init: run it only where clients start so (`model.init`): "shared" or "private"; empty:
-            wherever the attack does not need initial weights that nobody knows.
+        unknown_start: run it only where nobody knows the weights that clients began with.
         settings: of the attack, beside its defaults.
     """
 
@@ -86,7 +85,7 @@ class SuiteEntry:
     place: int = 100
     via: str = ""
     fewest_first: bool = False
-    init: str = ""
+    unknown_start: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

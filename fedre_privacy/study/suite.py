@@ -39,7 +39,7 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
             and attacks.get(name).simulates
             and entry.target in ("update", "membership", "source")
         )
-        and entry.init in ("", training.model.init)
+        and entry.unknown_start <= training.private_start
         and not (
             training.private_start
             and Knowledge.INITIAL_MODEL in attacks.get(name)(**entry.settings).required
