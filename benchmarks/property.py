@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tools import options
+from tools import dataset_of, options
 
 from fedre_privacy import api
 from fedre_privacy.attacks.base import Context
@@ -42,7 +42,7 @@ def run_of(protocol: str, seed: int, asked: Any) -> api.Run:
     """Train a protocol, or take the run that is there."""
     problems: list[str] = []
     values = {
-        "data": {"name": asked.dataset, "per_class": asked.per_class},
+        "data": dataset_of(asked.dataset, asked.per_class),
         "partition": {"name": "pra", "alpha": asked.alpha},
         "protocol": {"name": protocol},
         "train": {"clients": asked.clients, "rounds": asked.trained, "seed": seed},
