@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, final
 
 import torch
@@ -75,6 +75,8 @@ class SuiteEntry:
         via: the attack that recovers the prototypes which are attacked, for target
             ``recovered-prototypes``; empty: the usual one.
         fewest_first: attack the targets that were made of the fewest images.
+        unknown_start: run it only where nobody knows the weights that clients began with.
+        settings: of the attack, beside its defaults.
     """
 
     reads: type[Artifact]
@@ -83,6 +85,8 @@ class SuiteEntry:
     place: int = 100
     via: str = ""
     fewest_first: bool = False
+    unknown_start: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @attacks.base

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
@@ -13,6 +14,12 @@ from fedre_privacy.core.types import Knowledge, Observation
 from .base import Attack, Context, SuiteEntry, attacks
 from .inversion.rehearsed import Shadows, rehearsed_answers
 from .running.channels import ROWS_REPEATED
+
+UNKNOWN_START: dict[str, Any] = {
+    "place": 35,
+    "unknown_start": True,
+    "settings": {"start": "random"},
+}
 
 
 @attacks.register("shadow")
@@ -60,6 +67,8 @@ class Shadow(Shadows, Attack):
     suite = (
         SuiteEntry(Representations, "public-init", place=35),
         SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
+        SuiteEntry(Representations, "no-extractor", **UNKNOWN_START),
+        SuiteEntry(Prototypes, "no-extractor", fewest_first=True, **UNKNOWN_START),
     )
     adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
 

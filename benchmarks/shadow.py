@@ -25,7 +25,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from tools import options
+from tools import dataset_of, options
 
 from fedre_privacy import api
 from fedre_privacy.eval.intervals import clustered
@@ -50,15 +50,13 @@ def run_of(protocol: str, init: str, seed: int, asked: Any) -> api.Run:
     """Train a protocol, or take the run that is there."""
     problems: list[str] = []
     values = {
-        "data": asked.dataset,
+        "data": dataset_of(asked.dataset, asked.per_class),
         "partition": {"name": "pra", "alpha": 0.1},
         "model": {"init": init},
         "protocol": {"name": protocol},
         "train": {"clients": asked.clients, "rounds": asked.trained, "seed": seed},
         "record": {"keep_every": 1},
     }
-    if asked.per_class:
-        values["data"] = {"name": asked.dataset, "per_class": asked.per_class}
     settings = required(resolve_training(values, {}, problems), problems)
     return train(settings, runs=asked.out, wait=True)
 

@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -53,3 +54,10 @@ def apart(work: Callable[..., Found], *given: Any) -> Found:
 
 def _answer(send: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
     send.send(work(*given))
+
+
+def dataset_of(text: str, per_class: int | None = None) -> dict[str, Any]:
+    """The ``data`` section of settings, of a name or ``name:PATH``."""
+    name, _, path = text.partition(":")
+    given = {"path": path and str(Path(path).expanduser().resolve()), "per_class": per_class}
+    return {"name": name, **{key: value for key, value in given.items() if value}}

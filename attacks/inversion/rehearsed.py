@@ -121,8 +121,7 @@ def rehearsable(observation: Observation, *, random: bool) -> None:
     if observation.rehearse is None or observation.training is None:
         raise IncompatibleError(
             "Nothing is known of how these clients train, so they cannot be rehearsed.",
-            next_step="Attack a run that was trained here: fedre-attack RUN --attack shadow "
-            "--threat public-init.",
+            next_step="Attack a run that was trained here: fedre-attack RUN --threat public-init.",
         )
     clients = {upload.client for upload in observation.targets}
     unknown = sorted(clients - {client for client, _ in observation.initial})
@@ -274,6 +273,25 @@ def _drawn(
     """Numbers of auxiliary images (size,) that stand in for a client's own."""
     assert observation.aux_labels is not None
     labels = observation.aux_labels.cpu()
+    share = classes_drawn(observation, sent, rng)
+    classes = torch.multinomial(share, size, replacement=True, generator=rng)
+    picked = torch.rand(size, generator=rng)
+    out = torch.empty(size, dtype=torch.int64)
+    for label in classes.unique().tolist():
+        pool, where = (labels == label).nonzero().flatten(), classes == label
+        out[where] = pool[(picked[where] * len(pool)).long()]
+    return out
+
+
+def classes_drawn(
+    observation: Observation, sent: Sequence[Artifact], rng: torch.Generator
+) -> Tensor:
+    """Weights of classes (C,) for a client: of those that its uploads name, as counted or drawn.
+
+    Classes without an auxiliary image weigh nothing.
+    """
+    assert observation.aux_labels is not None
+    labels = observation.aux_labels.cpu()
     share = torch.zeros(observation.num_classes, dtype=torch.float64)
     counted = [a for a in sent if isinstance(a, Counts)]
     for artifact in sent:
@@ -295,13 +313,7 @@ def _drawn(
     share[torch.bincount(labels, minlength=len(share))[: len(share)] == 0] = 0
     if not float(share.sum()):
         share = torch.bincount(labels, minlength=len(share)).double()
-    classes = torch.multinomial(share, size, replacement=True, generator=rng)
-    picked = torch.rand(size, generator=rng)
-    out = torch.empty(size, dtype=torch.int64)
-    for label in classes.unique().tolist():
-        pool, where = (labels == label).nonzero().flatten(), classes == label
-        out[where] = pool[(picked[where] * len(pool)).long()]
-    return out
+    return share
 
 
 def _sent_by(observation: Observation, owner: Owner) -> list[Artifact]:

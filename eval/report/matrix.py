@@ -21,7 +21,7 @@ class Cell:
 
     Args:
         over: leakage over the floor in `unit`, or None.
-        why: what stands there where there is none.
+        why: what stands there in place of it: why there is none, or why it needs no attack.
     """
 
     row: str
@@ -60,9 +60,7 @@ def matrix(cells: Sequence[Cell], *, caption: str = "", title: str = "") -> Figu
             much = 1.0 if cell.unit == "dB" else 0.1
             colour = "white" if cell.over <= 0 else STRONG if cell.over > much else PALE
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="#c8c8c8", lw=0.6))
-        shown = plain(cell.why.replace("\n", " ")) if cell.over is None else f"{cell.over:+.2f}"
-        if cell.over is not None and cell.unit:
-            shown += f" {cell.unit}"
+        shown = plain(cell.why.replace("\n", " ")) or f"{cell.over:+.2f} {cell.unit}".rstrip()
         axes.text(
             x + 0.5, y + 0.5, shown, ha="center", va="center",
             fontsize=SMALL if known else SMALL - 1.2, color="black" if known else "#707070",

@@ -269,3 +269,27 @@ class MembershipScores(Outcome):
         if tuple(self.scores.shape) != (wanted,):
             return [f"returned {tuple(self.scores.shape)} scores for {wanted} candidates."]
         return []
+
+
+@dataclass(frozen=True, eq=False)
+class PropertyScores(Outcome):
+    """How strongly an attack believes that each client's images have each property asked about.
+
+    Shape: clients (K,) int64; scores (K, P), higher means that the client has it, comparable
+    between clients; above 0.5 the attack says that it does. NaN where nothing is said.
+    """
+
+    clients: Tensor
+    scores: Tensor
+    notes: tuple[str, ...]
+
+    def problems(self, observation: Observation) -> list[str]:
+        wanted = (len(self.clients), len(observation.properties))
+        if tuple(self.scores.shape) != wanted:
+            return [f"returned scores of shape {tuple(self.scores.shape)}; {wanted} are needed."]
+        asked = {upload.client for upload in observation.targets}
+        if len(self.clients.unique()) < len(self.clients) or not asked >= set(
+            self.clients.tolist()
+        ):
+            return ["returned clients that were not asked about, or a client twice."]
+        return _wrong_integers(self, ("clients",))

@@ -203,6 +203,18 @@ class Rehearsal(Protocol):
         """
         ...
 
+    def uploads(
+        self,
+        client: int,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        rounds: Sequence[int],
+        seed: int,
+    ) -> dict[int, tuple[Artifact, ...]]:
+        """Train in the same way, and return what the client would have uploaded in each round."""
+        ...
+
 
 @dataclass(frozen=True)
 class KnownDefense:
@@ -234,6 +246,37 @@ class Candidates:
         return len(self.labels)
 
 
+@dataclass(frozen=True)
+class Property:
+    """Something that a client's training images have or lack; everybody is told what it is.
+
+    A client has it if more than `above` of its images count: those of class `label`, or those
+    whose mean pixel lies below the number of their class in `darker`.
+
+    Args:
+        name: in words.
+        above: share of a client's images, in (0, 1).
+        label: -1: images of any class.
+        darker: one number for each class; empty: images of any brightness.
+    """
+
+    name: str
+    above: float
+    label: int = -1
+    darker: tuple[float, ...] = ()
+
+    def counts(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Which images (n, C, H, W) in [0, 1] of classes (n,) count, (n,) bool."""
+        labels = labels.long()
+        found = torch.ones(len(labels), dtype=torch.bool)
+        if self.label >= 0:
+            found &= labels == self.label
+        if self.darker:
+            limit = torch.tensor(self.darker, dtype=torch.float64)[labels]
+            found &= images.double().flatten(1).mean(1) < limit
+        return found
+
+
 @dataclass(frozen=True, eq=False)
 class Observation:
     """The only thing an attack receives: what the threat model lets through.
@@ -261,6 +304,8 @@ class Observation:
             and architecture are granted.
         heads: (client, round) to the frozen head, representations (n, d) to logits, with which a
             client ended the round, whether it sends it or not. Empty unless granted.
+        properties: what is asked about each client's training images; empty unless they are asked
+            about.
     """
 
     threat: ThreatModel
@@ -280,6 +325,7 @@ class Observation:
     initial: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     rehearse: Rehearsal | None = None
     heads: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
+    properties: tuple[Property, ...] = ()
 
     @property
     def channel(self) -> Channel:

@@ -39,11 +39,13 @@ def human_seconds(seconds: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Count a noun.
 
-    >>> plural(1, "client"), plural(3, "class")
-    ('1 client', '3 classes')
+    >>> plural(1, "client"), plural(3, "class"), plural(2, "property")
+    ('1 client', '3 classes', '2 properties')
     """
     if count == 1:
         return f"1 {noun}"
+    if noun.endswith("ty"):
+        return f"{count} {noun.removesuffix('y')}ies"
     return f"{count} {noun}{'es' if noun.endswith(('s', 'x')) else 's'}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Samples, Setting, Task, Training
+from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, modules_of
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.rng import seeded
@@ -96,6 +97,38 @@ class Rehearsed:
             IncompatibleError: the model is no `SplitModel`, or there is no image.
             DivergedError: the loss is not finite.
         """
+        done = self._trained(client, model, images, labels, rounds, seed)
+        return {
+            round: copy.deepcopy(actor.model).eval().requires_grad_(False)
+            for round, actor, _ in done
+        }
+
+    def uploads(
+        self,
+        client: int,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        rounds: Sequence[int],
+        seed: int,
+    ) -> dict[int, tuple[Artifact, ...]]:
+        """Each of the rounds to what a client with these images would have uploaded in it.
+
+        Args, raises: as a call, to which it is what the training was for.
+        """
+        done = self._trained(client, model, images, labels, rounds, seed)
+        return {round: sent for round, _, sent in done}
+
+    def _trained(
+        self,
+        client: int,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        rounds: Sequence[int],
+        seed: int,
+    ) -> Iterator[tuple[int, Client, tuple[Artifact, ...]]]:
+        """The client after each of the rounds, and what it sends then."""
         if not isinstance(model, SplitModel) or not len(labels):
             raise IncompatibleError("A rehearsal needs the model of a client and an image or more.")
         protocol, chosen = self._protocol, self._defenses
@@ -112,17 +145,15 @@ class Rehearsed:
             protocol.setup_upload(actor, before)
         if received.get(0):
             protocol.setup_receive(actor, received[0], before)
-        made: dict[int, nn.Module] = {}
         for round in range(1, max(rounds) + 1):
             message, task = received.get(round, ()), Task(setting, round, client)
             with on_device(actor, setting):
                 if message:
                     protocol.receive(actor, message, task)
                 if round in rounds:
-                    client_step(protocol, actor, message, task, chosen)
+                    made, _ = client_step(protocol, actor, message, task, chosen)
             if round in rounds:
-                made[round] = copy.deepcopy(actor.model).eval().requires_grad_(False)
-        return made
+                yield round, actor, tuple(emission.artifact for emission in made)
 
     @property
     def _protocol(self) -> Protocol:

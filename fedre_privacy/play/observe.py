@@ -25,6 +25,7 @@ from fedre_privacy.core.types import (
     KnownDefense,
     LocalTraining,
     Observation,
+    Property,
     ThreatModel,
     Upload,
 )
@@ -110,6 +111,7 @@ def observe(
     aux: PublicImages,
     *,
     candidates: Candidates | None = None,
+    properties: tuple[Property, ...] = (),
     images_per_target: int = 0,
 ) -> Observation:
     """Build the observation of an attack on some uploads of the round of a source.
@@ -122,6 +124,7 @@ def observe(
         settings: of the attack: its threat model, and how it is evaluated.
         aux: held-out images, passed on if the threat model grants auxiliary data.
         candidates: samples whose membership is asked.
+        properties: what is asked about each client's images.
         images_per_target: images sought in each upload that carries no rows; what is attacked
             then holds the parameters itself, and extractors are given where they were kept.
 
@@ -176,6 +179,7 @@ def observe(
         initial=_initial(run, clients) if Knowledge.INITIAL_MODEL in threat.grants else Modules({}),
         rehearse=_rehearsal(run, settings, broadcasts) if REHEARSES <= threat.grants else None,
         heads=heads,
+        properties=properties,
     )
 
 

@@ -40,6 +40,7 @@ ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "labels": ("labels",),
     "membership": ("membership", "loss-membership"),
     "source": ("membership", "alignment", "loss-membership"),
+    "property": ("property",),
 }
 """Attacks for a target, where they are not the default one; the first that can read is taken."""
 

@@ -36,6 +36,7 @@ TARGETS = (
     "labels",
     "membership",
     "source",
+    "property",
 )
 
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")

@@ -26,6 +26,7 @@ from fedre_privacy.core.types import (
     KnownDefense,
     LocalTraining,
     Observation,
+    Property,
     Rehearsal,
     ThreatModel,
     Upload,
@@ -104,6 +105,7 @@ def pack(observation: Observation, folder: Path) -> None:
         "initial": _modules(observation.initial, "initial model", folder),
         "rehearse": _rehearsal(observation),
         "heads": _modules(observation.heads, "head", folder),
+        "properties": [dataclasses.asdict(one) for one in observation.properties],
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -162,6 +164,9 @@ def unpack(folder: Path) -> Observation:
         initial=_read_modules(head["initial"], folder),
         rehearse=_read_rehearsal(head["rehearse"], broadcasts),
         heads=_read_modules(head["heads"], folder),
+        properties=tuple(
+            Property(**{**one, "darker": tuple(one["darker"])}) for one in head["properties"]
+        ),
     )
 
 

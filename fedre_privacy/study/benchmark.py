@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 
 from .description import Benchmark
-from .jobs import Place
+from .jobs import REFUSED, Place
 from .panels import (
     FEWEST,
     PLACED_BY,
@@ -56,6 +56,8 @@ class CellRow(TypedDict):
     measure: str | None
     unit: str | None
     over: float | None
+    because: str
+    silent: bool
 
 
 class RoundRow(TypedDict):
@@ -142,17 +144,24 @@ class BenchmarkResult:
         )
 
     def cells(self) -> pd.DataFrame:
-        """Attacks against variants: variant, attack, reads, measure, unit, over.
+        """Attacks against variants: variant, attack, reads, measure, unit, over, because.
 
-        The measure is the attack's leading one. Where an attack did not run, over is empty and
-        `reads` says whether the variant uploads what it reads.
+        The measure is the attack's leading one. Where an attack did not run, over is empty,
+        `reads` says whether the variant uploads what it reads, and `because` why the attack was
+        refused where it was asked. Of a `silent` variant, whose clients send nothing, it is 0.
         """
         out: list[CellRow] = []
         asked = self.summary.dropna(subset=["attack"]) if len(self.summary) else self.summary
+        refused = {
+            (job["label"], f"{entry['attack']} on {entry['target']}"): entry["because"]
+            for job in self.jobs
+            for entry in job["attacks"]
+            if entry["verdict"] == REFUSED
+        }
         kinds = {
             f"{row['attack']} on {row['target']}": str(row["attack"])
             for row in asked.to_dict("records")
-        }
+        } | {title: title.partition(" on ")[0] for _, title in refused}
         for label, part in self.summary.groupby("label", sort=False):
             name = str(part["protocol"].iloc[0])
             uploads = (
@@ -174,6 +183,8 @@ class BenchmarkResult:
                         "measure": None if row is None else row["measure"],
                         "unit": None if row is None else row["unit"],
                         "over": None if row is None else as_number(row["over"]),
+                        "because": "" if row is not None else refused.get((str(label), title), ""),
+                        "silent": not float(part["up_scalars"].iloc[0]),
                     }
                 )
         return pd.DataFrame(out)
@@ -183,14 +194,16 @@ class BenchmarkResult:
         return matrix(
             [
                 Cell(
-                    row["variant"], row["attack"], as_number(row["over"]), row["unit"] or "",
-                    "not in\nthe suite" if row["reads"] else "cannot\nread",
+                    row["variant"], row["attack"],
+                    0.0 if row["silent"] else as_number(row["over"]),
+                    row["unit"] or "", _why(row),
                 )
                 for row in self.cells().to_dict("records")
             ],
             caption="Leakage over the floor of each attack's leading measure, mean over seeds (dB "
             "for images, otherwise shares); 0 or below: not better than the floor. Grey: the "
-            "attack does not read what is uploaded, or was not asked; neither means safe.",
+            "attack does not read what is uploaded, was not asked, or was refused (the reason is "
+            "in matrix.csv); none of them means safe.",
         )  # fmt: skip
 
     def over_rounds(self, across: str) -> pd.DataFrame:
@@ -298,6 +311,17 @@ class BenchmarkResult:
             f"{self.rows.drop_duplicates(['label', 'seed']).shape[0]} trainings, "
             f"{len(self.failures())} failed)"
         )
+
+
+def _why(row: Mapping[Any, Any]) -> str:
+    """What stands in a cell of the matrix in place of a number."""
+    if row["silent"]:
+        return "0: sends\nnothing"
+    if as_number(row["over"]) is not None:
+        return ""
+    if row["because"]:
+        return "inconclusive:\nrefused"
+    return "not in\nthe suite" if row["reads"] else "cannot\nread"
 
 
 def benchmark(

@@ -20,6 +20,10 @@ FEWEST = 6
 """Targets, over all seeds, below which a mean decides no place on the frontier, as in a verdict."""
 
 
+SILENT = "0 by construction"
+"""In place of an attack, of a variant whose clients send nothing."""
+
+
 @dataclass(frozen=True)
 class Panel:
     """A measure by which variants are compared.
@@ -67,7 +71,10 @@ def panels_of(summary: pd.DataFrame, place: str = COMPARISON) -> list[Panel]:
 
 
 def points_of(summary: pd.DataFrame, key: str = PLACED_BY) -> list[Point]:
-    """One point per variant: accuracy, communication, and the attack strongest by a measure."""
+    """One point per variant: accuracy, communication, and the attack strongest by a measure.
+
+    What was counted to send nothing tells nothing, whatever the attack: 0 by construction.
+    """
     if summary.empty:
         return []
     points = []
@@ -77,15 +84,16 @@ def points_of(summary: pd.DataFrame, key: str = PLACED_BY) -> list[Point]:
         own = compared(own, key)
         best = own.iloc[int(own["over"].argmax())] if len(own) else None
         first = part.iloc[0]
+        silent = float(first["up_scalars"]) == 0
         points.append(
             Point(
                 label=str(label),
                 accuracy=float(first["accuracy"]),
                 accuracy_sd=as_number(first["accuracy_sd"]),
                 scalars=float(first["up_scalars"]),
-                over=None if best is None else float(best["over"]),
+                over=0.0 if silent else None if best is None else float(best["over"]),
                 over_sd=None if best is None else as_number(best["over_sd"]),
-                attack="" if best is None else attack_name(best),
+                attack=SILENT if silent else "" if best is None else attack_name(best),
                 seeds=int(first["seeds"]),
             )
         )
@@ -111,7 +119,8 @@ def table_of(summary: pd.DataFrame) -> list[dict[str, str]]:
         for panel in panels_of(summary):
             if panel.key in placed:
                 own = placed[panel.key][at]
-                row[f"{panel.title} over floor"] = _pm(own.over, own.over_sd, 2)
+                told = SILENT if own.attack == SILENT else _pm(own.over, own.over_sd, 2)
+                row[f"{panel.title} over floor"] = told
             else:
                 row[panel.title] = _measure(part, panel.key)
         out.append(

@@ -39,7 +39,11 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
             and attacks.get(name).simulates
             and entry.target in ("update", "membership", "source")
         )
-        and not (training.private_start and Knowledge.INITIAL_MODEL in attacks.get(name).needs)
+        and entry.unknown_start <= training.private_start
+        and not (
+            training.private_start
+            and Knowledge.INITIAL_MODEL in attacks.get(name)(**entry.settings).required
+        )
     ]
     chosen: list[Values] = []
     for _, values in sorted(found, key=lambda one: one[0]):
@@ -56,7 +60,7 @@ def recovered_from() -> tuple[type[Artifact], ...]:
 
 def _values(name: str, entry: SuiteEntry) -> Values:
     values: dict[str, Any] = {
-        "attack": {"name": name},
+        "attack": {"name": name, **entry.settings},
         "target": entry.target,
         "threat": entry.threat,
     }

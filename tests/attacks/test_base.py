@@ -123,7 +123,8 @@ def test_every_reason_is_given_at_once():
 def test_readers_of_a_kind():
     assert {"dip", "pixel"} <= set(readers([EntangledRep]))
     membership = ["alignment", "loss-membership", "own-list-alignment", "span"]
-    assert set(readers([HeadState])) == {"head", "labels", *membership} and readers([]) == []
+    assert set(readers([HeadState])) == {"head", "labels", "property", *membership}
+    assert readers([]) == []
     assert "labels" in readers([ModelState, Counts]) and "head" not in readers([ModelState, Counts])
 
 

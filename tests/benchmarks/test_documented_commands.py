@@ -201,6 +201,12 @@ FORMS = (
     ),
     Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
+        "property",
+        "",
+        "--protocols lg-fedavg --per-class 20 --clients 5 --seeds 11 --out runs",
+        r"^lg-fedavg +classes +n +\d+, +\d+ pairs: AUC [\d.]+",
+    ),
+    Form(
         "shadow",
         "",
         "--protocols fedgh --seeds 1 --rounds 1 --clients 3 --per-class 30 --targets 3 "

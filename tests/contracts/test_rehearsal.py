@@ -87,6 +87,13 @@ def test_with_the_truth_it_ends_at_the_kept_model(trained, name):
         assert farthest(model, run, round=round) < 1e-5
         assert not model.training and not any(p.requires_grad for p in model.parameters())
     assert max(farthest(start, run, round=round) for round in found) > 1e-3  # it moved
+    sent = again.uploads(CLIENT, start, images, labels, ROUNDS, seed)
+    true = {u.round: u.artifacts for u in run.messages().of()[0] if u.client == CLIENT}
+    for round in ROUNDS:
+        made, uploaded = ([a.tensors() for a in one] for one in (sent[round], true.get(round, ())))
+        assert [one.keys() for one in made] == [one.keys() for one in uploaded]
+        for one, other in zip(made, uploaded, strict=True):
+            assert all(torch.allclose(one[n], other[n], atol=1e-4) for n in one)
 
 
 def test_other_orders_and_images_end_elsewhere(trained):

@@ -395,7 +395,7 @@ def test_an_observation_has_no_other_fields():
     assert [field.name for field in dataclasses.fields(Observation)] == [
         "threat", "targets", "uploads", "broadcasts", "extractors", "image_shape", "num_classes",
         "aux", "aux_labels", "training", "candidates", "models", "images_per_target",
-        "defenses", "initial", "rehearse", "heads",
+        "defenses", "initial", "rehearse", "heads", "properties",
     ]  # fmt: skip
     assert {field.name for field in dataclasses.fields(types.Upload)} == {
         "client", "round", "artifacts", "counterfactual", "participants",

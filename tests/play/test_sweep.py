@@ -25,6 +25,7 @@ from fedre_privacy.study import processes
 from fedre_privacy.study.benchmark import BenchmarkResult
 from fedre_privacy.study.description import planned, read_sweep
 from fedre_privacy.study.jobs import Place
+from fedre_privacy.study.panels import SILENT
 from fedre_privacy.study.results import frame, over_seeds
 from fedre_privacy.study.suite import default_suite, named_suite
 from fedre_privacy.study.sweep import run_job
@@ -91,6 +92,15 @@ def test_the_suite_fits_what_is_uploaded():
     blind = {"free-upstream", "labels", "span"}  # what needs no loss: fedmrl hides its own
     assert asked["fml"] == asked["fedkd"] == blind | {"update-inversion", "loss-membership"}
     assert asked["fedmrl"] == blind
+    starts = {
+        init: {"protocol": {"name": "fedgh"}, "model": {"init": init}}
+        for init in ("shared", "private")
+    }
+    for job in planned(wanted(vary=starts, attacks=None)):
+        (shadow,) = (s for s in job.attacks if s.attack.name == "shadow")
+        known = job.label == "shared"
+        assert shadow.attack.start == ("known" if known else "random")
+        assert shadow.threat.name == ("public-init" if known else "no-extractor")
     updates = planned(wanted(protocols=["fedavg", "fedsgd", "lg-fedavg"], attacks=None))
     asked = {
         (job.label, s.threat.name)
@@ -343,6 +353,47 @@ def test_the_matrix_says_what_cannot_be_read(finished):
     cells = made.cells()
     assert set(cells["variant"]) == {"vap"} and cells["over"].notna().all()
     assert made.matrix().get_axes()
+
+
+def measured(label="fedgh", protocol="fedgh", scalars=100, attacks=()):
+    """A finished job, as it lies on disk."""
+    return {
+        "label": label, "seed": 0, "status": "complete", "attacks": list(attacks),
+        "training": {"protocol": {"name": protocol}, "train": {"rounds": 3}},
+        "final": {"acc_post_local": 0.5, "acc_post_broadcast": 0.5, "up_scalars": scalars},
+    }  # fmt: skip
+
+
+def asked_of(verdict, because="", attack="dip", values=()):
+    measures = [
+        asdict(Measure(key="psnr", title="PSNR", value=v, floor=10.0, over=v - 10.0, n=9,
+                       shown="frontier"))
+        for v in values
+    ]  # fmt: skip
+    return {"attack": attack, "answers": "images", "target": "uploaded", "threat": "strong",
+            "verdict": verdict, "because": because, "counterfactual": False,
+            "measures": measures}  # fmt: skip
+
+
+def test_what_sends_nothing_tells_nothing_and_a_refusal_is_not_safety(tmp_path):
+    jobs = [
+        measured("local", "local", scalars=0),
+        measured(attacks=[asked_of("leaks", values=[13.0]),
+                          asked_of("refused", "too few images", attack="linear")]),
+    ]  # fmt: skip
+    rows = frame(jobs)
+    made = BenchmarkResult(
+        tmp_path, rows, over_seeds(rows), wanted(schemes=["vap"]), jobs, tmp_path
+    )
+    local, other = made.points()
+    assert local.over == 0 and local.attack == SILENT and other.over == 3
+    told = {row["variant"]: row["images: PSNR over floor"] for row in made.table()}
+    assert told["local"] == "0 by construction" and told["fedgh"].startswith("3.00")
+    cells = made.cells().set_index(["variant", "attack"])
+    assert cells.loc[("fedgh", "linear on uploaded"), "because"] == "too few images"
+    shown = {text.get_text() for text in made.matrix().get_axes()[0].texts}
+    assert {"inconclusive: refused", "0: sends nothing", "+3.00"} <= shown
+    assert made.figure().get_axes()
 
 
 def test_means_are_over_seeds_and_say_how_many():

@@ -32,6 +32,7 @@ from fedre_privacy.core.types import (
     KnownDefense,
     LocalTraining,
     Observation,
+    Property,
     Upload,
 )
 from fedre_privacy.federation.rehearsal import Rehearsed
@@ -94,6 +95,7 @@ def whole(model: nn.Module) -> Observation:
         images_per_target=3,
         initial=Modules({(1, 0): Held(recipe("model"), model.state_dict)}),
         rehearse=REHEARSED,
+        properties=(Property("dark", 0.5, darker=(0.1, 0.2)), Property("large", 0.3, label=1)),
         defenses=(
             KnownDefense("gaussian", {"clip": 1.0, "noise": 0.5}, EVERY_STEP),
             KnownDefense("rap", {}, NOTHING),

@@ -1,0 +1,300 @@
+"""Properties of a client's images, told from its upload by rehearsals with and without them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    ClassLogits,
+    EntangledRep,
+    GradientState,
+    HeadState,
+    LowRankChange,
+    LowRankModel,
+    MatrixBlocks,
+    ModelState,
+    Prototypes,
+    Representations,
+    SmallModelState,
+)
+from fedre_privacy.core.channels import (
+    Bound,
+    Masking,
+    Noise,
+    NoisySteps,
+    RandomRounding,
+    Rounding,
+    Smoothing,
+    UnknownNoise,
+)
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.outcomes import PropertyScores
+from fedre_privacy.core.rng import derive, stream
+from fedre_privacy.core.types import Knowledge, Observation, Property
+from fedre_privacy.core.units import plural
+
+from .base import Attack, Context, attacks
+from .gradient.victims import family
+from .inversion.rehearsed import classes_drawn, rehearsable
+from .running.driver import kept
+from .running.features import Blocks, Scale, blocks_of, counts_told
+from .running.logistic import fitted_shares
+from .running.modules import frozen
+
+LEAST_SHADOWS = 40
+"""Rehearsals of the clients of one architecture, at least."""
+FOLDS = 5
+WIDEST = 0.5
+"""How far from its limit a share is drawn, at most, with the property and without it."""
+VALUES = (Bound, Masking, Noise, UnknownNoise, RandomRounding)
+
+
+@attacks.register("property")
+@dataclass(frozen=True, kw_only=True)
+class PropertyInference(Attack):
+    """Tell from an upload what share of a client's images is of one class, or dark, and so on.
+
+    The server rehearses each client on auxiliary images from the weights that it began with, with
+    the broadcasts of these rounds, with and without each property that is asked about. From the
+    uploads of all rehearsals a logistic regression learns which share of the images counts; the
+    penalty is that which does best on clients left out. Clients of one architecture are learnt from
+    together. Where uploads tell how many samples each class has, shares of classes are read off.
+    Clients see nothing of it.
+
+    Shape:      K clients and P properties; scores (K, P), above 0.5 where the share found lies
+                above the property's limit
+    Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with
+                ``start=known``; no extractor       Recovers: properties
+    Cost:       `shadows` rehearsals of a client up to the attacked round
+    Reference:  Ganju et al., Property inference attacks on fully connected neural networks using
+                permutation invariant representations, CCS 2018; Melis et al., Exploiting
+                unintended feature leakage in collaborative learning, S&P 2019.
+    Deviations: shares are learnt and not only yes or no; vectors of classes are averaged over the
+                classes after each class's mean over all rehearsals is taken out; tensors of more
+                than 1,024 numbers are sketched to 256 random projections.
+    """
+
+    consumes = (
+        Representations,
+        Prototypes,
+        ClassLogits,
+        EntangledRep,
+        GradientState,
+        ModelState,
+        HeadState,
+        SmallModelState,
+        LowRankModel,
+        LowRankChange,
+        MatrixBlocks,
+    )
+    needs = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.HEAD,
+            Knowledge.TRAINING,
+            Knowledge.AUX_DATA,
+            Knowledge.ARCHITECTURE,
+            Knowledge.INITIAL_MODEL,
+        }
+    )
+    recovers = "properties"
+    answers = "property"
+    earliest = True
+    adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
+        "each": (Bound,),
+        "rows": VALUES,
+        "updates": VALUES,
+        "encoding": (Smoothing, Rounding),
+        "training": (NoisySteps,),
+    }
+
+    shadows: int = knob(200, help="rehearsals in all, dealt out to the clients", ge=10)
+    start: str = knob(
+        "known",
+        help="weights that the rehearsals begin with: those before the first round, or random ones "
+        "of the architecture",
+        choices=("known", "random"),
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
+        return self.needs - unknown
+
+    def run(self, observation: Observation, context: Context) -> PropertyScores:
+        rehearsable(observation, random=self.start == "random")
+        if not observation.properties:
+            raise IncompatibleError(
+                "The attack was given no property to ask about.",
+                next_step="Give Observation.properties.",
+            )
+        clients = sorted({upload.client for upload in observation.targets})
+        round = max(upload.round for upload in observation.targets)
+        scores = torch.empty(len(clients), len(observation.properties), dtype=torch.float64)
+        notes = []
+        with single_threaded(context.device):  # one after another: protocols draw as they like
+            for members in _alike(observation, clients).values():
+                count = max(LEAST_SHADOWS, self.shadows * len(members) // len(clients))
+                team = _Team(observation, context, round, members, count, self.start == "random")
+                scores[[clients.index(k) for k in members]] = team.scores()
+                notes.append(f"{plural(count, 'rehearsal')} of {plural(len(members), 'client')}")
+        return PropertyScores(torch.tensor(clients), scores, tuple(notes))
+
+
+def _alike(observation: Observation, clients: Sequence[int]) -> Mapping[str, list[int]]:
+    """Clients whose uploads can be compared: those of one architecture."""
+    assert observation.rehearse is not None
+    found: dict[str, list[int]] = defaultdict(list)
+    for client in clients:
+        found[family(observation.rehearse.blank(client, 0))].append(client)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Team:
+    """Clients of one architecture, and their rehearsals."""
+
+    observation: Observation
+    context: Context
+    round: int
+    clients: list[int]
+    count: int
+    random: bool
+
+    @cached_property
+    def masks(self) -> Tensor:
+        """Which auxiliary images count for each property (m, P)."""
+        aux, labels = self.observation.aux, self.observation.aux_labels
+        assert aux is not None and labels is not None
+        counted = [one.counts(aux, labels.cpu()) for one in self.observation.properties]
+        return torch.stack(counted, dim=1)
+
+    def scores(self) -> Tensor:
+        """Of each client and property (K, P)."""
+        made, shares, owners = [], [], []
+        for place, client in enumerate(self.clients):
+            number = self.count // len(self.clients) + (place < self.count % len(self.clients))
+            if not number:
+                continue
+            piece = kept(
+                self.context,
+                f"rehearsed-{client:06d}-{self.round:06d}",
+                lambda client=client, number=number: self._rehearsed(client, number),  # type: ignore[misc]
+            )
+            shares.append(piece.pop("shares"))
+            owners.append(torch.full((number,), place))
+            made += [{name: rows[i] for name, rows in piece.items()} for i in range(number)]
+        scale, owner = Scale(made), torch.cat(owners)
+        alone = len(owner.unique()) < 2  # then rehearsals are left out, and not clients
+        groups = (torch.arange(len(owner)) if alone else owner) % FOLDS
+        sent = [self._blocks(self._sent(client), client) for client in self.clients]
+        found = fitted_shares(scale(made), torch.cat(shares), groups, scale(sent))
+        for row, client in enumerate(self.clients):
+            told = self._told(client)
+            for column, asked in enumerate(self.observation.properties):
+                if told is not None and asked.label >= 0 and not asked.darker:
+                    found[row, column] = told[asked.label]
+        above = torch.tensor([one.above for one in self.observation.properties]).double()
+        return (found.clamp(1e-9, 1 - 1e-9).logit() - above.logit()).sigmoid()
+
+    def _sent(self, client: int) -> list[Artifact]:
+        """What a client uploaded in the round that is attacked."""
+        whose = (client, self.round)
+        uploads = [u for u in self.observation.targets if (u.client, u.round) == whose]
+        return [artifact for upload in uploads for artifact in upload.artifacts]
+
+    def _told(self, client: int) -> Tensor | None:
+        """Shares of a client's classes (C,), where its uploads of this round or once tell them."""
+        uploads = self.observation.uploads
+        once = [a for u in uploads if (u.client, u.round) == (client, 0) for a in u.artifacts]
+        whole = [
+            a for u in uploads if (u.client, u.round) == (client, self.round) for a in u.artifacts
+        ]
+        seen = self.observation
+        counts = counts_told(
+            [*(whole or self._sent(client)), *once], seen.num_classes, seen.channel
+        )
+        return None if counts is None else counts / counts.sum()
+
+    def _blocks(self, sent: Sequence[Artifact], client: int) -> Blocks:
+        model = self.observation.models.get((client, self.round))
+        shapes = {} if model is None else {n: p.shape for n, p in model.named_parameters()}
+        read = [a for a in sent if isinstance(a, PropertyInference.consumes)]
+        return blocks_of(read, self.observation.num_classes, shapes)
+
+    def _rehearsed(self, client: int, number: int) -> dict[str, Tensor]:
+        """Blocks of the uploads of a client's rehearsals, and the share that counts in each."""
+        seen, device = self.observation, self.context.device
+        assert seen.aux is not None and seen.aux_labels is not None
+        assert seen.training is not None and seen.rehearse is not None
+        rounds = sorted({u.round for u in seen.uploads if u.client == client} - {0} | {self.round})
+        made, shares = [], []
+        for one in range(number):
+            where = {"client": client, "round": self.round, "index": one}
+            seed = derive(self.context.seed, "property rehearsal", **where)
+            rng = stream(self.context.seed, "property shadow", **where)
+            index = self._drawn(client, seen.training.sizes[client], rng)
+            start = seen.rehearse.blank(client, seed) if self.random else seen.initial[client, 0]
+            sent = seen.rehearse.uploads(
+                client,
+                frozen(start, device),
+                seen.aux[index],
+                seen.aux_labels[index],
+                [r for r in rounds if r <= self.round],
+                seed,
+            )
+            made.append(self._blocks(sent[self.round], client))
+            shares.append(self.masks[index].double().mean(0))
+        blocks = {name: torch.stack([one[name] for one in made]) for name in made[0]}
+        return {**blocks, "shares": torch.stack(shares)}
+
+    def _drawn(self, client: int, size: int, rng: torch.Generator) -> Tensor:
+        """Numbers of auxiliary images (size,), with or without each property at random.
+
+        Of the properties of classes one is drawn, since they exclude each other.
+        """
+        seen = self.observation
+        assert seen.aux_labels is not None
+        labels, told = seen.aux_labels.cpu(), self._told(client)
+        share = classes_drawn(seen, self._sent(client), rng) if told is None else told
+        share = share * (torch.bincount(labels, minlength=len(share)) > 0)
+        weight = (share / torch.bincount(labels, minlength=len(share)).clamp(min=1))[labels]
+        if not float(weight.sum()):
+            weight = torch.ones(len(labels), dtype=torch.float64)
+        tilted = [i for i, one in enumerate(seen.properties) if one.label < 0]
+        classes = [
+            i
+            for i, one in enumerate(seen.properties)
+            if one.label >= 0 and told is None and float(share[one.label]) > 0
+        ]
+        if classes:
+            tilted.append(classes[int(torch.randint(len(classes), (1,), generator=rng))])
+        for number in tilted:
+            wanted = _wanted(seen.properties[number], rng)
+            weight = _tilted(weight, self.masks[:, number], wanted)
+        return torch.multinomial(weight, size, replacement=True, generator=rng)
+
+
+def _wanted(asked: Property, rng: torch.Generator) -> float:
+    """A share above the limit of a property, or below it, as likely."""
+    far, side = (float(one) for one in torch.rand(2, generator=rng, dtype=torch.float64))
+    if side < 0.5:
+        return asked.above + far * min(WIDEST, 1 - asked.above)
+    return asked.above - far * min(WIDEST, asked.above)
+
+
+def _tilted(weight: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Weights of images (m,) under which those of a mask have a share, if both kinds are there."""
+    inside, outside = weight * mask, weight * ~mask
+    if not float(inside.sum()) or not float(outside.sum()):
+        return weight
+    return share * inside / inside.sum() + (1 - share) * outside / outside.sum()
