@@ -12,7 +12,7 @@ import torch
 from fedre_privacy import __version__
 from fedre_privacy.blocks.state import Message, Setting
 from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Report
 from fedre_privacy.core.types import Upload
 from fedre_privacy.defenses.base import Defense
@@ -188,7 +188,11 @@ class Elsewhere(Cohort):
         replies = {}
         for k in orders:
             head, messages = unpack(answers[k])
-            reply = reply_of(head)
+            try:
+                reply = reply_of(head)
+            except FedreError as error:
+                told = (f"Client {k}: {problem}" for problem in error.problems)
+                raise type(error)(*told, next_step=error.next_step) from None
             if "right" in reply:
                 self.right[k] = reply["right"]
             replies[k] = (reply, messages)
