@@ -62,7 +62,7 @@ def _package(name: str, places: Iterable[str]) -> Files:
 def _beside(folder: Path) -> Files:
     """Modules that this process imported from a folder."""
     paths = [Path(str(getattr(module, "__file__", ""))) for module in list(sys.modules.values())]
-    own = {path for path in paths if path.suffix == ".py" and path.resolve().parent == folder}
+    own = {path for path in paths if path.resolve().parent == folder and path.is_file()}
     return {path.name: path.read_bytes() for path in own}
 
 
