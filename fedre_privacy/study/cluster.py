@@ -70,7 +70,10 @@ def _connected() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get(ADDRESS)
     try:
-        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address=None if address else "local",  # not a cluster that another left behind
+            ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR",
+        )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise MissingInputError(
             f"No Ray cluster answers at {ADDRESS}={address}: {' '.join(str(error).split())[:300]}",
@@ -162,7 +165,8 @@ class _Round:
             answer: there.Answer = self.ray.get(ref)
             return answer
         except self.ray.exceptions.RayError as error:
-            return there.Answer(code=DIED, said=f"Ray: {' '.join(str(error).split())[:1000]}", files={})
+            said = f"Ray: {' '.join(str(error).split())[:1000]}"
+            return there.Answer(code=DIED, said=said, files={})
 
     def _take_up(self, one: _Out, answer: there.Answer) -> None:
         said = answer["said"]

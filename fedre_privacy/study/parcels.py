@@ -54,9 +54,7 @@ def code(plugins: Iterable[str]) -> Files:
 
 def _package(name: str, places: Iterable[str]) -> Files:
     below = name.replace(".", "/")
-    return {
-        f"{below}/{path}": data for place in places for path, data in tree(Path(place)).items()
-    }
+    return {f"{below}/{path}": data for place in places for path, data in tree(Path(place)).items()}
 
 
 def _beside(folder: Path) -> Files:

@@ -1,4 +1,4 @@
-"""A job on another machine: its files arrive as bytes, it runs in a folder of its own, bytes go back.
+"""A job on another machine: files arrive as bytes, it runs in its own folder, bytes go back.
 
 The other machine may lack this package, so this module is sent as it is and imports nothing of it.
 """

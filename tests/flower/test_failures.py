@@ -1,4 +1,4 @@
-"""One training over real processes that meets one failure after another, and ends with the same bytes."""
+"""One training over real processes meets one failure after another: the same bytes."""
 
 from __future__ import annotations
 

@@ -299,9 +299,7 @@ def test_a_job_that_dies_again_and_again_is_recorded_as_failed(
 
 @needs_ray
 @pytest.mark.slow
-def test_an_address_without_a_cluster_is_refused(
-    here: Path, joined: Callable[[str], None]
-) -> None:
+def test_an_address_without_a_cluster_is_refused(here: Path, joined: Callable[[str], None]) -> None:
     joined(f"127.0.0.1:{_free_port()}")
     with pytest.raises(MissingInputError, match="No Ray cluster answers at RAY_ADDRESS=127"):
         benchmark(asked(), here, "ray")
