@@ -1,12 +1,14 @@
-"""Federations of processes on Flower: the same bytes, what a round takes, and what crosses the wire.
+"""Federations on Flower: the same bytes, what a round takes, and what crosses the wire.
 
-protocols  every protocol in one process and as a federation with TLS and authenticated SuperNodes on
-           this machine: whether uploads, models and provenance are the same bytes, and seconds and
-           bytes of a round. Needs Flower.
-growth     a server alone, with clients that answer at once with uploads of a protocol's size: seconds,
-           memory and files of a round as clients grow. Needs no Flower.
+protocols   every protocol in one process and as a federation with TLS and authenticated SuperNodes
+            on this machine: whether uploads, models and provenance are the same bytes, and seconds
+            and bytes of a round. Needs Flower.
+simulation  the same bytes in Flower's own simulation, and seconds of a training. Needs Ray too.
+growth      a server alone, whose clients answer at once with uploads of a protocol's size: seconds,
+            memory and bytes of a round as clients grow. Needs no Flower.
 
-Usage: python benchmarks/federations.py protocols [--protocols all] [--defence secagg] [--rounds 2]
+Usage: python benchmarks/federations.py protocols [--protocols all] [--defence noise] [--rounds 2]
+       python benchmarks/federations.py simulation [--protocols all]
        python benchmarks/federations.py growth [--sizes 10,100,1000] [--protocols fedre,fedavg]
 """
 
@@ -16,15 +18,15 @@ import argparse
 import importlib.util
 import json
 import os
-import resource
 import select
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +36,17 @@ import pandas as pd
 import tools
 import torch
 
+from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.flower.commands import INSTALL
 from fedre_privacy.flower.loopback import HOST, Loopback, free_port
+from fedre_privacy.flower.server import Facts, serve
+from fedre_privacy.flower.simulation import simulation
+from fedre_privacy.flower.wire import FIRST, Reply, order_of, pack, unpack
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import train
+from fedre_privacy.runs.writing import UPLOADS
 
 CPU = torch.device("cpu")
 EXTRA: dict[str, dict[str, Any]] = {
@@ -225,9 +232,83 @@ def compare(chosen: argparse.Namespace) -> None:
                 )
 
 
+def simulate(chosen: argparse.Namespace) -> None:
+    """Every protocol in one process and in Flower's simulation."""
+    print(f"{chosen.clients} clients, {chosen.rounds} rounds; seconds of a training")
+    for name in (chosen.protocols or ",".join(protocols.names())).split(","):
+        settings = tiny(name, chosen.clients, chosen.rounds, chosen.defence)
+        with tempfile.TemporaryDirectory() as room:
+            here = train(settings, runs=Path(room) / "here")
+            begun = time.perf_counter()
+            there = train(settings, runs=Path(room) / "there", engine=simulation)
+            taken = time.perf_counter() - begun
+            equal = recorded(here.folder) == recorded(there.folder)
+        print(f"{name:<12} {'equal' if equal else 'DIFFER':<6} {taken:>7.1f}", flush=True)
+
+
 def pair(both: tuple[int, int]) -> str:
     """Bytes up and down."""
     return f"{both[0]:,}/{both[1]:,}"
+
+
+# --- growth ----------------------------------------------------------------------------------
+
+
+def grow(chosen: argparse.Namespace) -> None:
+    """The server's share of a round, each number of clients in a process of its own."""
+    print(
+        "protocol     clients  s a round  MiB more at most  bytes up a round  files  bytes of files"
+    )
+    for name in (chosen.protocols or "fedre,fedavg").split(","):
+        for size in chosen.sizes.split(","):
+            words = ["one", "--protocols", name, "--sizes", size, "--rounds", str(chosen.rounds)]
+            subprocess.run([sys.executable, __file__, *words], check=True)
+
+
+def serve_alone(chosen: argparse.Namespace) -> None:
+    """One server whose clients all answer at once, each with the first client's upload."""
+    name, clients, rounds = chosen.protocols, int(chosen.sizes), chosen.rounds
+    with tempfile.TemporaryDirectory() as room:
+        small = train(tiny(name, 2, 1), runs=Path(room) / "small")
+        uploads, _ = read_messages(small.folder / UPLOADS)
+        sent = {upload.round > 0: upload.artifacts for upload in reversed(uploads)}
+        received = 0
+
+        def ask(orders: Mapping[int, bytes]) -> dict[int, bytes]:
+            nonlocal received
+            answers = {}
+            for k, data in orders.items():
+                order = order_of(unpack(data)[0])
+                head = Reply(received=0, trained=0, loss=1.0, right=(1, 2))
+                training = order["train"] > 0
+                asks = training or order["ask"] == FIRST
+                answers[k] = pack(head, [sent.get(training, ())] if asks else [])
+                received += len(answers[k])
+            return answers
+
+        folder = Path(room) / "run"
+        facts = Facts(image_shape=(1, 16, 16), num_classes=10)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+        before = peak()
+        begun = time.perf_counter()
+        serve(
+            tiny(name, clients, rounds), facts, folder, ask,
+            resume=False, report=lambda event: None, on_row=lambda rows: None,
+        )  # fmt: skip
+        taken = (time.perf_counter() - begun) / rounds
+        more = (peak() - before) / 1024
+        made = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    print(
+        f"{name:<12} {clients:>7} {taken:>10.2f} {more:>17.0f} {received // rounds:>17,} "
+        f"{len(made):>6} {sum(made):>15,}",
+        flush=True,
+    )
+
+
+def peak() -> int:
+    """KiB that this process held at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
 # --- what the parties of such a federation write down; they import this file as a plug-in --------
@@ -267,7 +348,7 @@ def watch() -> None:
 def parser() -> argparse.ArgumentParser:
     """The options."""
     options = tools.options(__doc__)
-    options.add_argument("part", choices=("protocols", "growth"))
+    options.add_argument("part", choices=[*PARTS])
     options.add_argument("--protocols", default=None, help="default: all; of growth fedre,fedavg")
     options.add_argument("--defence", default="", help="that clients apply")
     options.add_argument("--clients", type=int, default=2)
@@ -282,7 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     PARTS[chosen.part](chosen)
 
 
-PARTS = {"protocols": compare}
+PARTS = {"protocols": compare, "simulation": simulate, "growth": grow, "one": serve_alone}
+"""`one` is a process of `growth`."""
 
 if __name__ == "__main__":
     main()

@@ -184,10 +184,10 @@ class Elsewhere(Cohort):
         return pack(head, list(sent.values()))
 
     def _ask(self, orders: Mapping[int, bytes]) -> dict[int, tuple[Reply, list[Message]]]:
-        answers = self.ask(orders) if orders else {}
+        answers = dict(self.ask(orders)) if orders else {}
         replies = {}
         for k in orders:
-            head, messages = unpack(answers[k])
+            head, messages = unpack(answers.pop(k))  # the bytes go as tensors come
             try:
                 reply = reply_of(head)
             except FedreError as error:
