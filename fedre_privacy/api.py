@@ -133,8 +133,9 @@ def train(
         resume: go on with an unfinished run of these settings.
         restart: remove an earlier run of these settings first.
         report: called with an `Event` for every round.
-        engine: where clients are: ``in-process``, or ``flower``, each in a process of its own on
-            a federation that is started on this machine. The run is the same either way.
+        engine: where clients are: ``in-process``; ``flower``, each in a process of its own on a
+            federation that is started on this machine; or ``flower-simulation``, Flower's own
+            simulation on Ray. The run is the same either way.
 
     Raises:
         FedreError: whatever the command would refuse, with what is needed.

@@ -20,6 +20,7 @@ from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import typed
 from fedre_privacy.flower.commands import require_flower
 from fedre_privacy.flower.loopback import flower
+from fedre_privacy.flower.simulation import require_simulation, simulation
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
@@ -41,9 +42,14 @@ from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
 
 IN_PROCESS = "in-process"
-ENGINES: Mapping[str, training.Engine] = {IN_PROCESS: training.in_process, "flower": flower}
-"""Where clients are while a federation trains: in this process, or each in its own on Flower."""
-NEEDS: Mapping[str, Callable[[], None]] = {"flower": require_flower}
+ENGINES: Mapping[str, training.Engine] = {
+    IN_PROCESS: training.in_process, "flower": flower, "flower-simulation": simulation,
+}  # fmt: skip
+"""Where clients are while a federation trains: in this process, each in its own on Flower, or in
+Flower's simulation."""
+NEEDS: Mapping[str, Callable[[], None]] = {
+    "flower": require_flower, "flower-simulation": require_simulation,
+}  # fmt: skip
 """What refuses an engine that cannot work here, before a folder is begun or an earlier one goes."""
 
 

@@ -28,8 +28,9 @@ def parser() -> argparse.ArgumentParser:
         "--engine",
         choices=list(declared("fedre_privacy.api", "ENGINES")),
         default=here,
-        help="where clients are: in this process, or each in its own on a Flower federation that "
-        f"is started on this machine; the run is the same (default: {here})",
+        help="where clients are: in this process, each in its own on a Flower federation that "
+        "is started on this machine, or in Flower's simulation; the run is the same "
+        f"(default: {here})",
     )
     add_common_options(made, restart="remove the run of these settings and train it anew")
     return made

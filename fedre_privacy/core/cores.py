@@ -53,6 +53,19 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(1, int(number))  # PR_SET_PDEATHSIG
 
 
+def keep_memory() -> None:
+    """Let this process keep memory that it gives up, for a process that soon ends.
+
+    Otherwise the C library returns every large tensor to the system, which zeroes the same pages
+    again and again: a tenth of the processor time of a small network's training.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if change is not None:
+        change(-1, 1 << 30)  # M_TRIM_THRESHOLD
+        change(-2, 64 << 20)  # M_TOP_PAD
+        change(-3, 32 << 20)  # M_MMAP_THRESHOLD
+
+
 def spread(
     work: Callable[[int], bytes], items: Sequence[int], take: Callable[[int, bytes], None], *,
     copies: int,
@@ -111,6 +124,7 @@ def _work_on(
     """What a copy does; it never returns."""
     try:
         end_with_parent(signal.SIGKILL)
+        keep_memory()
         torch.set_num_threads(1)
         while token := os.read(tokens, 4):
             (first,) = struct.unpack("<i", token)

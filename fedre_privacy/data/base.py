@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -139,7 +141,7 @@ class Dataset(ABC):
     def sources(self) -> tuple[Path, ...]:
         """Files and folders that the images are read from; no attack may open them."""
         given = getattr(self, "path", None)
-        return (Path(str(given)).expanduser().resolve(),) if given else ()
+        return (at_hand(str(given)).resolve(),) if given else ()
 
 
 def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:
@@ -299,6 +301,16 @@ def as_labels(array: npt.NDArray[Any], what: str, *, count: int) -> Tensor:
     return torch.from_numpy(labels)
 
 
+MOVED = "FEDRE_MOVED"
+"""Environment variable of a job that was sent to this machine: JSON, given paths to paths here."""
+
+
+def at_hand(given: str) -> Path:
+    """Where the path that settings name lies on this machine."""
+    moved = json.loads(os.environ.get(MOVED, "{}"))
+    return Path(moved.get(given, given)).expanduser()
+
+
 def existing(path: str | None, name: str, what: str) -> Path:
     """Return the path of a data set that the user has to bring.
 
@@ -315,7 +327,7 @@ def existing(path: str | None, name: str, what: str) -> Path:
         raise MissingInputError(
             f"Data set '{name}' needs {what}, and no path was given.", next_step=remedy
         )
-    found = Path(path).expanduser()
+    found = at_hand(path)
     if not found.exists():
         raise MissingInputError(
             f"Data set '{name}' needs {what}; there is nothing at {found}.", next_step=remedy

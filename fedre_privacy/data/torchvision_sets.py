@@ -16,7 +16,16 @@ import torch
 
 from ..core.config import knob
 from ..core.errors import MissingInputError
-from .base import BUILT_IN, Dataset, ImageData, as_images, as_labels, datasets, keep_per_class
+from .base import (
+    BUILT_IN,
+    Dataset,
+    ImageData,
+    as_images,
+    as_labels,
+    at_hand,
+    datasets,
+    keep_per_class,
+)
 
 TIMEOUT_S = 20.0
 """Longest silence of a server before a download counts as failed."""
@@ -47,7 +56,7 @@ class TorchvisionDataset(Dataset):
         return (self._root().resolve(),)
 
     def _root(self) -> Path:
-        return Path(self.path or os.environ.get("FEDRE_DATA") or "data").expanduser()
+        return at_hand(self.path or os.environ.get("FEDRE_DATA") or "data")
 
     def load(self) -> ImageData:
         root = self._root()

@@ -53,7 +53,7 @@ CHECKPOINT_SECONDS = 10.0
 time that the last one took."""
 
 WORTH_COPIES_S = 0.1
-"""Clients are spread over cores while their part of a round takes longer; a copy takes some ms."""
+"""Clients are spread over cores while that step takes longer; a copy takes some 20 ms."""
 
 PER_CLIENT = "per_client_"
 """Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
@@ -170,6 +170,7 @@ class Here(Cohort):
         self.protocol, self.clients, self.setting = protocol, clients, setting
         self.keep, self.defenses, self.cores = keep, defenses, cores
         self._round_took = math.inf
+        self._looking_took = 0.0
 
     def first(self) -> list[Upload]:
         return first_uploads(self.protocol, self.clients, self.setting, self.defenses)
@@ -200,7 +201,7 @@ class Here(Cohort):
                 )
 
         began = time.monotonic()
-        if self._spread(len(chosen)) and not trained:
+        if self._spread(self._round_took, len(chosen)) and not trained:
             done = copies.train(take_part, self.clients, chosen, self.cores)
         else:
             done = {k: take_part(k) for k in chosen}
@@ -209,18 +210,21 @@ class Here(Cohort):
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
     def evaluate(self) -> Accuracy:
-        if not self._spread(len(self.clients)):
-            return evaluate(self.protocol, self.clients, self.setting)
+        began = time.monotonic()
+        if self._spread(self._looking_took, len(self.clients)):
 
-        def look(k: int) -> tuple[int, int]:
-            return count(self.protocol, self.clients[k], self.setting)
+            def look(k: int) -> tuple[int, int]:
+                return count(self.protocol, self.clients[k], self.setting)
 
-        return accuracy(copies.count(look, self.clients, self.cores))
+            found = accuracy(copies.count(look, self.clients, self.cores))
+        else:
+            found = evaluate(self.protocol, self.clients, self.setting)
+        self._looking_took = time.monotonic() - began
+        return found
 
-    def _spread(self, clients: int) -> bool:
-        """Whether a step of so many is worth copies: a round that takes no time is not."""
-        long = self._round_took > WORTH_COPIES_S
-        return long and copies.useful(self.setting.device, clients, self.cores)
+    def _spread(self, took: float, clients: int) -> bool:
+        """Whether a step is worth copies that took so long the last time."""
+        return took > WORTH_COPIES_S and copies.useful(self.setting.device, clients, self.cores)
 
 
 def run(

@@ -106,7 +106,7 @@ class Posts:
         failed: Counter[int] = Counter()
         why: dict[int, str] = {}
         while len(answers) < len(orders):
-            nodes = self._nodes()
+            nodes = self.nodes()
             for k in orders:
                 if k in answers or k not in nodes:
                     continue
@@ -135,7 +135,7 @@ class Posts:
             time.sleep(POLL_SECONDS)
         return answers
 
-    def _nodes(self) -> dict[int, tuple[int, str]]:
+    def nodes(self) -> dict[int, tuple[int, str]]:
         """By client: its SuperNode that is up, and since when."""
         nodes: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():

@@ -59,6 +59,7 @@ class Worker:
             order = order_of(head)
             return self._taking_part(order).answer(order, messages)
         except FedreError as error:
+            self._run = None  # what was done but not kept is forgotten: the disk counts
             told = (type(error).__name__, list(error.problems), error.next_step)
             return pack(Reply(received=-1, trained=-1, error=told))
 

@@ -34,6 +34,8 @@ from .truth import bring
 from .wire import error_of
 
 HOST, NAME = "127.0.0.1", "loopback"
+DATABASE = "superlink.db"
+"""What the SuperLink keeps, so that it can be started again."""
 START_SECONDS = 120.0
 """A SuperLink or a server that is not there after this long will not come."""
 REVIVALS = 5
@@ -88,10 +90,12 @@ class Loopback:
             MissingExtraError, InUseError, FedreError: no Flower; the port is taken; no SuperLink.
         """
         require_flower()
-        from .keys import AUTHORITY, CERTIFICATE, KEY, write_keys
+        from .keys import AUTHORITY, write_keys
 
         self.port = self.port or free_port()
         _refuse_taken(self.port)
+        for left in self.folder.glob(f"{DATABASE}*"):  # of an earlier federation, with other keys
+            left.unlink()
         write_keys(self.keys, self.clients)
         certificate = json.dumps(str(self.keys / AUTHORITY))
         files.write_text(
@@ -100,18 +104,7 @@ class Loopback:
             f'address = "{HOST}:{self.port}"\nroot-certificates = {certificate}\n',
         )
         try:
-            self.link = start(
-                [
-                    "flower-superlink", "--host", HOST, "--port", str(self.port),
-                    "--disable-runtime-dependency-installation", "--enable-supernode-auth",
-                    "--ssl-ca-certfile", str(self.keys / AUTHORITY),
-                    "--ssl-certfile", str(self.keys / CERTIFICATE),
-                    "--ssl-keyfile", str(self.keys / KEY),
-                ],
-                self.log("superlink"),
-                self.home,
-            )  # fmt: skip
-            self._wait_for_link()
+            self._start_link()
             everyone = range(self.clients)
             flwr([self._registration(k) for k in everyone], self.home, START_SECONDS)
             self.parties = [self._start_client(k) for k in everyone]
@@ -138,6 +131,10 @@ class Loopback:
         """Where a process of the federation writes what it says."""
         return self.folder / "logs" / f"{name}.log"
 
+    def entrance(self) -> int:
+        """The port by which clients reach the SuperLink."""
+        return self.port
+
     def client_folder(self, k: int) -> Path:
         """Where a client keeps what it has."""
         return self.folder / "clients" / str(k)
@@ -155,6 +152,9 @@ class Loopback:
             problems.append(f"This federation has {self.clients} clients.")
         if problems:
             raise IncompatibleError(*problems)
+        if self.link is not None and self.link.poll() is not None:
+            stop([self.link])
+            self._start_link()
         told = self.folder / "server" / settings.run_name
         shutil.rmtree(told, ignore_errors=True)
         config = told / f"{settings.run_name}.yaml"
@@ -248,7 +248,7 @@ class Loopback:
             sys.executable, "-m", "fedre_privacy.flower.process",
             "--client", str(k),
             "--folder", str(self.client_folder(k)),
-            "--superlink", f"{HOST}:{self.port}",
+            "--superlink", f"{HOST}:{self.entrance()}",
             "--root-certificates", str(self.keys / AUTHORITY),
             "--key", str(self.keys / f"client{k}"),
             "--port", str(free_port()),
@@ -256,6 +256,21 @@ class Loopback:
             *(word for name in self.plugins for word in ("--plugin", name)),
         ]  # fmt: skip
         return start(command, self.log(f"client{k}"), self.home)
+
+    def _start_link(self) -> None:
+        """Start the SuperLink, which knows from its database whom it knew before."""
+        from .keys import AUTHORITY, CERTIFICATE, KEY
+
+        command = [
+            "flower-superlink", "--host", HOST, "--port", str(self.port),
+            "--disable-runtime-dependency-installation", "--enable-supernode-auth",
+            "--database", str(self.folder / DATABASE),
+            "--ssl-ca-certfile", str(self.keys / AUTHORITY),
+            "--ssl-certfile", str(self.keys / CERTIFICATE),
+            "--ssl-keyfile", str(self.keys / KEY),
+        ]  # fmt: skip
+        self.link = start(command, self.log("superlink"), self.home)
+        self._wait_for_link()
 
     def _registration(self, k: int) -> list[str]:
         key = str(self.keys / f"client{k}.pub")

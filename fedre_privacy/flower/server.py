@@ -12,7 +12,7 @@ import torch
 from fedre_privacy import __version__
 from fedre_privacy.blocks.state import Message, Setting
 from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Report
 from fedre_privacy.core.types import Upload
 from fedre_privacy.defenses.base import Defense
@@ -190,11 +190,15 @@ class Elsewhere(Cohort):
         return pack(head, list(sent.values()))
 
     def _ask(self, orders: Mapping[int, bytes]) -> dict[int, tuple[Reply, list[Message]]]:
-        answers = self.ask(orders) if orders else {}
+        answers = dict(self.ask(orders)) if orders else {}
         replies = {}
         for k in orders:
-            head, messages = unpack(answers[k])
-            reply = reply_of(head)
+            head, messages = unpack(answers.pop(k))  # the bytes go as tensors come
+            try:
+                reply = reply_of(head)
+            except FedreError as error:
+                told = (f"Client {k}: {problem}" for problem in error.problems)
+                raise type(error)(*told, next_step=error.next_step) from None
             if "right" in reply:
                 self.right[k] = reply["right"]
             replies[k] = (reply, messages)

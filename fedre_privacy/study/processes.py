@@ -1,4 +1,4 @@
-"""How the processes of jobs are run: children of this process, or tasks of Ray."""
+"""How the processes of jobs are run: children of this process, or tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from fedre_privacy.core.errors import MissingExtraError
 from fedre_privacy.core.lock import is_held
 
+from . import cluster
 from .jobs import Job, Place
-
-PARENT = "FEDRE_SWEEP_PARENT"
-"""Environment variable by which a job knows the process that started it."""
+from .parcels import PARENT
 
 Arguments = Mapping[str, Sequence[str]]
 """Of each job's process by the job's name: its module, its settings file, and the rest."""
@@ -47,28 +45,7 @@ def _local(
             raise
 
 
-def _ray(
-    jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
-) -> Iterator[tuple[Job, int]]:
-    """Ray tasks; every machine must see the benchmark's and the runs' folders."""
-    try:
-        import ray  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise MissingExtraError(
-            "Engine 'ray' needs the package ray, which is not installed.",
-            next_step="pip install 'fedre-privacy[ray]', or leave --engine out to use this "
-            "machine alone.",
-        ) from None
-    ray.init(ignore_reinit_error=True)
-    remote = ray.remote(num_cpus=threads)(call)
-    futures = {remote.remote(list(arguments[job.name]), threads): job for job in jobs}
-    waiting = list(futures)
-    while waiting:
-        (ready, *_), waiting = ray.wait(waiting)
-        yield futures[ready], ray.get(ready)
-
-
-ENGINES = {"local": _local, "ray": _ray}
+ENGINES = {"local": _local, "ray": cluster.run}
 
 
 RUNNING: set[subprocess.Popen[bytes]] = set()

@@ -148,7 +148,7 @@ def run_jobs(
 
     Args:
         workers: jobs at once; they share the cores evenly.
-        engine: "local", or "ray" for several machines that share the folders.
+        engine: "local", or "ray" for the machines of a cluster.
         retry: run again what failed before.
         prune: remove models and uploads of runs whose attacks have finished.
         worker: module that a job's process runs: it reads the job's settings file, its first
@@ -184,8 +184,9 @@ def run_jobs(
         if found is None:  # the process died before it could write
             log = place.folder / "jobs" / f"{job.name}.log"
             tail = log.read_text(encoding="utf-8")[-2000:] if log.is_file() else ""
+            last = tail.strip().rpartition("\n")[2]
             found = job.result()
-            found["failure"] = f"the process ended with code {code}"
+            found["failure"] = f"the process ended with code {code}" + (f": {last}" if last else "")
             found["traceback"] = tail
             files.write_json(place.result(job), found)
         if prune and found["status"] == COMPLETE:

@@ -1,0 +1,194 @@
+"""Clients and server in Flower's own simulation: no network, clients shared out over Ray workers.
+
+It runs the same ServerApp and the same clients as a federation of processes does. A worker takes
+whichever client is next, so every message finds its client anew on disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedre_privacy.core import files
+from fedre_privacy.core.errors import FedreError, IncompatibleError, MissingExtraError
+from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.runs.training import Work
+
+from .client import ACCEPTED, Worker
+from .commands import require_flower
+from .server import Facts, refused, serve
+from .truth import bring
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+PATIENCE = 600.0
+"""Seconds that a step waits for its clients."""
+CLIENT = "partition-id"
+"""Under this name Flower tells a simulated node which one it is."""
+
+
+def require_simulation() -> None:
+    """Refuse to go on without Flower and Ray, which its simulation runs on.
+
+    Raises:
+        MissingExtraError: with the command that installs them.
+    """
+    require_flower()
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError(
+            "--engine flower-simulation needs Ray, which Flower's simulation runs on.",
+            next_step="pip install 'fedre-privacy[flower,ray]'",
+        )
+
+
+def simulation(work: Work) -> None:
+    """Train with clients and server as apps of Flower's simulation on this machine.
+
+    Raises:
+        MissingExtraError: Flower or Ray is not installed.
+        IncompatibleError: settings that cannot have clients elsewhere.
+        FedreError: what the server ended with.
+    """
+    require_simulation()
+    settings, device = work.settings, work.prepared.setting.device
+    if problems := refused(settings):
+        raise IncompatibleError(*problems)
+    place = (work.folder / "federation").absolute()
+    everyone = range(settings.train.clients)
+    for k in everyone:
+        own = place / str(k)
+        if not work.resume:
+            shutil.rmtree(own, ignore_errors=True)
+        files.write_yaml(own / ACCEPTED / f"{settings.run_name}.yaml", settings.plain())
+    ended: list[BaseException | None] = []
+    over = threading.Event()
+    try:
+        _simulate(
+            _server(work, ended, over),
+            _client(place, device, settings.plugins()),
+            settings.train.clients,
+            gpus=int(device.type != "cpu"),
+        )
+    finally:
+        over.set()  # a server whose clients never came ends too
+    if ended[0] is not None:
+        raise ended[0]
+    if settings.record.truth:
+        bring(settings, work.folder, [place / str(k) / settings.run_name for k in everyone])
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _simulate(server: ServerApp, client: ClientApp, clients: int, gpus: int) -> None:
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = os.environ.get("PYTHONPATH")  # Flower lengthens it
+    from flwr.simulation import run_simulation
+
+    ray = {"log_to_driver": False, "logging_level": "ERROR"}
+    if "RAY_ADDRESS" not in os.environ:
+        ray["address"] = "local"  # not a cluster that another left behind
+    said = logging.getLogger("flwr")
+    level = said.level
+    said.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            run_simulation(
+                server, client, clients,
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": ray,
+                },
+            )  # fmt: skip
+    finally:
+        said.setLevel(level)
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _client(folder: Path, device: torch.device, plugins: Sequence[str]) -> ClientApp:
+    """The app of every client: what it keeps lies in a folder of its own."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def answer(message: Message, context: Context) -> Message:
+        import_plugins(list(plugins))
+        torch.set_num_threads(1)  # so that its numbers depend on no number of cores
+        k = int(context.node_config[CLIENT])
+        made = Worker(folder / str(k), k, device).answer(message.content["fedre"]["bytes"])
+        return Message(RecordDict({"fedre": ConfigRecord({"bytes": made})}), reply_to=message)
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        told = ConfigRecord({CLIENT: int(context.node_config[CLIENT])})
+        return Message(RecordDict({"fedre": told}), reply_to=message)
+
+    return app
+
+
+def _server(work: Work, ended: list[BaseException | None], over: threading.Event) -> ServerApp:
+    """The app of the server, which runs in a thread of this process; it puts down how it ended."""
+    from flwr.app import Context, Message, RecordDict
+    from flwr.serverapp import Grid, ServerApp
+
+    from .app import Posts
+
+    class Nodes(Posts):
+        """Messages to simulated nodes, which have no names and are asked once who they are."""
+
+        def __init__(self, grid: Grid) -> None:
+            super().__init__(grid, PATIENCE)
+            self.known: set[int] = set()
+            self.asked: set[str] = set()
+            self.found: dict[int, tuple[int, str]] = {}
+
+        def nodes(self) -> dict[int, tuple[int, str]]:
+            if over.is_set():
+                raise FedreError("Flower's simulation ended before its server did.")
+            new = set(self.grid.get_node_ids()) - self.known  # they come after the server
+            self.known |= new
+            self.asked |= set(
+                self.grid.push_messages([Message(RecordDict(), node, "query") for node in new])
+            )
+            for reply in self.grid.pull_messages(self.asked) if self.asked else ():
+                self.asked.discard(reply.metadata.reply_to_message_id)
+                k = int(reply.content["fedre"][CLIENT])
+                self.found[k] = (reply.metadata.src_node_id, "")
+            return self.found
+
+    app = ServerApp()
+    setting = work.prepared.setting
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(
+                work.settings,
+                Facts(image_shape=setting.image_shape, num_classes=setting.num_classes),
+                work.folder,
+                Nodes(grid),
+                resume=work.resume,
+                report=work.report,
+                on_row=work.on_row,
+            )
+        except BaseException as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    return app
