@@ -10,6 +10,8 @@ runs, so name one that you trust. Its settings are the published ones: signed gr
 step 0.1 that falls in three steps, boxed images, total variation 0.1.
 
     python benchmarks/gradients_beside.py --data FILE.npz --public FOLDER [--models cnn4,resnet18]
+
+Without --public, ours alone is measured.
 """
 
 from __future__ import annotations
@@ -85,29 +87,35 @@ def timed(work: Callable[[], Tensor]) -> tuple[Tensor, float]:
 def compare(
     name: str, model: nn.Module, data: Images, library: Any, chosen: argparse.Namespace, size: int
 ) -> None:
-    """Print what both reach, and the ratio of seconds at equal PSNR."""
+    """Print what both reach, and the ratio of seconds at equal PSNR; ours alone without theirs."""
     pairs = batches(data, chosen.images if size == 1 else chosen.batches, size)
-    answers, seconds = timed(lambda: theirs(library, model, pairs, chosen.iterations))
-    wanted = scores(answers, pairs, data)["psnr"]
-    print(
-        f"{name}, {len(pairs)} batches of {size}, n {len(wanted)}\n"
-        f"    public, {chosen.iterations} iterations: {float(wanted.mean()):.2f} dB "
-        f"({spread(wanted, size)}), {seconds:.1f} s",
-        flush=True,
-    )
+    print(f"{name}, {len(pairs)} batches of {size}, n {len(pairs) * size}", flush=True)
+    wanted, seconds = None, 0.0
+    if library is not None:
+        answers, seconds = timed(lambda: theirs(library, model, pairs, chosen.iterations))
+        wanted = scores(answers, pairs, data)["psnr"]
+        print(
+            f"    public, {chosen.iterations} iterations: {float(wanted.mean()):.2f} dB "
+            f"({spread(wanted, size)}), {seconds:.1f} s",
+            flush=True,
+        )
     for steps in map(int, chosen.steps.split(",")):
         answers, own = timed(lambda steps=steps: ours(model, pairs, steps))  # type: ignore[misc]
         db = scores(answers, pairs, data)["psnr"]
+        line = f"    ours, {steps} iterations: {float(db.mean()):.2f} dB ({spread(db, size)}), "
+        line += f"{own:.1f} s"
+        if wanted is None:
+            print(line, flush=True)
+            continue
+        less = db - wanted
         print(
-            f"    ours, {steps} iterations: {float(db.mean()):.2f} dB ({spread(db, size)}), "
-            f"{own:.1f} s; less the public {float((db - wanted).mean()):+.2f} "
-            f"({spread(db - wanted, size)})",
-            flush=True,
+            f"{line}; less the public {float(less.mean()):+.2f} ({spread(less, size)})", flush=True
         )
         if float(db.mean()) >= float(wanted.mean()):
             print(f"    as near in {own / seconds:.2f} of its time", flush=True)
             return
-    print("    not as near in these iterations", flush=True)
+    if wanted is not None:
+        print("    not as near in these iterations", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--data", required=True, metavar="FILE.npz")
-    made.add_argument("--public", required=True, type=Path, metavar="FOLDER")
+    made.add_argument("--public", type=Path, metavar="FOLDER", help="a checkout of theirs")
     made.add_argument("--models", default="cnn4,cnn4-trained", help="as gradients.py takes them")
     made.add_argument("--warm-up", type=int, default=400, help="steps that -trained models train")
     made.add_argument("--training", default="", help="image folder or .zip they train on")
@@ -131,11 +139,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare on every network and batch size."""
     chosen = parser().parse_args(arguments)
-    if not (chosen.public / "inversefed").is_dir():
-        parser().error(f"{chosen.public} holds no folder 'inversefed'; name a checkout of it")
     torch.set_num_threads(1)
-    sys.path.insert(0, str(chosen.public))
-    library = importlib.import_module("inversefed")
+    library = None
+    if chosen.public is not None:
+        if not (chosen.public / "inversefed").is_dir():
+            parser().error(f"{chosen.public} holds no folder 'inversefed'; name a checkout of it")
+        sys.path.insert(0, str(chosen.public))
+        library = importlib.import_module("inversefed")
     data = load(chosen.data)
     for name, model in victims("", data, chosen):
         for size in map(int, chosen.sizes.split(",")):

@@ -16,6 +16,7 @@ from fedre_privacy.attacks.base import (
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
@@ -73,10 +74,13 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
 def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
     """Whether any recorded round can be attacked, its extractors kept or not.
 
-    So it is of images behind parameters, which hold what an attack reads; all of a client's images
-    made them.
+    So it is of images behind parameters, which hold what an attack reads, all of a client's images
+    having made them; and of questions that ask about data alone, where no extractor is granted.
     """
     question = question_of(settings)
+    if question.from_recording:
+        threat = effective(settings.threat, training.protocol.uploads, training.model)
+        return Knowledge.EXTRACTOR not in threat.grants
     kinds = question.kinds(training.protocol, settings)
     sent = all(kind.updates and kind.holds is not Holds.GRADIENT for kind in kinds)
     return settings.attack.answers == "images" and bool(kinds) and sent

@@ -80,12 +80,14 @@ class Form:
     Args:
         options: set in place of what is documented.
         prints: what must stand in the output, with the number that was measured.
+        needs: packages without which it cannot run.
     """
 
     benchmark: str
     when: str
     options: str
     prints: str
+    needs: tuple[str, ...] = ()
 
 
 INVERSION = "--quick --steps 5 --targets 1 --sizes 32 --architectures cnn4 --device cpu"
@@ -102,6 +104,26 @@ FORMS = (
         "",
         "--rehearse --only stacking",
         r"^two ways of stacking: done (in [\d.]+ s|before)$",
+    ),
+    Form(
+        "federations",
+        "protocols",
+        "--protocols fedre --rounds 1",
+        r"^fedre +equal( +[\d.]+){2} ",
+        needs=("flwr",),
+    ),
+    Form(
+        "federations",
+        "simulation",
+        "--protocols fedre --rounds 1",
+        r"^fedre +equal +[\d.]+$",
+        needs=("flwr", "ray"),
+    ),
+    Form(
+        "federations",
+        "growth",
+        "--sizes 2 --protocols fedre",
+        r"^fedre +2 +[\d.]+ +\d+ +[\d,]+ +\d +[\d,]+$",
     ),
     Form("startup", "", "--repeats 1", r"^fedre-attack list +[\d.]+ +[\d.]+$"),
     Form("load", "", "--axes rounds --sizes 2 --limit 50", r"^\| rounds \| 2 \| [\d.]+ \(data "),
@@ -146,6 +168,18 @@ FORMS = (
     Form("gradients", "update", GRADIENTS, SCORE.format("4,")),
     Form("gradients", "head", GRADIENTS, r"^cnn4 +2 classes, .*cosine.*classes 2 of 2"),
     Form("gradients", "speed", GRADIENTS, r"^cnn4 .*8 victims one after another [\d.]+, together"),
+    Form(
+        "gradients_beside",
+        "",
+        "--images 2 --batches 1 --steps 2 --sizes 1,2 --warm-up 1 --models cnn4",
+        r"^cnn4, 2 batches of 1, n 2\n +ours, 2 iterations: [\d.]+ dB",
+    ),
+    Form(
+        "priors",
+        "",
+        "--drawn 20 --targets 2 --setting steps=4 --setting steps=5",
+        r"^steps=4 +n \d(.|\n)*^steps=5 +n \d(.|\n)*less the first",
+    ),
     Form(
         "heads",
         "",
@@ -392,6 +426,8 @@ def reader(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("words", RUNS, ids=" ".join)
 def test_a_documented_command_runs_and_prints_its_table(words, reader):
     benchmark, *arguments = words
+    for package in RUNS[words].needs:
+        pytest.importorskip(package, reason="not installed: extras 'flower,ray'")
     shutil.rmtree(reader / "trained", ignore_errors=True)  # forms of one campaign share rows
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

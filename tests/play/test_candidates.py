@@ -32,7 +32,13 @@ def source(copied: int = 0, held: int = 40, clients: int = 2, side: int = 8):
         num_classes=2,
         floats=lambda index: images[index].float() / 255,
     )
-    whole = SimpleNamespace(data=data, train=train, test=test, clients=list(range(clients)))
+    whole = SimpleNamespace(
+        data=data,
+        train=train,
+        test=test,
+        clients=list(range(clients)),
+        run=SimpleNamespace(settings=SimpleNamespace(coins=None)),
+    )
     out = torch.cat(test)[:held]
     return whole, PublicImages(data.floats(out), labels[out])
 

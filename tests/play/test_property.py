@@ -238,6 +238,12 @@ def test_an_unknown_start_is_refused_before_training(folder, init, threat, own, 
     assert said in str(caught.value) and step in str(caught.value)
 
 
+def test_a_round_that_was_not_kept_is_asked_about(folder):
+    kept = trained(folder).settings
+    later = replace(kept, train=replace(kept.train, rounds=3))
+    check_ahead(replace(later, record=replace(later.record, keep_first=False)), ask("public-init"))
+
+
 def test_nothing_asked_is_nothing_answered(trials):
     bare = replace(trials[0].observation, properties=())
     with pytest.raises(IncompatibleError, match="no property to ask about"):

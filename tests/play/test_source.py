@@ -205,6 +205,7 @@ def held_by(*classes: int) -> Any:
         train=train,
         test=[torch.tensor([], dtype=torch.int64)],
         clients=range(len(train)),
+        run=SimpleNamespace(settings=SimpleNamespace(coins=None)),
     )
 
 

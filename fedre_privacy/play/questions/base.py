@@ -163,6 +163,9 @@ class Question(ABC):
     simulates: ClassVar[bool] = False
     """Whether attacks on parameters answer it by computing as the clients did, which is refused
     where a protocol hides how (`Protocol.unseen`)."""
+    from_recording: ClassVar[bool] = False
+    """Whether its truth needs no trained model, so that a round whose extractors were not kept can
+    be asked about by an attacker who holds none."""
 
     @abstractmethod
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:

@@ -58,6 +58,7 @@ class PropertyQuestion(Question):
     """Tell whether a class is a large share of a client's images, and whether most are dark."""
 
     is_target = True
+    from_recording = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         return readable_kinds(protocol, settings)
