@@ -7,7 +7,7 @@ simulation  the same bytes in Flower's own simulation, and seconds of a training
 growth      a server alone, whose clients answer at once with uploads of a protocol's size: seconds,
             memory and bytes of a round as clients grow. Needs no Flower.
 
-Usage: python benchmarks/federations.py protocols [--protocols fedre,fedavg] [--defence noise] [--rounds 2]
+Usage: python benchmarks/federations.py protocols [--protocols fedre,fedavg] [--defence noise]
        python benchmarks/federations.py simulation [--protocols fedre,fedavg]
        python benchmarks/federations.py growth [--sizes 10,100,1000] [--protocols fedre,fedavg]
 """

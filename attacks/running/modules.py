@@ -17,8 +17,9 @@ def frozen(module: nn.Module, device: torch.device) -> nn.Module:
 
     Its convolutions are computed channels last on a CPU, which is faster.
     """
-    layout = torch.channels_last if device.type == "cpu" else torch.preserve_format
-    made = copy.deepcopy(module).to(device, memory_format=layout)
+    made = copy.deepcopy(module).to(device)
+    if device.type == "cpu":
+        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return made.eval().requires_grad_(False)
 
 

@@ -123,9 +123,6 @@ def _client(folder: Path, device: torch.device, plugins: Sequence[str]) -> Clien
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
-    app = ClientApp()
-
-    @app.train()
     def answer(message: Message, context: Context) -> Message:
         import_plugins(list(plugins))
         torch.set_num_threads(1)  # so that its numbers depend on no number of cores
@@ -133,11 +130,13 @@ def _client(folder: Path, device: torch.device, plugins: Sequence[str]) -> Clien
         made = Worker(folder / str(k), k, device).answer(message.content["fedre"]["bytes"])
         return Message(RecordDict({"fedre": ConfigRecord({"bytes": made})}), reply_to=message)
 
-    @app.query()
     def who(message: Message, context: Context) -> Message:
         told = ConfigRecord({CLIENT: int(context.node_config[CLIENT])})
         return Message(RecordDict({"fedre": told}), reply_to=message)
 
+    app = ClientApp()
+    app.train()(answer)
+    app.query()(who)
     return app
 
 
@@ -171,10 +170,8 @@ def _server(work: Work, ended: list[BaseException | None], over: threading.Event
                 self.found[k] = (reply.metadata.src_node_id, "")
             return self.found
 
-    app = ServerApp()
     setting = work.prepared.setting
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
             serve(
@@ -191,4 +188,6 @@ def _server(work: Work, ended: list[BaseException | None], over: threading.Event
         else:
             ended.append(None)
 
+    app = ServerApp()
+    app.main()(main)
     return app

@@ -50,8 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "auditing": {"core", "defenses", "eval", "runs", "federation"},
     "study": {
-        "core", "entanglement", "protocols.base", "attacks.base", "eval", "runs", "play",
-        "steering.base", "detectors.base",
+        "core", "data.base", "entanglement", "protocols.base", "attacks.base", "eval", "runs",
+        "play", "steering.base", "detectors.base",
     },
     "pages": {
         "core", "data", "eval", "runs", "play", "study", "auditing", "steering.base",
