@@ -19,7 +19,7 @@ def frozen(module: nn.Module, device: torch.device) -> nn.Module:
     """
     made = copy.deepcopy(module).to(device)
     if device.type == "cpu":
-        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        made.to(memory_format=torch.channels_last)
     return made.eval().requires_grad_(False)
 
 
