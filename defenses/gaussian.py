@@ -131,7 +131,7 @@ class Gaussian(Defense):
 
     def channel(self, facts: Facts) -> Channel:
         z = self.multiplier(facts.kinds, facts.rounds)
-        return noise_channel(self.unit, float(self.clip or 0), z)
+        return noise_channel(self.unit, float(self.clip or 0), z, normal=True)
 
 
 @lru_cache(maxsize=64)

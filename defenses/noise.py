@@ -65,7 +65,7 @@ def noisy(artifact: A, scales: Tensor, draw: Callable[[torch.Size], Tensor]) -> 
 
 
 def noise_channel(
-    unit: str, bound: float, multiplier: float, *, per_number: bool = False
+    unit: str, bound: float, multiplier: float, *, per_number: bool = False, normal: bool = False
 ) -> Channel:
     """What a noise defence tells attackers: its bound, and its noise where a server can know it.
 
@@ -75,13 +75,14 @@ def noise_channel(
     Args:
         multiplier: standard deviation on a number over the L2 sensitivity of the upload.
         per_number: the standard deviation grows with the square root of what is sent.
+        normal: its law is the normal one.
     """
     if unit != CLIENT:
         return Channel(each=(Bound(bound),), rows=(UnknownNoise(),))
     std = 2 * bound * multiplier
     return Channel(
-        rows=(Bound(bound), Noise(std, per_row=True, per_number=per_number)),
-        updates=(Bound(bound), Noise(std, per_number=per_number)),
+        rows=(Bound(bound), Noise(std, True, per_number, normal)),
+        updates=(Bound(bound), Noise(std, False, per_number, normal)),
     )
 
 

@@ -47,6 +47,7 @@ class Noise:
         std: standard deviation on a number.
         per_row: it is multiplied by the square root of the number of vectors in the upload.
         per_number: it is multiplied by the square root of the number of values in the upload.
+        normal: it is normal and independent from number to number.
     """
 
     word: ClassVar[str] = "noise"
@@ -54,6 +55,7 @@ class Noise:
     std: float
     per_row: bool = False
     per_number: bool = False
+    normal: bool = False
 
 
 @dataclass(frozen=True)

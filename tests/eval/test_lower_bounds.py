@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.tradeoff import GaussianCurve, PairsCurve
 from fedre_privacy.eval.lower_bounds import (
     FLAG,
@@ -43,6 +44,39 @@ def test_the_box_gives_its_known_values(counts, tight, loose):
 def test_a_perfect_attack_shows_what_its_trials_allow(arm, epsilon):
     perfect = Errors(0, arm, 0, arm)
     assert epsilon_box(perfect, 1e-5) == pytest.approx(epsilon, abs=0.01)
+
+
+@pytest.mark.parametrize("threshold", ["fixed", "from the other half"])
+def test_the_box_is_seldom_above_the_truth(threshold):
+    """Gaussian pair, mu 1, 1,000 trials an arm: at most 2 % of 500 audits, at a nominal 5 %."""
+    rng, true, above = np.random.default_rng(2), gdp_epsilon(1.0, 1e-5), 0
+    for _ in range(500):
+        without, within = rng.normal(0, 1, (2, 1000)) + np.array([[0.0], [1.0]])
+        cut = 1.5
+        if threshold != "fixed":  # the best of one half, judged on the other
+            cuts = np.linspace(-1, 3, 41)
+            shown = [
+                epsilon_box(
+                    Errors(
+                        int((without[:500] > c).sum()), 500, int((within[:500] <= c).sum()), 500
+                    ),
+                    1e-5,
+                )
+                for c in cuts
+            ]
+            cut, without, within = cuts[int(np.argmax(shown))], without[500:], within[500:]
+        count = len(without)
+        errors = Errors(int((without > cut).sum()), count, int((within <= cut).sum()), count)
+        above += epsilon_box(errors, 1e-5) > true
+    assert above <= 10
+
+
+def test_right_guesses_of_a_balanced_audit_show_more_than_its_box():
+    errors = Errors(159, 1000, 159, 1000)
+    fpr, fnr = errors.rates(0.05)
+    box = norm.isf(fpr) - norm.ppf(fnr)
+    assert box == pytest.approx(1.8068, abs=1e-4)
+    assert mu_of_accuracy(2000 - 318, 2000) > box
 
 
 @pytest.mark.parametrize(

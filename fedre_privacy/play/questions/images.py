@@ -28,6 +28,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
+from ..limits import unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
 from .base import Question, Trial, kinds_of, questions
@@ -57,17 +58,19 @@ class ImageTrial(Trial):
         public: held-out images for floors and galleries.
         recovered: the prototypes worked out of the uploads, where those are attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
+        limit: what no unbiased attack can beat, a sentence; empty where nothing of the kind holds.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
     public: PublicImages = field(kw_only=True)
     recovered: RecoveredPrototypes | None = None
     unit: str = "client"
+    limit: str = ""
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
         if self.run.bound and not self.counterfactual:
-            lines["Bound"] = self.run.bound
+            lines["Bound"] = "; ".join(filter(None, [self.run.bound, self.limit]))
         if self.recovered is not None and self.settings.via is not None:
             lines["Target"] += f" by {self.settings.via.name}"
             if self.recovered.notes:
@@ -138,6 +141,7 @@ class ImagesQuestion(Question):
             groups=groups,
             public=public,
             recovered=recovered,
+            limit=unbiased_limit(run, groups[TARGET], observation.uploads),
         )
 
     @staticmethod
