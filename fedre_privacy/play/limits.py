@@ -57,7 +57,7 @@ def unbiased_limit(run: Run, group: TargetGroup, uploads: Sequence[Upload]) -> s
 
 def _noise_and_bound(channel: Channel) -> tuple[Noise, float] | None:
     """The first noise on vectors and the bound before it; None where there is no limit."""
-    before = []
+    before: list[Bound] = []
     for step in channel.rows:
         if isinstance(step, Noise):
             if not step.normal or step.per_number or channel.round:
