@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-NAMES = ("first_attack", "own_module", "bring_your_own_uploads", "new_scheme", "frontier")
+NAMES = (
+    "first_attack", "own_module", "bring_your_own_uploads", "new_scheme", "frontier", "flower_app",
+)  # fmt: skip
 
 
 def test_these_are_all_notebooks(repo):
@@ -87,7 +89,7 @@ def test_new_scheme(cells, execute, in_process):
     result = execute(cells("new_scheme"))["result"]
     assert result.failures() == []
     assert [row["variant"] for row in result.table()] == ["RandomPart", "rap"]
-    assert set(result.frame()["attack"]) == {"disentangle", "labels", "dip"}
+    assert set(result.frame()["attack"]) == {"disentangle", "labels", "linear"}
 
 
 @pytest.mark.slow
@@ -97,6 +99,14 @@ def test_frontier(cells, execute, in_process):
     assert {point.label for point in found["result"].points()} == {"fedre", "fedproto"}
     assert all(point.over is not None for point in found["result"].points())
     assert [row["variant"] for row in found["more"].table()] == ["fedre", "fedre, 2 epochs"]
+
+
+@pytest.mark.slow
+def test_flower_app(cells, execute):
+    pytest.importorskip("flwr", reason="Flower is not installed: extra 'flower'")
+    found = execute(cells("flower_app"))
+    assert found["code"] == 0 and found["rows"]["hit1"]["value"] == 1.0
+    assert found["rows"]["psnr"]["value"] > found["rows"]["psnr"]["floor"] + 10
 
 
 @pytest.mark.slow
