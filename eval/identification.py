@@ -82,8 +82,9 @@ def draw_galleries(
         size: images in a gallery, the original included, at least 2.
         seed: of the draw.
         assigned: (N,) int64, the image of each target's support that its answer was matched with,
-            among the answers to one upload, which may come in any order. It is the original where
-            the support has at most half as many images as the gallery; -1: it is drawn.
+            among the answers to one upload, which may come in any order. It is the original; of
+            more images than half a gallery nothing is asked, since a guess among so many is
+            right as often as an attack can be. -1: it is drawn.
 
     Raises:
         ConfigError: `size` is below 2.
@@ -101,8 +102,11 @@ def draw_galleries(
     for target, support in enumerate(supports):
         rng = stream(seed, "gallery", index=target)
         original = support[torch.randint(len(support), (1,), generator=rng)]
-        if assigned is not None and int(assigned[target]) >= 0 and 2 * len(support) <= size:
+        if assigned is not None and int(assigned[target]) >= 0:
             original, chosen_from[target] = assigned[target : target + 1], len(support)
+            if 2 * len(support) > size:
+                index[target, 0] = original
+                continue
         outside = torch.ones(len(labels), dtype=torch.bool)
         outside[support] = False
         alike = by_class[int(labels[original])]

@@ -131,7 +131,7 @@ class _Estimates:
         image_shape: tuple[int, int, int],
         gallery: int,
     ) -> None:
-        self.inside = by_size(sizes)
+        self.sizes, self.inside = sizes, by_size(sizes)
         self.targets = {group: int(here.sum()) for group, here in self.inside.items()}
         self.owners = {group: len(clients[here].unique()) for group, here in self.inside.items()}
         self.metrics, self.chosen = metrics, chosen
@@ -248,6 +248,8 @@ class _Estimates:
             interval = None if ends is None else (ends[0] - floor, ends[1] - floor)
             known = self.shares.p_above(torch.full_like(self.shares.mean, floor))
             p = intervals.finite(known[self.share_place[group, key]].item())
+        most = int(self.sizes[self.inside[group]].max())
+        unasked = value is None and 2 * most > self.gallery
         first = key == HIT.key
         shown = RECORD if not first else HIT.shown if group in ("", SINGLE) else TABLE
         return dataclasses.replace(
@@ -263,6 +265,7 @@ class _Estimates:
             over=over,
             over_interval=interval,
             p=p if first else None,
+            note=f"not asked: {most} images need --set eval.gallery={2 * most}" if unasked else "",
             n=int(self.values[group, key].isfinite().sum()),
             targets=self.targets[group],
             clients=self.owners[group],

@@ -7,7 +7,7 @@ import torch
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Mixture, Truth
-from fedre_privacy.eval import PublicImages, draw_galleries, identify
+from fedre_privacy.eval import PublicImages, draw_galleries, evaluate, identify
 from fedre_privacy.eval.matching import assigned
 
 SIZES = [1, 3, 40, 2, 17, 1, 8, 30]
@@ -170,10 +170,23 @@ def test_noise_finds_no_more_of_a_batch_than_a_guess_may(each, classes):
     assert found.rr.mean() < found.guess_rr.mean() + 0.03
 
 
-def test_of_many_images_the_original_is_drawn():
-    truth, public, noise = batches(2, 30, classes=1)
-    own = assigned(noise, truth)
+def test_of_more_images_than_half_a_gallery_nothing_is_asked():
+    truth, public, _ = batches(2, 30, classes=1)
+    own = assigned(truth.images, truth)
     galleries = draw_galleries(truth, public, size=50, assigned=own)
-    assert torch.equal(galleries.index, draw_galleries(truth, public, size=50).index)
-    assert galleries.chosen_from.tolist() == [1] * 60
-    assert draw_galleries(truth, public, size=60, assigned=own).chosen_from.tolist() == [30] * 60
+    found = identify(truth.images, galleries, truth, public)
+    assert found.hit1.isnan().all() and found.guess1.isnan().all()
+    larger = draw_galleries(truth, public, size=60, assigned=own)
+    assert larger.chosen_from.tolist() == [30] * 60
+    assert identify(truth.images, larger, truth, public).hit1.tolist() == [1.0] * 60
+
+
+def test_a_line_up_that_is_too_small_names_the_one_that_would_do(make_rec, usual):
+    truth, public, _ = batches(6, 30, classes=2)
+    answers, psnr = make_rec(truth.images), {"psnr": usual["psnr"]}
+    small = evaluate(answers, truth, public, metrics=psnr, rule="assigned", gallery=50)
+    assert small.get("hit1").value is None and small.get("hit1").n == 0
+    assert small.get("hit1").over_text() == "not asked: 30 images need --set eval.gallery=60"
+    assert "found" not in str(small.verdict)
+    whole = evaluate(answers, truth, public, metrics=psnr, rule="assigned", gallery=60)
+    assert whole.get("hit1").value == pytest.approx(1)
