@@ -113,6 +113,8 @@ class Span(Attack):
         exchange = settle(exchange, asked.images)
         name = widest(exchange, images[:2])
         change = _joined(exchange.before, name) - _joined(exchange.after, name)
+        if not bool(change.isfinite().all()):
+            return torch.full((len(mine),), torch.nan, dtype=torch.float64)
         model = frozen(exchange.before, context.device)
         own, known = (
             features(model, name, part, context.device) for part in (asked.images[mine], images)

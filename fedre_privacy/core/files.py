@@ -282,7 +282,10 @@ def write_yaml(path: Path, value: Any, *, header: str = "") -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a safetensors file atomically and return its SHA-256 (hex)."""
+    """Write a safetensors file atomically and return its SHA-256 (hex).
+
+    The same tensors and metadata give the same bytes.
+    """
     import safetensors.torch
 
     ready: dict[str, torch.Tensor] = {}
@@ -298,10 +301,24 @@ def write_tensors(
 
     def fill(temporary: Path) -> None:
         safetensors.torch.save_file(ready, temporary, metadata=extra)
+        if extra and len(extra) > 1:
+            _order_metadata(temporary)
         digests.append(file_sha256(temporary))
 
     write_with(path, fill)
     return digests[0]
+
+
+def _order_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file, which its library writes in an order of chance."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # it is; another spelling would be as valid and stays
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def read_tensors(

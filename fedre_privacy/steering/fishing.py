@@ -77,11 +77,16 @@ class Fishing(Steering):
         load_parameters(model, {name: params[name] for name, _ in model.named_parameters()})
         with torch.no_grad():
             reps = model.eval().extractor(view.held.aux[:MOST]).double()
+        if not bool(reps.isfinite().all()):  # what is shipped has diverged already
+            return dict(params)
         (direction,) = principal(reps, 1)
         along = reps @ direction
         if bool(((along - along.mean()) ** 3).sum() < 0):  # its longer tail holds single samples
             direction, along = -direction, -along
-        row = self.sharpness / along.std().clamp(min=1e-12) * direction
+        spread = along.std()
+        if not float(spread) > 1e-9 * float(reps.norm(dim=1).mean()):
+            return dict(params)  # public images are all alike, so that no sample stands out
+        row = self.sharpness / spread * direction
         label = self.label if self.label is not None else least_seen(view, client)
         weight = torch.zeros_like(params["head.weight"])
         bias = torch.zeros_like(params["head.bias"])

@@ -89,6 +89,8 @@ class Imprint(Steering):
             raise ValueError(f"the model {found}")
         with torch.no_grad():
             inputs = found.before(view.held.aux[:MOST]).flatten(1).double()
+        if not bool(inputs.isfinite().all()):  # what is shipped has diverged already
+            return dict(params)
         size = float(params[f"{found.name}.weight"].norm(dim=1).mean()) * self.rows
         weight, bias = self._layer(inputs, found.layer.out_features)
         head, width = params["head.weight"], math.prod(_width(one) for _, one in found.after)

@@ -99,7 +99,7 @@ PLAYED = [
 ]
 
 
-def settings_of(protocol: str, case: str, path: Path) -> Any:
+def settings_of(protocol: str, case: str, path: Path, steering: tuple[str, ...]) -> Any:
     over = CASES[case][1]
     sections: dict[str, Values] = {
         "data": {"name": "npz", "path": str(path)},
@@ -109,7 +109,7 @@ def settings_of(protocol: str, case: str, path: Path) -> Any:
         "record": {"keep_every": 1},
     }
     laid = {key: {**values, **over.get(key, {})} for key, values in sections.items()}
-    made = contracts["settings_of"](protocol, **laid)
+    made = contracts["settings_of"](protocol, **laid, steering=list(steering))
     small = getattr(made.protocol, "small", None)
     if small is None:
         return made
@@ -118,17 +118,17 @@ def settings_of(protocol: str, case: str, path: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Run | FedreError]:
-    """Train a protocol on a case once: its run, or the error that it ended in."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run | FedreError]:
+    """Train a protocol on a case once, under steerings: its run, or the error that it ended in."""
     folder = tmp_path_factory.mktemp("abuse")
 
     @cache
-    def end(protocol: str, case: str) -> Run | FedreError:
+    def end(protocol: str, case: str, steering: tuple[str, ...] = ()) -> Run | FedreError:
         path = folder / f"{case.replace(' ', '-')}.npz"
         if not path.exists():
             np.savez(path, **CASES[case][0])
         try:
-            return train(settings_of(protocol, case, path), runs=folder)
+            return train(settings_of(protocol, case, path, steering), runs=folder)
         except FedreError as error:
             return error
 
@@ -176,7 +176,7 @@ def test_a_training_works_or_says_why_not(protocol, case, ended):
 @pytest.mark.parametrize(("name", "case"), PLAYED)
 def test_an_attack_works_or_says_why_not(name, case, ended):
     protocol, settings = asked(name)
-    run = ended(protocol, case)
+    run = ended(protocol, case, settings.attack.steered[:1])
     if isinstance(run, FedreError):
         return
     try:
@@ -226,7 +226,7 @@ def spoilt(upload: Upload, value: float) -> Upload:
 )
 def test_targets_that_are_not_finite_are_refused_or_scored_as_lost(name, ended):
     protocol, settings = asked(name)
-    trial = prepare_attack(ended(protocol, USUAL), settings)
+    trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     for value in (math.nan, math.inf, -math.inf):
         targets = tuple(spoilt(upload, value) for upload in trial.observation.targets)
         try:
@@ -246,7 +246,7 @@ STEPPED = [name for name in ATTACKS if "lr" in {knob.name for knob in knobs(atta
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_attack_with_an_absurd_step_size_scores_or_says_that_it_diverged(name, value, ended):
     protocol, settings = asked(name)
-    trial = prepare_attack(ended(protocol, USUAL), settings)
+    trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     try:
         found = replace(settings.attack, lr=value)(trial.observation, Context(seed=3))
     except FedreError as error:

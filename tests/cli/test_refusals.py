@@ -198,7 +198,8 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
         (
             "fedral",
             "labels: labels (Counts), matrix (MatrixBlocks); membership: loss-membership "
-            "(MatrixBlocks); prototypes: head (MatrixBlocks).",
+            "(MatrixBlocks); property: property (MatrixBlocks); prototypes: head "
+            "(MatrixBlocks).",
             "Ask what it ",
         ),
     ],

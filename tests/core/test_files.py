@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -86,6 +87,17 @@ def test_yaml_keeps_the_order_of_keys(tmp_path):
 
 
 # --- tensors -----------------------------------------------------------------------------------
+
+
+def test_the_same_metadata_give_the_same_bytes(tmp_path):
+    told = {name: f'"{name}" \n ä' for name in ("one", "two", "three", "four", "five")}
+    given = {"b": torch.ones(2), "a": torch.zeros(3, dtype=torch.int64)}
+    shas = {
+        files.write_tensors(tmp_path / "x", given, metadata=dict(order))
+        for order in itertools.permutations(told.items())
+    }
+    assert len(shas) == 1 and files.read_metadata(tmp_path / "x") == told
+    assert torch.equal(files.read_tensors(tmp_path / "x")["b"], given["b"])
 
 
 def test_tensors_round_trip(tmp_path):

@@ -150,12 +150,13 @@ def test_what_cannot_be_shown_is_refused_before_a_world_is_trained(
         ("lg-fedavg", "span", 0.60),
         ("fd", "membership", 0.60),
         ("fedallrep", "membership", 0.99),
-        ("fedral", "rmia", 0.52),
+        ("fedral", "rmia", 0.65),
     ],
 )
 def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least):
     small = {"small": {"dim": 16}} if protocol == "fedmrl" else {}
-    settings = even(tiny, {"name": protocol, **small})
+    longer = {"train": {"rounds": 3, "epochs": 16, "lr": 0.1}} if protocol == "fedral" else {}
+    settings = even(tiny, {"name": protocol, **small}, **longer)
     plan = plan_worlds(settings, worlds=5, rounds=2, coins=Coins(apart=0.4))
     done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
     assert done.scores[attack].auc > least
@@ -167,6 +168,6 @@ def test_other_uploads_tell_members_too(tiny, tmp_path, protocol, attack, least)
 def test_a_sample_that_only_counts_is_told_from_one_that_trains(tiny, tmp_path):
     more = {"train": {"rounds": 3, "epochs": 8, "lr": 0.2}}
     settings = even(tiny, "fedavg", defense=["dp-sgd:clip=20,noise=0.0005"], **more)
-    plan = plan_worlds(settings, worlds=2, rounds=1, chosen=["loss"], coins=Coins(game="null"))
+    plan = plan_worlds(settings, worlds=4, rounds=1, chosen=["loss"], coins=Coins(game="null"))
     done = WorldsResult(play_worlds(plan, runs=tmp_path, isolation=SAME))
-    assert done.scores["span"].auc > 0.6 and abs(done.floors[BLIND].auc - 0.5) < 0.1
+    assert done.scores["span"].auc > 0.58 and abs(done.floors[BLIND].auc - 0.5) < 0.1
