@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.eigen import symmetric_eigen
 
 from .simulate import MOST_VIEWS
 
@@ -142,7 +143,7 @@ def errors_by_penalty(kept: Sums, held: Sums) -> Tensor | None:
     seen, wanted = held.about(rep, image)
     if not bool(scatter.isfinite().all() & seen.isfinite().all()):
         return None
-    values, vectors = torch.linalg.eigh(scatter)
+    values, vectors = symmetric_eigen(scatter)
     turned = vectors.T @ both
     agree = (turned * (vectors.T @ wanted)).sum(1)
     energy = (vectors.T @ seen @ vectors) * (turned @ turned.T)

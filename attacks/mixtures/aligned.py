@@ -16,6 +16,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.eigen import symmetric_eigen
+
 from .gaussian import Model, most_likely
 from .linear import Solved
 
@@ -64,7 +66,7 @@ def images_of(reps: Tensor) -> AuxImages:
     centre = reps.mean(0)
     inputs = reps - centre
     kernel = inputs @ inputs.T
-    values, vectors = torch.linalg.eigh(kernel)
+    values, vectors = symmetric_eigen(kernel)
     size = kernel.diagonal().mean().clamp(min=1e-300)
     return AuxImages(reps, centre, inputs, values.clamp(min=0), vectors, size)
 

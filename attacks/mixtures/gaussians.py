@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.eigen import symmetric_eigen
+
 SHRINK = 0.1
 """Added to the covariance: this times its mean variance."""
 NOISE = 1e-4
@@ -55,7 +57,7 @@ def class_statistics(reps: Tensor, labels: Tensor, num_classes: int) -> ClassSta
     covariance = inner.T @ inner / freedom
     level = covariance.diagonal().mean().clamp(min=1e-12)
     covariance = covariance + SHRINK * level * torch.eye(len(covariance)).to(covariance)
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = symmetric_eigen(covariance)
     return ClassStatistics(means, vectors * values.clamp(min=1e-12).rsqrt())
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.eigen import symmetric_eigen
+
 PENALTIES = tuple(10.0**power for power in range(-10, 2))
 """Penalties tried by leave-one-round-out error."""
 SWEEPS = 2000
@@ -126,7 +128,7 @@ def choose_penalty(weights: Tensor, uploads: Tensor) -> float:
     if len(weights) < 2:
         return PENALTIES[-1]
     centred = uploads - uploads.mean(0)
-    values, vectors = torch.linalg.eigh(weights @ weights.T)
+    values, vectors = symmetric_eigen(weights @ weights.T)
     rotated = vectors.T @ centred
     errors = []
     for penalty in PENALTIES:
