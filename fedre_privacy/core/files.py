@@ -282,10 +282,7 @@ def write_yaml(path: Path, value: Any, *, header: str = "") -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> str:
-    """Write a safetensors file atomically and return its SHA-256 (hex).
-
-    The same tensors and metadata give the same bytes.
-    """
+    """Write a safetensors file atomically, the same bytes each time; return its SHA-256 (hex)."""
     import safetensors.torch
 
     ready: dict[str, torch.Tensor] = {}
@@ -315,10 +312,9 @@ def _order_metadata(path: Path) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:  # it is; another spelling would be as valid and stays
-            file.seek(8)
-            file.write(text.ljust(size))
+        file.seek(8)
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        file.write(text.encode().ljust(size))
 
 
 def read_tensors(
