@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,9 @@ def test_frontier(cells, execute, in_process):
 
 
 @pytest.mark.slow
-def test_flower_app(cells, execute):
+def test_flower_app(cells, execute, monkeypatch):
     pytest.importorskip("flwr", reason="Flower is not installed: extra 'flower'")
+    monkeypatch.delitem(sys.modules, "stock_task", raising=False)  # another test's app has one
     found = execute(cells("flower_app"))
     assert found["code"] == 0 and found["rows"]["hit1"]["value"] == 1.0
     assert found["rows"]["psnr"]["value"] > found["rows"]["psnr"]["floor"] + 10
