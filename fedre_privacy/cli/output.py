@@ -141,9 +141,9 @@ class Output:
             self.line("Note", data["text"])
 
     def _advance(self, name: str, done: int, total: int, note: str) -> None:
-        if not sys.stdout.isatty():
-            return
         if self._progress is None:
+            if not sys.stdout.isatty():  # asked once: rich before 15 puts a stand-in there
+                return
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
             from rich.progress import TimeRemainingColumn as Remaining

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -101,15 +101,11 @@ def _simulate(server: ServerApp, client: ClientApp, clients: int, gpus: int) -> 
     said = logging.getLogger("flwr")
     level = said.level
     said.setLevel(logging.ERROR)
+    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": ray}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            run_simulation(
-                server, client, clients,
-                backend_config={
-                    "client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": ray,
-                },
-            )  # fmt: skip
+            run_simulation(server, client, clients, backend_config=backend)
     finally:
         said.setLevel(level)
         if before is None:
@@ -127,7 +123,8 @@ def _client(folder: Path, device: torch.device, plugins: Sequence[str]) -> Clien
         import_plugins(list(plugins))
         torch.set_num_threads(1)  # so that its numbers depend on no number of cores
         k = int(context.node_config[CLIENT])
-        made = Worker(folder / str(k), k, device).answer(message.content["fedre"]["bytes"])
+        given: Any = message.content["fedre"]["bytes"]
+        made = Worker(folder / str(k), k, device).answer(given)
         return Message(RecordDict({"fedre": ConfigRecord({"bytes": made})}), reply_to=message)
 
     def who(message: Message, context: Context) -> Message:
@@ -166,7 +163,8 @@ def _server(work: Work, ended: list[BaseException | None], over: threading.Event
             )
             for reply in self.grid.pull_messages(self.asked) if self.asked else ():
                 self.asked.discard(reply.metadata.reply_to_message_id)
-                k = int(reply.content["fedre"][CLIENT])
+                told: Any = reply.content["fedre"][CLIENT]
+                k = int(told)
                 self.found[k] = (reply.metadata.src_node_id, "")
             return self.found
 
