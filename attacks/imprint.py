@@ -70,19 +70,12 @@ class Imprint(Attack):
             sure.append(torch.cat([certain, certain.new_zeros(size - len(certain))]))
         certified = torch.stack(sure)
         made = pictures(seen, self.by, observation, context, together=True)
-        fit = made.fit.flatten()
         told = sum(len(one.inputs) for one in seen)
-        return Reconstruction(
-            images=made.images.flatten(0, 1),
-            prior=torch.full((len(fit), *observation.image_shape), 0.5),
-            fit=fit,
-            trace=fit[None],
-            trace_steps=torch.zeros(1, dtype=torch.int64),
-            stopped_because=f"{told} of {len(fit)} inputs of the imprinted layer read, "
-            f"{int(certified.sum())} of them with a certificate",
-            diverged=torch.zeros(len(fit), dtype=torch.bool),
-            certified=(made.exact & certified).flatten(),
+        said = (
+            f"{told} of {certified.numel()} inputs of the imprinted layer read, "
+            f"{int(certified.sum())} of them with a certificate"
         )
+        return made.answers(said, certified)
 
     def _read(self, victim: Victim, hidden: Hidden) -> Read:
         weight, bias = (victim.upload[f"{hidden.name}.{part}"] for part in ("weight", "bias"))

@@ -25,6 +25,7 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
 )
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Knowledge, Observation
@@ -143,7 +144,7 @@ def by_rows(own: Tensor, known: Tensor, change: Tensor, ridge: float, floor: flo
 
     along = white(own)
     held = change @ white(change).T
-    most = torch.linalg.eigvalsh(held)[-1].clamp(min=1e-30)
+    most = symmetric_eigen(held)[0][-1].clamp(min=1e-30)
     dots = along @ change.T
     held = held + floor * most * torch.eye(len(held)).to(held)
     explained = (dots * torch.linalg.solve(held, dots.T).T).sum(1)

@@ -73,18 +73,11 @@ class Spear(Attack):
             seen.append(Seen(victim, hidden.before, found.inputs[found.certified][:size]))
         taken = sum(len(one.inputs) for one in seen)
         made = pictures(seen, DeepImagePrior(steps=self.steps), observation, context)
-        fit = made.fit.flatten()
-        return Reconstruction(
-            images=made.images.flatten(0, 1),
-            prior=torch.full((len(fit), *observation.image_shape), 0.5),
-            fit=fit,
-            trace=fit[None],
-            trace_steps=torch.zeros(1, dtype=torch.int64),
-            stopped_because=f"{taken} of {len(fit)} inputs of the first linear layer "
-            f"have a certificate; ranks {', '.join(map(str, sorted(ranks)))}",
-            diverged=torch.zeros(len(fit), dtype=torch.bool),
-            certified=made.exact.flatten(),
+        said = (
+            f"{taken} of {made.fit.numel()} inputs of the first linear layer have a certificate; "
+            f"ranks {', '.join(map(str, sorted(ranks)))}"
         )
+        return made.answers(said, made.exact)  # inputs without a certificate were left out
 
     def _apart(self, victim: Victim, name: str, layer: nn.Linear, context: Context) -> Apart:
         weight, bias = victim.upload[f"{name}.weight"], victim.upload[f"{name}.bias"]

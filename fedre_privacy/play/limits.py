@@ -87,8 +87,6 @@ def _singles(group: TargetGroup) -> dict[tuple[int, int], Tensor]:
 
 
 def _encoder(extractor: nn.Module, bound: float) -> Callable[[Tensor], Tensor]:
-    extractor = extractor.eval().requires_grad_(False)
-
     def encode(images: Tensor) -> Tensor:
         sent: Tensor = extractor(images)
         return sent if math.isinf(bound) else clip_rows(sent, bound)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import ModelState, SmallModelState
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.models.hidden import Hidden, first_hidden
 from fedre_privacy.models.mapping import AveragePool
@@ -124,7 +125,7 @@ class Imprint(Steering):
 def principal(inputs: Tensor, count: int) -> list[Tensor]:
     """The first principal components (d,) of rows (n, d); coordinates where there are too few."""
     centred = inputs - inputs.mean(0)
-    values, vectors = torch.linalg.eigh(centred @ centred.T)
+    values, vectors = symmetric_eigen(centred @ centred.T)
     out = []
     for place in range(count):
         found = torch.zeros(inputs.shape[1], dtype=inputs.dtype)

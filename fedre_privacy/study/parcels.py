@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
@@ -102,7 +102,8 @@ def take_up(job: Job, place: Place, made: Files) -> None:
     runs: dict[str, Files] = {}
     for name, content in made.items():
         part, _, path = name.partition("/")
-        if part not in (BENCHMARK, RUNS) or ".." in PurePosixPath(path).parts:
+        odd = {"", ".", ".."} & set(path.split("/"))  # an empty part would make a path absolute
+        if part not in (BENCHMARK, RUNS) or odd:
             raise DamagedInputError(f"A job sent a file under the path '{name[:200]}'.")
         run, _, path = path.partition("/")
         if part == RUNS and path:

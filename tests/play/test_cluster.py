@@ -143,7 +143,17 @@ def test_a_machine_with_other_versions_does_no_job(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["/etc/passwd", "runs/../../x", "benchmark/../x", "elsewhere/x", "runs/a/../../../x"]
+    "name",
+    [
+        "/etc/passwd",
+        "runs/../../x",
+        "benchmark/../x",
+        "elsewhere/x",
+        "runs/a/../../../x",
+        "runs/a//etc/passwd",
+        "runs//etc/passwd",
+        "benchmark/",
+    ],
 )
 def test_files_that_lead_elsewhere_are_refused(here: Path, name: str) -> None:
     job, place, _ = packed(here)
