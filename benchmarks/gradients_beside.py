@@ -51,15 +51,20 @@ CONFIG = {
     "scoring_choice": "loss",
 }
 """As its paper has it, but for the iterations."""
+APART = 1000
+"""Between the seeds of a victim's starts."""
 
 
-def theirs(library: Any, model: nn.Module, pairs: Pairs, iterations: int) -> Tensor:
+def theirs(library: Any, model: nn.Module, pairs: Pairs, iterations: int, seed: int = 0) -> Tensor:
     """Answers (N, C, H, W) of the public implementation, one victim after another."""
     mean, std = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
     found = []
     for number, (images, labels) in enumerate(pairs):
         sent = list(gradient(model, images, labels).values())
-        with seeded(number, "public start"), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            seeded(number + APART * seed, "public start"),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             made = library.GradientReconstructor(
                 model, (mean, std), {**CONFIG, "max_iterations": iterations}, len(labels)
             )
@@ -68,11 +73,11 @@ def theirs(library: Any, model: nn.Module, pairs: Pairs, iterations: int) -> Ten
     return torch.cat(found)
 
 
-def ours(model: nn.Module, pairs: Pairs, iterations: int) -> Tensor:
+def ours(model: nn.Module, pairs: Pairs, iterations: int, seed: int = 0) -> Tensor:
     """Answers (N, C, H, W) of `inverting-gradients`, with the labels given."""
     sent = [GradientState(gradient(model, x, y)) for x, y in pairs]
     attack = attacks.get("inverting-gradients")(bn=BN, steps=iterations)
-    found = attack(observe(model, sent, len(pairs[0][1])), Context())
+    found = attack(observe(model, sent, len(pairs[0][1])), Context(seed=seed))
     assert isinstance(found, Reconstruction)
     return found.images
 
@@ -84,24 +89,40 @@ def timed(work: Callable[[], Tensor]) -> tuple[Tensor, float]:
     return answers, time.process_time() - started
 
 
+def from_starts(
+    work: Callable[[int], Tensor], starts: int, pairs: Pairs, data: Images
+) -> tuple[Tensor, float]:
+    """PSNR of each image (n,), mean over starts, and the processor seconds of all starts."""
+    found = [timed(lambda seed=seed: work(seed)) for seed in range(starts)]  # type: ignore[misc]
+    db = torch.stack([scores(answers, pairs, data)["psnr"] for answers, _ in found])
+    return db.mean(0), sum(seconds for _, seconds in found)
+
+
 def compare(
     name: str, model: nn.Module, data: Images, library: Any, chosen: argparse.Namespace, size: int
 ) -> None:
     """Print what both reach, and the ratio of seconds at equal PSNR; ours alone without theirs."""
     pairs = batches(data, chosen.images if size == 1 else chosen.batches, size)
-    print(f"{name}, {len(pairs)} batches of {size}, n {len(pairs) * size}", flush=True)
+    many = f", {chosen.starts} starts each" if chosen.starts > 1 else ""
+    print(f"{name}, {len(pairs)} batches of {size}, n {len(pairs) * size}{many}", flush=True)
     wanted, seconds = None, 0.0
     if library is not None:
-        answers, seconds = timed(lambda: theirs(library, model, pairs, chosen.iterations))
-        wanted = scores(answers, pairs, data)["psnr"]
+
+        def public(seed: int) -> Tensor:
+            return theirs(library, model, pairs, chosen.iterations, seed)
+
+        wanted, seconds = from_starts(public, chosen.starts, pairs, data)
         print(
             f"    public, {chosen.iterations} iterations: {float(wanted.mean()):.2f} dB "
             f"({spread(wanted, size)}), {seconds:.1f} s",
             flush=True,
         )
     for steps in map(int, chosen.steps.split(",")):
-        answers, own = timed(lambda steps=steps: ours(model, pairs, steps))  # type: ignore[misc]
-        db = scores(answers, pairs, data)["psnr"]
+
+        def mine(seed: int, steps: int = steps) -> Tensor:
+            return ours(model, pairs, steps, seed)
+
+        db, own = from_starts(mine, chosen.starts, pairs, data)
         line = f"    ours, {steps} iterations: {float(db.mean()):.2f} dB ({spread(db, size)}), "
         line += f"{own:.1f} s"
         if wanted is None:
@@ -132,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", default="25,50,75,100,150,200", help="of ours, growing")
     made.add_argument("--images", type=int, default=8, help="victims of one image")
     made.add_argument("--batches", type=int, default=5, help="victims of --size images")
+    made.add_argument("--starts", type=int, default=1, help="of both, whose scores are averaged")
     made.add_argument("--sizes", default="1,8", help="images of a victim")
     return made
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -76,8 +77,11 @@ class Case:
     public: PublicImages
 
 
-def case_of(run: Run, count: int, half: str, most: int) -> Case:
+def case_of(run: Run, count: int, half: str, most: int, threat: str | None = None) -> Case:
     """Draw `count` single representations of a run and keep the first `most` of a half.
+
+    Args:
+        threat: the attacker; None: the one of the paper.
 
     Raises:
         ConfigError: the run's seed belongs to the other half, or no image is left.
@@ -86,7 +90,11 @@ def case_of(run: Run, count: int, half: str, most: int) -> Case:
     if (seed == TUNING_SEED) != (half == "tuning"):
         raise ConfigError(f"{run.name} was trained with seed {seed}, not one of half '{half}'.")
     problems: list[str] = []
-    values = {"target": "representations", "eval": {"targets": count, "seed": seed}}
+    values: dict[str, Any] = {
+        "target": "representations",
+        "eval": {"targets": count, "seed": seed},
+        **({"threat": threat, "attack": {"name": "linear"}} if threat else {}),
+    }
     settings = resolve_attack(values, {}, problems)
     if settings is None or problems:
         raise ConfigError(*problems)

@@ -178,10 +178,11 @@ def _among(rows: Tensor, sent: Tensor) -> Tensor:
     return (rows[:, None] == sent[None]).all(2).any(1)
 
 
-def objective_as_sent(observation: Observation, objective: Objective) -> Objective:
-    """An objective that sends a candidate's representation through the channel before it compares.
+def rows_as_sent(observation: Observation) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a candidate's representations (n, d) would have been sent, given the targets (n, d).
 
-    Targets that were not uploaded (recovered or counterfactual ones) are compared as they are.
+    Targets that were not uploaded (recovered or counterfactual ones) are left as they are, and so
+    are all where nothing is declared.
     """
     channel = observation.channel
     uploads = [
@@ -191,7 +192,7 @@ def objective_as_sent(observation: Observation, objective: Objective) -> Objecti
         if (rows := artifact.rows()) is not None
     ]
     if not uploads or not (channel.each or channel.rows):
-        return objective
+        return lambda reps, wanted: reps
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def real(wanted: Tensor) -> Tensor:
@@ -202,11 +203,19 @@ def objective_as_sent(observation: Observation, objective: Objective) -> Objecti
             seen[id(wanted)] = (wanted, torch.stack([none, *hits]).any(0))
         return seen[id(wanted)][1]
 
-    def compared(reps: Tensor, wanted: Tensor) -> Tensor:
-        sent = torch.where(real(wanted)[:, None], row_as_compared(channel, reps, wanted), reps)
-        return objective(sent, wanted)
+    def sent(reps: Tensor, wanted: Tensor) -> Tensor:
+        return torch.where(real(wanted)[:, None], row_as_compared(channel, reps, wanted), reps)
 
-    return compared
+    return sent
+
+
+def objective_as_sent(observation: Observation, objective: Objective) -> Objective:
+    """An objective that sends a candidate's representation through the channel before it compares.
+
+    Targets that were not uploaded are compared as they are.
+    """
+    sent = rows_as_sent(observation)
+    return lambda reps, wanted: objective(sent(reps, wanted), wanted)
 
 
 def clip_rows(rows: Tensor, norm: float) -> Tensor:

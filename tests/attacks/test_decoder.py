@@ -10,6 +10,7 @@ from torch import nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.decoder import AmortisedDecoder
+from fedre_privacy.attacks.diffusion import Diffusion
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.attacks.pixel import PixelInversion
@@ -20,7 +21,12 @@ from fedre_privacy.data.base import datasets
 from fedre_privacy.models.split import Normalise
 
 BRIEF = {"updates": 6, "width": 4, "batch": 40, "views": 1}
-MAKERS = [lambda: AmortisedDecoder(**BRIEF), lambda: LinearDecoder(views=1)]
+DRAWN = {"updates": 4, "width": 4, "layers": 2, "views": 1, "steps": 3, "samples": 2}
+MAKERS = [
+    lambda: AmortisedDecoder(**BRIEF),
+    lambda: Diffusion(**DRAWN),
+    lambda: LinearDecoder(views=1),
+]
 
 
 def psnr_db(images, truth):
@@ -106,7 +112,7 @@ def test_a_sharp_decoder_matches_the_upload_better(problem):
     assert float(sharp.fit.mean()) < 0.95 * float(plain.fit.mean())
 
 
-@pytest.mark.parametrize("kind", [AmortisedDecoder, LinearDecoder])
+@pytest.mark.parametrize("kind", [AmortisedDecoder, Diffusion, LinearDecoder])
 def test_a_weaker_threat_model_is_refused(kind, problem):
     weaker = replace(problem.threat, grants=kind.needs - {Knowledge.AUX_DATA})
     with pytest.raises(IncompatibleError, match="needs AUX-DATA"):

@@ -28,6 +28,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "pixel": {"steps": 200, "tv": 1.0},
     "joint-disentangle": {"steps": 60, "tv": 1.0},
     "decoder": {"updates": 20, "width": 4},
+    "diffusion": {"updates": 20, "width": 4, "layers": 2, "steps": 8, "samples": 2},
 }
 BRIEF: dict[str, dict[str, Any]] = {
     "dip": {"steps": 4, "channels": (4, 4), "depth": 4},
@@ -36,12 +37,13 @@ BRIEF: dict[str, dict[str, Any]] = {
     "linear": {"views": 1, "match_targets": False},
     "shadow": {"views": 1, "shadows": 2},
     "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
+    "diffusion": {"updates": 2, "width": 4, "layers": 2, "views": 1, "steps": 3, "samples": 2},
 }
 """Settings for promises that hold however short the attack is."""
 SEEDLESS = {"linear", "decoder", "shadow"}
 """Exact on the known problem by closed form, whatever the seed."""
-JOINT = {"decoder"}
-"""Trained on all targets together: its pieces are no tiles; tested for itself."""
+JOINT = {"decoder", "diffusion"}
+"""A network is trained first: not all pieces are tiles; tested for themselves."""
 MARGIN_DB = 4.0
 NAMES = [
     name

@@ -28,6 +28,7 @@ from fedre_privacy.threats.base import threats
 settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]
 BRIEF: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 4, "width": 4},
+    "diffusion": {"updates": 4, "width": 4, "samples": 2},
     "dip": {"channels": (4, 4), "depth": 4},
     "dlg": {"inner": 2},
     "idlg": {"inner": 2},

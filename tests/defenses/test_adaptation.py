@@ -67,6 +67,7 @@ RUNS = {
 """Protocols whose uploads every attack reads some of, and what their clients do."""
 QUICK = {
     "decoder": {"updates": 2, "width": 4, "views": 1, "stages": 1, "match_targets": False},
+    "diffusion": {"updates": 2, "width": 4, "views": 1, "steps": 3, "samples": 1},
     "linear": {"views": 1},
     "shadow": {"views": 1, "shadows": 2},
     "dip": {"steps": 3},

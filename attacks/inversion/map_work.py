@@ -1,0 +1,129 @@
+"""The work that attacks by linear maps share: one extractor's map, its pairs and first answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Observation
+
+from ..running.channels import bounded_each, rows_sent_anew, upload_behind
+from ..running.driver import Piece
+from ..running.modules import BATCH, frozen, outputs
+from ..running.objectives import l2rel
+from .aux_pairs import FOLDS, AuxPairs, simulated, some_views
+from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total
+from .map_jobs import MapJob
+from .simulate import folds_of, views
+
+AVERAGED_VIEWS = 2
+"""Views that enter simulated means and mixtures: plain and mirrored."""
+POOL_VALUES = 24_000_000
+"""Pixels in the pairs that a network learns from, all extractors together."""
+
+
+@dataclass
+class MapWork:
+    """What one extractor has come to: maps, examples, and the answers so far."""
+
+    job: MapJob
+    extract: Callable[[Tensor], Tensor]
+    whole: LinearMap
+    parts: list[LinearMap]
+    pairs: AuxPairs | None
+    picture: Tensor | None
+    answer: Tensor
+    fits: list[Tensor]
+
+
+def prepare_work(
+    observation: Observation,
+    context: Context,
+    job: MapJob,
+    aux: Tensor,
+    linear: Linear,
+    *,
+    room: int,
+) -> MapWork:
+    """Fit the maps of one extractor, answer its targets, and keep up to `room` pairs."""
+    client, round = job.owner
+    extract = frozen(observation.extractors[job.owner], context.device)
+    draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
+    clean = [outputs(extract, moved) for moved in views(aux, linear.views)]
+    channel = observation.channel
+    upload = upload_behind(observation, client, round, job.reps)
+    reps = clean
+    if upload is not None:
+        fresh = stream(context.seed, f"defended {job.family}", client=client, round=round)
+        clean = [bounded_each(channel, r) for r in clean]
+        reps = [rows_sent_anew(channel, r, upload, fresh) for r in clean]
+    fold = folds_of(len(aux), FOLDS).to(context.device)
+    sums = [
+        total(
+            [
+                Sums.of(r[fold == one], moved[fold == one].flatten(1))
+                for r, moved in zip(reps, views(aux, linear.views), strict=True)
+            ]
+        )
+        for one in range(FOLDS)
+    ]
+    held = sums[0]
+    if job.family == "single":
+        pairs = some_views(aux, reps, linear.views, room, draws) if room else None
+    else:
+        pairs = simulated(observation, job, aux, clean[:AVERAGED_VIEWS], draws)
+        if upload is not None:
+            pairs = replace(pairs, reps=rows_sent_anew(channel, pairs.reps, upload, fresh))
+        means = [
+            Sums.of(pairs.reps[pairs.fold == one], pairs.images[pairs.fold == one].flatten(1))
+            for one in range(FOLDS)
+        ]
+        held = means[0]
+        sums = [single + mean for single, mean in zip(sums, means, strict=True)]
+    penalty = linear.penalty
+    if penalty is None:
+        penalty = choose_penalty(total(sums[1:]), held)
+    whole = fit(total(sums), penalty)
+    parts: list[LinearMap] = []
+    picture = None
+    if room and pairs is not None:
+        pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
+        parts = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
+        picture = torch.empty_like(pairs.images)
+        for one, part in enumerate(parts):
+            where = pairs.fold == one
+            made = part(pairs.reps[where]).reshape(-1, *aux.shape[1:])
+            picture[where] = made.clamp(0, 1)
+    targets = job.reps.to(context.device)
+    answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
+    start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
+    fits = [l2rel(start, targets), l2rel(outputs(extract, answer), targets)]
+    return MapWork(job, extract, whole, parts, pairs if room else None, picture, answer, fits)
+
+
+def pairs_that_fit(aux: Tensor, jobs: int) -> int:
+    """Pairs of each of so many extractors, so that all together fit into memory."""
+    return max(BATCH, POOL_VALUES // aux[0].numel() // jobs)
+
+
+def aux_images(observation: Observation, device: torch.device) -> Tensor:
+    """Auxiliary images (n, C, H, W) on a device."""
+    if observation.aux is None:
+        raise ValueError("auxiliary images are absent")
+    return observation.aux.float().to(device)
+
+
+def piece_of(work: MapWork, aux: Tensor) -> Piece:
+    """What the targets of one extractor have come to."""
+    prior = aux.mean(0, keepdim=True).expand_as(work.answer)
+    return {
+        "images": work.answer.cpu(),
+        "prior": prior.cpu().contiguous(),
+        "fit": work.fits[-1].cpu(),
+        "trace": torch.stack(work.fits).cpu(),
+    }
