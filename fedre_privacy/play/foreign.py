@@ -38,7 +38,8 @@ THREAT = ThreatModel(
 )
 UNSUPPORTED = (
     "Supported on uploads of other systems: attacks on images that read representations, "
-    "prototypes or entangled representations (dip, pixel; with --aux linear, decoder), and labels."
+    "prototypes or entangled representations (dip, pixel; with --aux linear, decoder, "
+    "diffusion), and labels."
 )
 
 

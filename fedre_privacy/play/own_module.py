@@ -44,8 +44,8 @@ OWN = (0, 1)
 
 SUPPORTED = (
     "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
-    "public=, linear and decoder on representations and prototypes; inverting-gradients, dlg, idlg "
-    "and analytic on a gradient)."
+    "public=, linear, decoder and diffusion on representations and prototypes; "
+    "inverting-gradients, dlg, idlg and analytic on a gradient)."
 )
 
 
