@@ -127,13 +127,18 @@ def _first(observation: Observation, work: MapWork, aux: Tensor) -> Piece:
     return {**piece_of(work, aux), "error": error.cpu().expand(len(work.answer)).contiguous()}
 
 
+def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
+    """Representations where clients declared nothing."""
+    return reps
+
+
 def _drawn(kind: _Kind, net: Denoiser, begun: Piece, sampling: Sampling) -> Piece:
     """Answers to the targets of one kind, in the order of its index."""
     observation, context, order = kind.observation, kind.context, kind.index.tolist()
     device, count = context.device, sampling.samples
     rows, owners = observation.target_rows()
     seeds = seeds_for(owners, context.seed, count)
-    sent = rows_as_sent(observation)
+    sent = rows_as_sent(observation) or _as_it_is
     extractors = {
         key: frozen(observation.extractors[key], device) for key in {owners[i] for i in order}
     }

@@ -178,11 +178,11 @@ def _among(rows: Tensor, sent: Tensor) -> Tensor:
     return (rows[:, None] == sent[None]).all(2).any(1)
 
 
-def rows_as_sent(observation: Observation) -> Callable[[Tensor, Tensor], Tensor]:
+def rows_as_sent(observation: Observation) -> Callable[[Tensor, Tensor], Tensor] | None:
     """How a candidate's representations (n, d) would have been sent, given the targets (n, d).
 
-    Targets that were not uploaded (recovered or counterfactual ones) are left as they are, and so
-    are all where nothing is declared.
+    Targets that were not uploaded (recovered or counterfactual ones) are left as they are. None:
+    nothing is declared, and all are.
     """
     channel = observation.channel
     uploads = [
@@ -192,7 +192,7 @@ def rows_as_sent(observation: Observation) -> Callable[[Tensor, Tensor], Tensor]
         if (rows := artifact.rows()) is not None
     ]
     if not uploads or not (channel.each or channel.rows):
-        return lambda reps, wanted: reps
+        return None
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def real(wanted: Tensor) -> Tensor:
@@ -215,6 +215,8 @@ def objective_as_sent(observation: Observation, objective: Objective) -> Objecti
     Targets that were not uploaded are compared as they are.
     """
     sent = rows_as_sent(observation)
+    if sent is None:
+        return objective
     return lambda reps, wanted: objective(sent(reps, wanted), wanted)
 
 
