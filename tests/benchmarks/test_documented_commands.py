@@ -204,10 +204,10 @@ FORMS = (
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),
     Form("kills", "", "--moments 1 --of draw", r"^ *all +1 +\d +\d +1 +0$"),
     Form(
-        "priors",
+        "learnt_priors",
         "",
         "--targets 2 --drawn 12 --ways linear;dip",
-        r"^way +n +PSNR(.|\n)*^linear +2(.|\n)*^dip +2",
+        r"^way +n +PSNR(.|\n)*^linear +6(.|\n)*^dip +6",
     ),
     Form("misses", "", "--targets 3 --drawn 12 --half report", r"below 12 dB(.|\n)*first start"),
     Form(
