@@ -25,7 +25,7 @@ from fedre_privacy.core.config import knob
 from fedre_privacy.core.optimisers import AdamW
 from fedre_privacy.core.rng import seeded, stream
 
-from ..running.graphs import GraphCapture, Step, captured, set_rate
+from ..running.graphs import GraphCapture, Step, captured, set_rate, warm_cosine
 
 SLOPE = 0.1
 PART = 16
@@ -230,9 +230,7 @@ def train_refiner(
     with crew:
         best, best_loss, waited = copy.deepcopy(net.state_dict()), float(check()), 0
         for update in range(how.updates):
-            done = update / how.updates
-            rate = min(1.0, (update + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))
-            set_rate(optimiser, how.lr * rate)
+            set_rate(optimiser, how.lr * warm_cosine(update, how.updates))
             drawn = torch.randint(len(pool.learnt), (how.batch,), generator=draws)
             numbers.copy_(pool.learnt[drawn].sort().values)
             run()

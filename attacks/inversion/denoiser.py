@@ -23,6 +23,8 @@ from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.optimisers import Adam
 from fedre_privacy.core.rng import seeded, stream
 
+from ..running.graphs import set_rate, warm_cosine
+
 SPREAD = 0.25
 """Standard deviation of pixels in [0, 1], about."""
 NOISES = (0.03, 1.0)
@@ -161,10 +163,7 @@ def train_denoiser(
     least, most = map(math.log, NOISES)
     every = max(1, how.updates // LOOKS)
     for update in range(how.updates):
-        done = update / how.updates
-        rate = min(1.0, (update + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))
-        for group in optimiser.param_groups:
-            group["lr"] = how.lr * rate
+        set_rate(optimiser, how.lr * warm_cosine(update, how.updates))
         chosen = torch.randint(len(images), (how.batch,), generator=draws).to(device)
         drawn = torch.rand(how.batch, generator=draws)
         sizes = (least + (most - least) * drawn).exp().to(device)

@@ -120,8 +120,7 @@ def _first(observation: Observation, work: MapWork, aux: Tensor) -> Piece:
     assert work.pairs is not None
     reps, images = work.pairs.reps[:MEASURED], work.pairs.images[:MEASURED]
     made = outputs(work.extract, images)
-    declared = observation.channel.each or observation.channel.rows
-    if declared and len(observation.uploads):
+    if work.upload is not None:
         made = row_as_compared(observation.channel, made, reps)
     error = ((made - reps).square().sum() / reps.square().sum().clamp(min=1e-30)).sqrt()
     return {**piece_of(work, aux), "error": error.cpu().expand(len(work.answer)).contiguous()}

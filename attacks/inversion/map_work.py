@@ -29,9 +29,14 @@ POOL_VALUES = 24_000_000
 
 @dataclass
 class MapWork:
-    """What one extractor has come to: maps, examples, and the answers so far."""
+    """What one extractor has come to: maps, examples, and the answers so far.
+
+    `upload` holds the uploaded rows among which its targets stand, None where nothing was done to
+    them.
+    """
 
     job: MapJob
+    upload: Tensor | None
     extract: Callable[[Tensor], Tensor]
     whole: LinearMap
     parts: list[LinearMap]
@@ -103,7 +108,8 @@ def prepare_work(
     answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
     fits = [l2rel(start, targets), l2rel(outputs(extract, answer), targets)]
-    return MapWork(job, extract, whole, parts, pairs if room else None, picture, answer, fits)
+    kept = pairs if room else None
+    return MapWork(job, upload, extract, whole, parts, kept, picture, answer, fits)
 
 
 def pairs_that_fit(aux: Tensor, jobs: int) -> int:

@@ -10,6 +10,7 @@ Reference: PyTorch notes, CUDA semantics, CUDA Graphs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -123,6 +124,11 @@ def put_back(state: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for now, then in zip(state, before, strict=True):
             now.copy_(then)
+
+
+def warm_cosine(step: int, steps: int) -> float:
+    """Share of the peak step size: up over 20 steps, then down a cosine to a fiftieth."""
+    return min(1.0, (step + 1) / 20) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

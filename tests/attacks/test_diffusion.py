@@ -13,7 +13,7 @@ from fedre_privacy.attacks.diffusion import Diffusion
 from fedre_privacy.attacks.inversion.denoiser import Denoiser, DenoiserTraining, train_denoiser
 from fedre_privacy.attacks.inversion.posterior import Sampling, corrected, sampled
 from fedre_privacy.attacks.linear import LinearDecoder
-from fedre_privacy.core.channels import Channel, Noise
+from fedre_privacy.core.channels import Bound, Channel, Noise
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense
 from fedre_privacy.data.base import datasets
@@ -194,6 +194,14 @@ def test_declared_noise_is_allowed_for(problem, many):
     aware, unaware = (Diffusion(**how)(one) for one in (told, noisy))
     assert psnr_db(aware.images, truth) > psnr_db(unaware.images, truth) + 0.5
     assert float(aware.fit.median()) > float(unaware.fit.median())
+
+
+def test_what_was_never_sent_was_not_bounded(problem):
+    bounded = KnownDefense("bound", {}, Channel(rows=(Bound(0.1),)))
+    other = (replace(problem.uploads[0], artifacts=()),)
+    plain = Diffusion(**BRIEF)(replace(problem, uploads=other))
+    told = Diffusion(**BRIEF)(replace(problem, uploads=other, defenses=(bounded,)))
+    assert torch.equal(told.images, plain.images)
 
 
 def test_a_broken_extractor_harms_no_other(problem):
