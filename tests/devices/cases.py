@@ -217,6 +217,7 @@ def main(kind: str, folder: str, device: str = "") -> None:
         except Exception:
             problem = traceback.format_exc()
         print(json.dumps([name, problem]), flush=True)
+    stand_in.leave()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ of its own. Launches, streams, graphs, memory and generators of a device are not
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -96,6 +98,17 @@ def install() -> torch.device:
     _registered.fallback(lambda op, *args, **kwargs: call(op, args, kwargs), "PrivateUse1")
     torch.tensor = _moved_when_made(torch.tensor)
     return torch.device(NAME, 0)
+
+
+def leave() -> None:
+    """End the process at once, with success, without Python's own clearing up.
+
+    After a backward pass torch's thread for the device may still free Python objects. If Python is
+    being cleared up then, that thread ends the process with an abort.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -69,6 +69,7 @@ assert sum(stand_in.reads.values()) == 4, stand_in.reads
 weight = torch.ones(3, 2, device=device, requires_grad=True)
 (here @ weight).square().sum().backward()
 assert weight.grad.device == device
+stand_in.leave()
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
