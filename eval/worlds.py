@@ -12,7 +12,7 @@ References: Carlini et al., Membership inference attacks from first principles, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import scipy  # type: ignore[import-untyped]
@@ -25,7 +25,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.units import plural
 
 from .intervals import DRAWS, LEVEL
-from .lower_bounds import share_interval
+from .lower_bounds import ALPHA, share_interval
 from .membership import auc
 from .roc import tpr_at
 
@@ -74,15 +74,18 @@ class WorldsScore:
 
 @dataclass(frozen=True)
 class RecordRisk:
-    """How often an attack told whether one record had trained.
+    """How often the attack that told it most often told whether one record had trained.
 
     Args:
-        slot: its number. right: of `worlds` guesses by the median of its client.
-        interval: of the share of right guesses (Clopper-Pearson; worlds are independent).
+        slot: its number. attack: which attack that is.
+        right: of `worlds` guesses by the median of its client.
+        interval: of the share of right guesses (Clopper-Pearson; worlds are independent), at a
+            level that allows for the choice among attacks (Bonferroni).
         exposed: whether it is among the names at `DISCOVERIES`.
     """
 
     slot: int
+    attack: str
     right: int
     worlds: int
     interval: Interval
@@ -225,31 +228,47 @@ def most_of_mu(mu: float, rates: Sequence[float]) -> tuple[float, tuple[float, .
     return float(ndtr(mu / math.sqrt(2))), caps
 
 
-def record_risk(scores: Tensor, coins: Tensor, clients: Tensor) -> list[RecordRisk]:
-    """Risk of every slot, the most exposed first.
+def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) -> list[RecordRisk]:
+    """Risk of every slot, the most exposed first, by the attack that tells it most often.
 
     A slot is called a member in a world where its score lies above the median of its client's
-    slots, a rule that no coin enters. Names are at a share of false discoveries of 10 %.
+    slots, a rule that no coin enters. Names are at a share of false discoveries of 10 %; the
+    choice among attacks is paid for (Bonferroni).
 
     Args:
-        scores, coins: (W, n). clients: (n,).
+        scores: of each attack, (W, n). coins: (W, n). clients: (n,).
     """
-    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
-    guesses = torch.empty_like(coins)
-    for client in clients.unique().tolist():
-        mine = clients == client
-        guesses[:, mine] = scores[:, mine] > scores[:, mine].median(1, keepdim=True).values
-    right, worlds = (guesses == coins).sum(0), len(coins)
-    p = torch.tensor([float(scipy.stats.binom.sf(int(k) - 1, worlds, 0.5)) for k in right])
+    worlds, names = len(coins), list(scores)
+    told = torch.stack([_told(one, coins, clients) for one in scores.values()])
+    right, by = told.max(0)
+    chances = [float(scipy.stats.binom.sf(int(k) - 1, worlds, 0.5)) for k in right]
+    p = (torch.tensor(chances) * len(names)).clamp(max=1.0)
     order = p.sort().values
     line = DISCOVERIES * torch.arange(1, len(p) + 1) / len(p)
     passing = (order <= line).nonzero()
     limit = float(order[passing[-1]]) if len(passing) else -1.0
     found = [
-        RecordRisk(slot, k, worlds, share_interval(k, worlds), float(p[slot]) <= limit)
-        for slot, k in enumerate(right.tolist())
+        RecordRisk(
+            slot,
+            names[attack],
+            k,
+            worlds,
+            share_interval(k, worlds, ALPHA / len(names)),
+            float(p[slot]) <= limit,
+        )
+        for slot, (k, attack) in enumerate(zip(right.tolist(), by.tolist(), strict=True))
     ]
     return sorted(found, key=lambda one: -one.right)
+
+
+def _told(scores: Tensor, coins: Tensor, clients: Tensor) -> Tensor:
+    """In how many worlds an attack is right about each slot, (n,)."""
+    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
+    guesses = torch.empty_like(coins)
+    for client in clients.unique().tolist():
+        mine = clients == client
+        guesses[:, mine] = scores[:, mine] > scores[:, mine].median(1, keepdim=True).values
+    return (guesses == coins).sum(0)
 
 
 def blind_scores(images: Tensor, labels: Tensor, clients: Tensor, coins: Tensor) -> Tensor:

@@ -38,7 +38,10 @@ def write_worlds_report(done: WorldsResult) -> Path:
         Section(
             "Records at risk",
             html.join(
-                html.paragraph(f"By {done.primary}, those told in most worlds first."),
+                html.paragraph(
+                    "By the attack that told a record in most worlds, of "
+                    f"{' and '.join(done.plain)}; most told first."
+                ),
                 html.table(done.exposed(), label="Records at risk"),
             ),
         ),

@@ -102,19 +102,21 @@ class WorldsResult:
         )
 
     @property
-    def primary(self) -> str:
-        """The attack behind the risk of records, fixed before any coin is looked at.
-
-        The first that needs neither shadows nor a declared assumption, else the last on signals.
-        """
+    def plain(self) -> list[str]:
+        """Attacks that need neither shadows nor a declared assumption, else the last on signals."""
         direct = [name for name in self.played.scores if name not in self.played.plan.chosen]
         plain = [name for name in direct if not attacks.get(name).assumes]
-        return plain[0] if plain else list(self.played.scores)[-1]
+        return plain or list(self.played.scores)[-1:]
+
+    @property
+    def primary(self) -> str:
+        """The attack behind the verdict, the first plain one: fixed before a coin is looked at."""
+        return self.plain[0]
 
     @cached_property
     def risks(self) -> list[RecordRisk]:
-        """Every slot by how often the primary attack was right, most first."""
-        values = self.played.scores[self.primary]
+        """Every slot by how often the plain attack that tells it best was right, most first."""
+        values = {name: self.played.scores[name] for name in self.plain}
         return record_risk(values, self.played.coins, self.played.slots.clients)
 
     def knows(self, name: str) -> str:
@@ -162,9 +164,11 @@ class WorldsResult:
         granted = self.floors.get(MODEL)
         alone = "" if granted is None else f", the granted model alone {granted.auc:.3f}"
         named = sum(one.exposed for one in self.risks)
+        beside = "".join(f", {name} {self.scores[name].auc:.3f}" for name in self.plain[1:])
         return (
-            f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}], no "
-            f"upload {floor.auc:.3f}{alone}; {named} of {plural(len(self.risks), 'record')} exposed"
+            f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}]"
+            f"{beside}, no upload {floor.auc:.3f}{alone}; {named} of "
+            f"{plural(len(self.risks), 'record')} exposed"
         )
 
     def exposed(self) -> list[dict[str, str]]:
@@ -181,6 +185,7 @@ class WorldsResult:
                     "class": str(label),
                     "of its class": str(size),
                     "told in": f"{one.right} of {one.worlds} worlds",
+                    "by": one.attack,
                     "share [95 %]": _interval(one.right / one.worlds, one.interval, 2),
                     "exposed": "yes" if one.exposed else "no",
                 }
@@ -246,7 +251,7 @@ class WorldsResult:
                 played.images[[one.slot for one in worst]],
                 [f"{one.right}/{one.worlds}" for one in worst],
                 title="Records whose membership was told most often",
-                caption=f"By {self.primary}; right guesses of worlds below.",
+                caption=f"By {' or '.join(self.plain)}; right guesses of worlds below.",
             ),
             self.folder / "exposed",
         )

@@ -101,11 +101,34 @@ def test_what_no_attack_can_exceed_has_its_printed_values(epsilon_mu, one, tenth
 def test_an_exposed_record_is_named_and_the_others_are_not():
     scores, coins, clients, _ = worlds(40, 100, 0.0)
     scores[:, 7] += 9.0 * (coins[:, 7].double() - 0.5)
-    first, *rest = record_risk(scores, coins, clients)
+    first, *rest = record_risk({"one": scores}, coins, clients)
     assert first.slot == 7 and first.right >= 39 and first.exposed
     assert first.interval[0] > 0.8
     assert sum(one.exposed for one in rest) <= 1
     assert len(rest) == 99
+
+
+def test_a_record_is_named_by_the_attack_that_tells_it_and_the_choice_is_paid_for():
+    weak, coins, clients, _ = worlds(10, 60, 0.0)
+    strong = weak.clone()
+    strong[:, 3] = 9.0 * (coins[:, 3].double() - 0.5)
+    weak[:, 5] = 9.0 * (coins[:, 5].double() - 0.5)
+    both = {one.slot: one for one in record_risk({"w": weak, "s": strong}, coins, clients)}
+    alone = {one.slot: one for one in record_risk({"s": strong}, coins, clients)}
+    assert (both[3].attack, both[5].attack) == ("s", "w")
+    assert both[3].right == alone[3].right and both[3].interval[0] < alone[3].interval[0]
+
+
+def test_names_of_many_useless_attacks_are_rarely_wrong():
+    named = 0
+    for seed in range(20):
+        scores, coins, clients, _ = worlds(12, 60, 0.0)
+        many = {
+            str(k): torch.rand(coins.shape, generator=stream(seed, "useless", index=k))
+            for k in range(4)
+        }
+        named += any(one.exposed for one in record_risk(many, coins, clients))
+    assert named <= 5  # 10 % of 20 are expected at most
 
 
 def test_the_blind_rule_is_at_chance_unless_members_look_different():

@@ -102,7 +102,9 @@ def test_the_result_says_what_was_played_and_writes_it(played):
     assert "AUDITOR" in table["own-list-alignment"]["knows"]
     assert "needs 1,000" in table["lira"]["TPR at 0.1 % FPR"]
     assert done.primary == "alignment" and len(done.exposed()) == 10
-    assert "alignment has an AUC of" in done.verdict()
+    assert "alignment has an AUC of" in done.verdict() and ", span " in done.verdict()
+    assert done.plain == ["alignment", "span"]
+    assert {row["by"] for row in done.exposed()} <= set(done.plain)
     names = {path.name for path in played.folder.iterdir()}
     assert {"record.json", "guesses.csv", "roc.png", "exposed.png"} <= names
 

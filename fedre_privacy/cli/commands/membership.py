@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("RESULT", f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds")
     output.table(done.table())
     output.text()
-    output.line("Records", f"most at risk, by {done.primary}")
+    output.line("Records", f"most at risk, by {' or '.join(done.plain)}")
     output.table(done.exposed())
     output.line("Verdict", done.verdict())
     output.line(
