@@ -389,6 +389,8 @@ def inverting(
 ) -> None:
     """Attack `count` gradients of `size` images each."""
     how: dict[str, Any] = {"steps": options.steps or 300, **weight_of(options)}
+    if options.restarts > 1:
+        how |= {"restarts": options.restarts, "combine": options.combine}
     pairs = batches(data, count, size, tuning=options.tuning)
     observation = observe(model, [GradientState(gradient(model, x, y)) for x, y in pairs], size)
     started = time.process_time()
@@ -653,7 +655,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tuning", action="store_true", help="attack images to tune on")
     options.add_argument("--tv", type=float, help="weight of total variation; none: the default")
     options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
-    options.add_argument("--restarts", type=int, default=0, help="of dlg; 0: with 1, then with 4")
+    options.add_argument("--restarts", type=int, default=0, help="starts; 0: 1 (dlg: 1, then 4)")
+    options.add_argument("--combine", default="mean", help="of several starts, but for dlg")
     return options
 
 

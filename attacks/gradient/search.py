@@ -133,6 +133,20 @@ def relative_tv(share: float) -> float:
     return first * math.pow(last / first, share)
 
 
+def with_smoothness(
+    match: Tensor, images: Tensor, tv: float | None, relative: Tensor | float
+) -> Tensor:
+    """Objectives (n,) from matches (n,) of images (n, B, C, H, W); see `signed_adam`.
+
+    Args:
+        tv: fixed weight of total variation; None: in proportion to the match.
+        relative: its weight per unit of mismatch then.
+    """
+    if tv is None:
+        return match * (relative * _smoothness(images)).exp()
+    return match + tv * _smoothness(images) if tv else match
+
+
 class Descent:
     """Rows of `signed_adam` in one program: what a step reads and changes stays in its place.
 
@@ -189,10 +203,7 @@ class Descent:
     def look(self) -> Tensor:
         """Weigh the images as they are, keep the best, and return the loss ()."""
         value = self.match(self.images, self.labels)
-        if self.tv is None:
-            value = value * (self.relative * _smoothness(self.images)).exp()
-        elif self.tv:
-            value = value + self.tv * _smoothness(self.images)
+        value = with_smoothness(value, self.images, self.tv, self.relative)
         loss = value.sum()
         if self.pulled:
             gap = (self.images - self.centre).square().mean(dim=(1, 2, 3, 4))

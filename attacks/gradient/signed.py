@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
@@ -14,12 +15,13 @@ from fedre_privacy.core.events import noted_once
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation
 
+from ..inversion.optimise import COMBINE
 from ..running.driver import Tick
 from ..running.graphs import capture_for
 from . import labels as label_rules
 from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
-from .search import signed_adam
+from .search import relative_tv, signed_adam, with_smoothness
 from .solve import Answer, choose, known, one_hot, solve
 from .starts import STARTS, draw
 from .victims import BN_MODES, Victim
@@ -39,6 +41,11 @@ class SignedSearch:
     start: str = knob("normal", help="where images begin", choices=STARTS)
     bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
+    combine: str = knob(
+        "mean",
+        help="average the restarts that end near the best or keep it",
+        choices=COMBINE,
+    )
     chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
 
 
@@ -108,7 +115,14 @@ def signed_search(
             capturer=capture_for(device),
             note=say,
         )
-        return choose(found, start, how.restarts)
+
+        @torch.no_grad()
+        def weigh_mean(images: Tensor) -> Tensor:
+            images = images.to(device)
+            match = compared(images, found.labels)
+            return with_smoothness(match, images, how.tv, relative_tv(1.0))
+
+        return choose(found, start, how.restarts, weigh_mean if how.combine == "mean" else None)
 
     return solve(
         observation,
