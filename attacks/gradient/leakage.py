@@ -18,8 +18,9 @@ from ..running.channels import update_as_sent
 from ..running.driver import Tick
 from .match import UpdateMatch, gradient
 from .objectives import l2rel
+from .restarts import choose
 from .search import lbfgs
-from .solve import Answer, check, choose, known, one_hot, solve
+from .solve import Answer, check, known, one_hot, solve
 from .starts import draw
 from .victims import BN_MODES, Victim
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-import scipy.optimize
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,15 +20,10 @@ from ..running.driver import Piece, Tick, in_tiles_of, join
 from ..running.tiles import CPU_TILE
 from . import labels as label_rules
 from .heads import shares
-from .search import Found
 from .victims import Victim, check_batch, family, head_names, local_steps, mean_gradient, victims_of
 
 GPU_ROWS = 64
 """Rows (victims times restarts) at once on a GPU unless the attack's chunk says otherwise."""
-NEAR = 2.0
-"""Starts are averaged whose objective is at most so many times that of the best."""
-APART = 1e9
-"""Cost of pairing images of two labels."""
 SMALL_MODEL = 3_000_000
 """Parameters up to which rows share one program on a CPU; larger models run one by one there,
 where stacked copies of their weights cost more memory traffic than they save in calls."""
@@ -182,79 +174,6 @@ def solve(
         labels=found["labels"].sort(dim=1).values.flatten(),
         spread=spread[rows_of, by_label].flatten() if len(spread) else spread,
     )
-
-
-def choose(
-    found: Found, start: Tensor, restarts: int, weigh_mean: Callable[[Tensor], Tensor] | None = None
-) -> Answer:
-    """Answer with the restart of the least objective of each victim, or with a mean of restarts.
-
-    The mean is of those whose objective is at most `NEAR` times the least, so that starts that
-    got nowhere do not blur the others.
-
-    Args:
-        found, start: rows are victims times restarts.
-        weigh_mean: objectives (v * restarts,) of images (v * restarts, B, C, H, W), for answering
-            with the mean; None answers with the best restart.
-    """
-    fit, labels = found.fit.cpu().float(), found.labels.cpu().argmax(2)
-    images, count = found.images.cpu().float(), len(fit) // restarts
-    picked = best_starts(fit, restarts) + torch.arange(count) * restarts
-    answers, attained, spread = images[picked], fit[picked], torch.zeros(0)
-    if restarts > 1:
-        starts = aligned(images, labels, fit, restarts)
-        usable = fit.isfinite().reshape(count, restarts, 1).sum(1)
-        mean = starts.nanmean(1)
-        gaps = (starts - mean[:, None]).square().nansum(1).flatten(2).mean(2)
-        spread = torch.where(usable > 1, 2 * gaps / (usable - 1), torch.nan)
-        if weigh_mean is not None:
-            near = (fit <= NEAR * fit[picked].repeat_interleave(restarts)).reshape(count, restarts)
-            answers = starts.masked_fill(~near.reshape(*near.shape, 1, 1, 1, 1), math.nan).nanmean(
-                1
-            )
-            attained = weigh_mean(answers.repeat_interleave(restarts, 0)).cpu().float()[picked]
-    return Answer(
-        images=answers,
-        prior=start.cpu().float()[picked],
-        labels=labels[picked],
-        fit=attained,
-        spread=spread,
-        trace=found.trace.cpu().float()[:, picked],
-        trace_steps=found.trace_steps,
-        redrawn=found.redrawn.cpu().reshape(count, restarts).sum(1),
-        failed=(~fit.isfinite()).reshape(count, restarts).sum(1),
-    )
-
-
-def aligned(images: Tensor, labels: Tensor, fit: Tensor, restarts: int) -> Tensor:
-    """What the starts of each victim found, in the order of the images of its best start.
-
-    A start finds images of one label in any order; they are paired with those of the best start so
-    that the summed squared difference is least. A start that ended without a number is NaN.
-
-    Shape: images (v * restarts, B, C, H, W), labels (v * restarts, B), fit (v * restarts,);
-    output (v, restarts, B, C, H, W).
-    """
-    count = len(fit) // restarts
-    usable = fit.isfinite()
-    starts = images.masked_fill(~usable.reshape(-1, 1, 1, 1, 1), math.nan)
-    starts = starts.unflatten(0, (count, restarts))
-    if images.shape[1] == 1:
-        return starts
-    victims, best = torch.arange(count), best_starts(fit, restarts)
-    kinds = labels.unflatten(0, (count, restarts))
-    lead, lead_kinds = starts[victims, best].flatten(2), kinds[victims, best]
-    gaps = torch.cdist(lead[:, None], starts.flatten(3)).square().nan_to_num(0.0)
-    gaps[lead_kinds[:, None, :, None] != kinds[:, :, None, :]] = APART
-    pairs = [scipy.optimize.linear_sum_assignment(one)[1] for one in gaps.flatten(0, 1).numpy()]
-    order = torch.from_numpy(np.stack(pairs)).unflatten(0, (count, restarts))
-    return starts[victims[:, None, None], torch.arange(restarts)[:, None], order]
-
-
-def best_starts(fit: Tensor, restarts: int) -> Tensor:
-    """The start of the least objective of each victim: (v * restarts,) to (v,)."""
-    ranked = torch.where(fit.isfinite(), fit, torch.inf)
-    return ranked.reshape(-1, restarts).argmin(1)
 
 
 def one_hot(labels: Sequence[Tensor], num_classes: int, restarts: int) -> Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.gradient.restarts import aligned, choose
 from fedre_privacy.attacks.gradient.search import Found
-from fedre_privacy.attacks.gradient.solve import aligned, choose
 from fedre_privacy.core.artifacts import GradientState
 
 
