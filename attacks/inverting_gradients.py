@@ -40,6 +40,9 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
     Without `tv` the weight is in proportion to the mismatch of each batch, so that one default
     suits untrained networks, whose gradients are soon matched, and trained ones (`signed_adam`).
 
+    Several starts (`restarts`) answer with the mean of those whose objective is at most twice the
+    least, image by image; `combine=best` keeps the best, as published.
+
     Settings of published attacks: ``labels=rowmin bn_weight=0.1 consensus=0.01 restarts=4`` is
     close to GradInversion; ``keep=10`` compares only the largest layers.
 
