@@ -7,6 +7,7 @@ was trained before; what it writes comes back as bytes.
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from .parcels import code, data_of, pack, take_up, versions
 TRIES = 3
 """Times that a job is begun whose process, worker or machine dies."""
 ADDRESS = "RAY_ADDRESS"
+KNOCK = 10.0
+"""Seconds within which a cluster must take a connection."""
 DIED = -9
 """Code of a job whose worker died, as of a process that was killed."""
 
@@ -70,17 +73,29 @@ def _connected() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get(ADDRESS)
     try:
+        _knock(address or "")
         ray.init(
             address=None if address else "local",  # not a cluster that another left behind
             ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR",
         )  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise MissingInputError(
             f"No Ray cluster answers at {ADDRESS}={address}: {' '.join(str(error).split())[:300]}",
             next_step=f"Start one (ray start --head), or unset {ADDRESS} to use this machine.",
         ) from None
     ray.cloudpickle.register_pickle_by_value(there)  # a machine may lack this package
     return ray
+
+
+def _knock(address: str) -> None:
+    """Find out at once whether anything listens at HOST:PORT; Ray tries for many minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK).close()
 
 
 Send = Callable[[Job], Any]

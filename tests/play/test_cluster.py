@@ -313,3 +313,12 @@ def test_an_address_without_a_cluster_is_refused(here: Path, joined: Callable[[s
     joined(f"127.0.0.1:{_free_port()}")
     with pytest.raises(MissingInputError, match="No Ray cluster answers at RAY_ADDRESS=127"):
         benchmark(asked(), here, "ray")
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_is_tried_before_ray_tries_it_for_minutes(scheme: str) -> None:
+    with pytest.raises(OSError):
+        cluster._knock(f"{scheme}127.0.0.1:{_free_port()}")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        cluster._knock(f"{scheme}127.0.0.1:{listening.getsockname()[1]}")
+    cluster._knock("auto")  # Ray's own words are left to it
