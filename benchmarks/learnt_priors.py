@@ -24,8 +24,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from misses import HALVES, Case, case_of
-from tools import options
+from misses import Case, case_of, case_options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks
@@ -122,12 +121,8 @@ def table(rows: pd.DataFrame) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = options(__doc__)
-    made.add_argument("runs", nargs="*", type=Path, metavar="RUN")
+    made = case_options(__doc__, 24)
     made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
-    made.add_argument("--half", choices=HALVES, default="report")
-    made.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
-    made.add_argument("--targets", type=int, default=24, help="kept of each run, at most")
     made.add_argument("--ways", default="", help="some of the ways, parted by ';'; default: all")
     made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     return made

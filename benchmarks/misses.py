@@ -254,14 +254,20 @@ def paired(before: pd.DataFrame, after: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    made = options(__doc__)
+def case_options(text: str | None, targets: int) -> argparse.ArgumentParser:
+    """Options that say which targets of which runs are attacked, so many of each by default."""
+    made = options(text)
     made.add_argument("runs", nargs="*", type=Path, metavar="RUN")
-    made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
     made.add_argument("--half", choices=HALVES, default="report")
     made.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
-    made.add_argument("--targets", type=int, default=40, help="kept of each run, at most")
+    made.add_argument("--targets", type=int, default=targets, help="kept of each run, at most")
+    return made
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = case_options(__doc__, 40)
+    made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
     made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     return made
 

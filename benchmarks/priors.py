@@ -19,13 +19,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from misses import HALVES, Case, case_of, paired
-from tools import options
+from misses import Case, case_of, case_options, paired
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
@@ -90,20 +88,18 @@ def told(name: str, parts: Sequence[Searched], first: Sequence[Searched]) -> str
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = options(__doc__)
-    made.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    made = case_options(__doc__, 24)
     made.add_argument(
         "--setting", action="append", default=[], help="of dip, as key=value ...; repeatable"
     )
-    made.add_argument("--half", choices=HALVES, default="report")
-    made.add_argument("--drawn", type=int, default=80, help="targets drawn of each run")
-    made.add_argument("--targets", type=int, default=24, help="kept of each run, at most")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack every run with every setting and print one table."""
     chosen = parser().parse_args(arguments)
+    if not chosen.runs:
+        parser().error("give at least one RUN")
     torch.set_num_threads(1)
     settings = chosen.setting or ["", "channels=[16,16] steps=250"]
     parts: dict[str, list[Searched]] = {setting: [] for setting in settings}

@@ -10,6 +10,7 @@ import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from ..inversion.optimise import spread_of
 from .search import Found
 from .solve import Answer
 
@@ -38,10 +39,7 @@ def choose(
     answers, attained, spread = images[picked], fit[picked], torch.zeros(0)
     if restarts > 1:
         starts = aligned(images, labels, fit, restarts)
-        usable = fit.isfinite().reshape(count, restarts, 1).sum(1)
-        mean = starts.nanmean(1)
-        gaps = (starts - mean[:, None]).square().nansum(1).flatten(2).mean(2)
-        spread = torch.where(usable > 1, 2 * gaps / (usable - 1), torch.nan)
+        spread = spread_of(starts.transpose(1, 2).flatten(0, 1)).unflatten(0, (count, -1))
         if weigh_mean is not None:
             far = ~(fit <= NEAR * fit[picked].repeat_interleave(restarts))
             far = far.reshape(count, restarts, 1, 1, 1, 1)

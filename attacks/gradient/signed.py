@@ -43,9 +43,7 @@ class SignedSearch:
     bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
     restarts: int = knob(1, help="independent starts per target", ge=1)
     combine: str = knob(
-        "mean",
-        help="average the restarts that end near the best or keep it",
-        choices=COMBINE,
+        "mean", help="average the restarts that end near the best or keep it", choices=COMBINE
     )
     chunk: int | None = knob(None, help="starts at once on a GPU; none: 64", ge=1)
 

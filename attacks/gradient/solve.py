@@ -35,7 +35,8 @@ class Answer:
 
     Shape: images, prior (v, B, C, H, W); labels (v, B); fit (v,); trace (T, v), trace_steps (T,);
     redrawn, failed (v,): starts begun anew after a NaN, and starts that ended without a number;
-    spread (v, B): mean squared distance between two starts, (0,) where there was one.
+    spread (v, B): mean squared distance between two starts, (0,) where there was one, NaN where
+    one ended without a number.
     """
 
     images: Tensor

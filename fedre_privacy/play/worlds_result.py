@@ -110,8 +110,8 @@ class WorldsResult:
 
     @property
     def primary(self) -> str:
-        """The attack behind the verdict, the first plain one: fixed before a coin is looked at."""
-        return self.plain[0]
+        """The attack behind the verdict: the plain one of the highest AUC."""
+        return max(self.plain, key=lambda name: self.scores[name].auc)
 
     @cached_property
     def risks(self) -> list[RecordRisk]:
@@ -156,7 +156,11 @@ class WorldsResult:
         }
 
     def verdict(self) -> str:
-        """What follows of the primary attack, in a sentence."""
+        """What follows of the primary attack, in a sentence.
+
+        It leaks where the interval of that attack lies above those of all floors. As both have a
+        level of 95 %, choosing the best of two or three attacks does not make a leak of chance.
+        """
         found, floor = self.scores[self.primary], self.floors[BLIND]
         low, high = found.auc_interval
         limit = max(one.auc_interval[1] for one in self.floors.values())
@@ -164,7 +168,8 @@ class WorldsResult:
         granted = self.floors.get(MODEL)
         alone = "" if granted is None else f", the granted model alone {granted.auc:.3f}"
         named = sum(one.exposed for one in self.risks)
-        beside = "".join(f", {name} {self.scores[name].auc:.3f}" for name in self.plain[1:])
+        others = [name for name in self.plain if name != self.primary]
+        beside = "".join(f", {name} {self.scores[name].auc:.3f}" for name in others)
         return (
             f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}]"
             f"{beside}, no upload {floor.auc:.3f}{alone}; {named} of "

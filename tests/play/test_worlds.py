@@ -101,9 +101,11 @@ def test_the_result_says_what_was_played_and_writes_it(played):
     assert table["no attack can exceed (claim)"]["knows"] == "no defence claims anything"
     assert "AUDITOR" in table["own-list-alignment"]["knows"]
     assert "needs 1,000" in table["lira"]["TPR at 0.1 % FPR"]
-    assert done.primary == "alignment" and len(done.exposed()) == 10
-    assert "alignment has an AUC of" in done.verdict() and ", span " in done.verdict()
+    assert done.primary == max(done.plain, key=lambda name: done.scores[name].auc)
+    assert len(done.exposed()) == 10
     assert done.plain == ["alignment", "span"]
+    (other,) = set(done.plain) - {done.primary}
+    assert f"{done.primary} has an AUC of" in done.verdict() and f", {other} " in done.verdict()
     assert {row["by"] for row in done.exposed()} <= set(done.plain)
     names = {path.name for path in played.folder.iterdir()}
     assert {"record.json", "guesses.csv", "roc.png", "exposed.png"} <= names
