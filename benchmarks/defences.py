@@ -4,9 +4,10 @@ Every variant is trained once per seed and attacked with the attacks that fit it
 know the defence; of prototypes, those of the fewest images. One table and one figure come out:
 accuracy, scalars uploaded per round, image leakage over the floor of the strongest attack, centred
 cosine of prototypes recovered from all rounds, AUC and true-positive rate at 1 % false positives of
-the best membership attack, how often the true image is found among 100 and how often any attack
-could find it by what is guaranteed, and the epsilon for one client or one record: shown at least,
-by an audit of the defences, and promised at most. Finished jobs and audits are not repeated.
+the best membership attack, how often the true image is found among 100, how near an attack without
+a prior could come on average and how often any attack could find it by what is guaranteed, and the
+epsilon for one client or one record: shown at least, by an audit of the defences, and promised at
+most. Finished jobs and audits are not repeated.
 
 Usage: python benchmarks/defences.py --dataset npz:FILE [--seeds 11,12] [--only fedre] [--out DIR]
 """
@@ -37,6 +38,7 @@ from fedre_privacy.defenses.accounting import epsilon_of, least_noise
 from fedre_privacy.defenses.base import Facts, Release, defenses
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import share_interval
+from fedre_privacy.eval.measures import SINGLE
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point
@@ -390,6 +392,11 @@ def measured(result: BenchmarkResult, point: Point) -> dict[str, Any]:
         if best is not None and measure == "auc":
             row["membership_attack"] = best["attack"]
             row |= rates(own[own["attack"] == best["attack"]])
+    single = part[(part["group"] == SINGLE) & (part["target"] == "uploaded")]
+    limits = single[single["measure"] == "unbiased_limit"]
+    if len(limits):
+        row["unbiased_limit"] = limits["value"].mean()
+        row["unbiased_limit_floor"] = single[single["measure"] == "psnr"]["floor"].mean()
     return row
 
 
@@ -465,7 +472,7 @@ def in_words(rows: pd.DataFrame) -> str:
     heads = (
         "", "accuracy", "images, dB over floor", "prototypes, cosine (floor)",
         "membership AUC (floor)", "TPR at 1 % FPR [95 %]", "found among 100 (guess)",
-        "any attack", "epsilon [shown, promised]", "seeds",
+        "unbiased, dB (floor)", "any attack", "epsilon [shown, promised]", "seeds",
     )  # fmt: skip
     lines = [heads, ("---",) * len(heads)]
     for row in rows.to_dict("records"):
@@ -486,6 +493,7 @@ def in_words(rows: pd.DataFrame) -> str:
                 if rate is None
                 else f"{rate:.1%} [{row['tpr_low']:.1%}, {row['tpr_high']:.1%}]",
                 beside(row["found_among_100"], row["found_among_100_floor"]),
+                beside(row.get("unbiased_limit"), row.get("unbiased_limit_floor"), 1),
                 "no bound" if most is None else f"{most:.1%}",
                 "none" if shown is None else f"[{shown:.2f}, {row['epsilon']:.3g}] ({unit})",
                 str(row["seeds"]),

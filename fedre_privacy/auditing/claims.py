@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.rng import stream
 from fedre_privacy.core.tradeoff import Curve, GaussianCurve
 from fedre_privacy.defenses.accounting import curve_of
 from fedre_privacy.defenses.base import CLIENT, Defense, Facts
@@ -14,6 +17,8 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import FLAG
 
 LEAST_TRIALS = 50
+TOO_LONG = 5.0
+"""By how much a canary is longer than the bound, so that a skipped bound is seen."""
 
 REFUTED, CONSISTENT, NO_CLAIM = "refuted", "consistent", "no claim"
 
@@ -171,3 +176,11 @@ def covered_by(defenses: Sequence[Defense], facts: Facts) -> set[type]:
     """Kinds of artifacts for which a client's claim is made."""
     costs = [c for d in defenses if (c := d.cost(facts)) is not None and c.unit == CLIENT]
     return {kind for cost in costs for kind in cost.covers}
+
+
+def balanced(count: int, seed: int) -> list[float]:
+    """As many ones as minus ones (one more, for an odd number), in random order."""
+    signs = torch.ones(count)
+    signs[: count // 2] = -1
+    order = torch.randperm(count, generator=stream(seed, "audit signs"))
+    return [float(s) for s in signs[order]]

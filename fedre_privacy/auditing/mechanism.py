@@ -40,14 +40,12 @@ from fedre_privacy.eval.lower_bounds import (
     mu_of_accuracy,
 )
 
-from .claims import Audit, Claim, check_audit, covered_by
+from .claims import TOO_LONG, Audit, Claim, balanced, check_audit, covered_by
 
 ATTACKER = (
     "AUDITOR: sends what it likes in a client's place, in every round, and sees what the defences "
     "let through; not the coins, not the noise"
 )
-TOO_LONG = 5.0
-"""By how much a canary is longer than the bound, so that a skipped bound is seen."""
 SILENT = 8, 64
 """Numbers without a canary by which a draw of noise is recognised, at least and at most."""
 
@@ -142,7 +140,7 @@ def _trial(
     seed: int,
 ) -> tuple[float, list[Tensor]]:
     """The score of one canary client, positive for heads, and noise where it sent nothing."""
-    signs = dict(zip(claim.rounds, _balanced(len(claim.rounds), seed), strict=True))
+    signs = dict(zip(claim.rounds, balanced(len(claim.rounds), seed), strict=True))
     score, silent = 0.0, []
     for number, form in enumerate(covered):
         # the same in all rounds, so that noise which is the same in all of them cancels
@@ -190,14 +188,6 @@ def _direction(form: Artifact, dense: bool, rng: torch.Generator) -> dict[str, T
     length = math.sqrt(sum(float(v.double().square().sum()) for v in found.values()))
     length /= math.sqrt(num_rows(form))
     return {name: v if not v.is_floating_point() else v / length for name, v in found.items()}
-
-
-def _balanced(count: int, seed: int) -> list[float]:
-    """As many ones as minus ones (one more, for an odd number), in random order."""
-    signs = torch.ones(count)
-    signs[: count // 2] = -1
-    order = torch.randperm(count, generator=stream(seed, "audit signs"))
-    return [float(s) for s in signs[order]]
 
 
 def _repeated(silent: Sequence[Tensor]) -> int:

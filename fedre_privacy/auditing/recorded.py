@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedre_privacy.blocks.state import Setting
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
@@ -21,6 +23,7 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
 from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
+from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.preparing import facts_of, possible_participants, prepare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
@@ -28,6 +31,7 @@ from fedre_privacy.runs.settings import TrainSettings
 from .claims import REFUTED, Audit, Claim, check_audit, claim_of
 from .inside import audit_inside, coins_of
 from .mechanism import audit_mechanism
+from .record_uploads import sends_for_a_record, upload_ratios
 from .steps import audit_steps
 
 
@@ -35,6 +39,8 @@ from .steps import audit_steps
 class AuditPlan:
     """What an audit of a federation tests, known before anything is trained."""
 
+    protocol: Protocol
+    setting: Setting
     defenses: tuple[Defense, ...]
     facts: Facts
     claim: Claim | None
@@ -141,9 +147,10 @@ def plan_audit(
     sends = [[r for r, clients in chosen.items() if k in clients] for k in range(facts.clients)]
     claimed = any(g.unit == RECORD for g in state(prepared.defense, facts).guarantees)
     if inside and not claimed and unit is None:
-        return AuditPlan(prepared.defense, facts, None)
-    unit = RECORD if inside else unit
-    return AuditPlan(prepared.defense, facts, claim_of(prepared.defense, facts, sends, unit))
+        claim = None
+    else:
+        claim = claim_of(prepared.defense, facts, sends, RECORD if inside else unit)
+    return AuditPlan(settings.protocol, prepared.setting, prepared.defense, facts, claim)
 
 
 def audit_claim(
@@ -167,7 +174,14 @@ def audit_claim(
         return audit_mechanism(
             plan.defenses, plan.facts, claim, sent, trials=trials, alpha=alpha, seed=seed
         )
-    return audit_steps(plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed)
+    beside = None
+    if sends_for_a_record(plan.defenses, plan.facts):
+        beside = partial(
+            upload_ratios, plan.protocol, plan.setting, plan.defenses, plan.facts, claim
+        )
+    return audit_steps(
+        plan.defenses, plan.facts, claim, trials=trials, alpha=alpha, seed=seed, beside=beside
+    )
 
 
 def audit_run(

@@ -14,7 +14,7 @@ Jagielski, Privacy auditing with one training run, NeurIPS 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,7 @@ from fedre_privacy.defenses.apply import trainer_of
 from fedre_privacy.defenses.base import Defense, Facts
 from fedre_privacy.eval.lower_bounds import ALPHA, accuracy_p, epsilon_one_run
 
-from .claims import Audit, Claim, check_audit
-
-TOO_LONG = 5.0
-"""By how much a canary's gradient is longer than the bound, so that skipped clipping is seen."""
+from .claims import TOO_LONG, Audit, Claim, check_audit
 
 
 def guesses(slots: int) -> int:
@@ -67,6 +64,7 @@ def audit_steps(
     trials: int = 1000,
     alpha: float = ALPHA,
     seed: int = 0,
+    beside: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Audit:
     """Train on canary records as the client that spends most does, and hold guesses to the claim.
 
@@ -76,6 +74,9 @@ def audit_steps(
         trials: canary records at least; a whole multiple of the client's samples is taken, with
             batches as much larger, so that chances and steps are those of the client.
         alpha: chance that the lower bound is above the truth.
+        beside: what else is sent of the records and counted in the claim: coins (copies, n) bool of
+            so many copies of the client, and a seed, to log-likelihood ratios of being there,
+            (copies, n).
 
     Raises:
         ConfigError: too few trials, or alpha out of range.
@@ -118,6 +119,8 @@ def audit_steps(
     # a step moves a present record's weight by the bound over the batch's expected size
     moved = model.weight.detach()[0].double().numpy() * batch / declared.norm
     ratios = _ratios(moved, declared.noise, batch / slots, done * len(claim.rounds))
+    if beside is not None:
+        ratios = ratios + beside(coins.reshape(times, size), seed).flatten().numpy()
     told = ratios > 0
     hits = told == coins.numpy()
     right = int(hits.sum())
@@ -127,9 +130,12 @@ def audit_steps(
     return Audit(
         level="steps",
         game=f"{slots} canary records in place of the {size} of client {claim.client}, "
-        f"{done * len(claim.rounds)} steps: each there or not, by the toss of a coin",
-        attacker="AUDITOR: makes the records up, and sees the model after all rounds; not the "
-        "coins, the batches or the noise",
+        f"{done * len(claim.rounds)} steps"
+        + ("" if beside is None else f" and the uploads of {len(claim.rounds)} rounds")
+        + ": each there or not, by the toss of a coin",
+        attacker="AUDITOR: makes the records up, and sees the model after all rounds"
+        + ("" if beside is None else " and what is uploaded")
+        + "; not the coins, the batches or the noise",
         claim=claim,
         delta=claim.delta,
         trials=slots,

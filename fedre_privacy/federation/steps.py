@@ -105,13 +105,21 @@ def client_step(
                 f"{mean_loss} with lr {training.lr:g}.",
                 next_step=_lower(training.lr),
             )
-        with collecting(client.model.extractor, defenses) as seen:
-            emissions = protocol.upload(client, task)
+        sent = uploaded(protocol, client, message, task, defenses)
         for module in protocol.modules(client):  # with many clients they would double the memory
             module.zero_grad(set_to_none=True)
+    return sent, mean_loss
+
+
+def uploaded(
+    protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
+) -> tuple[Emission, ...]:
+    """What a client that has been trained uploads, after its defences; see `client_step`."""
+    with collecting(client.model.extractor, defenses) as seen:
+        emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
     sent = _sent(protocol, [_with_origin(e, origin) for e in emissions], task)
-    return _defended(protocol, client, sent, task, message, defenses, seen), mean_loss
+    return _defended(protocol, client, sent, task, message, defenses, seen)
 
 
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:

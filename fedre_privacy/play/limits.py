@@ -4,55 +4,128 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.channels import NOTHING, Bound, Channel, Noise
 from fedre_privacy.core.types import Upload
+from fedre_privacy.core.units import plural
+from fedre_privacy.defenses.base import RECORD
 from fedre_privacy.defenses.values import clip_rows
 from fedre_privacy.eval.fisher_bounds import information, unbiased_error
+from fedre_privacy.eval.measures import SINGLE, Measure
 from fedre_privacy.runs.run import Run
 
-from .observe import known_defenses
+from .observe import facts_of_run, known_defenses
 from .targets import TargetGroup
 
+PROBES = 32
+"""Passes back through an encoder for each image, shared among the rounds."""
 WORTHLESS = 1.0
 """Mean squared error a pixel above which every image in [0, 1] is a better answer."""
 
 
-def unbiased_limit(run: Run, group: TargetGroup, uploads: Sequence[Upload]) -> str:
-    """A sentence on the targets of one image, or nothing where no such limit is known.
-
-    It needs vectors that go out with normal noise of known size, after nothing but bounds on
-    their length. What uploads of other rounds add is not in it.
+@dataclass(frozen=True)
+class Limit:
+    """What no unbiased attack can beat on targets of one image.
 
     Args:
-        uploads: what was sent in the attacked round, in full.
+        error: mean squared error a pixel, mean over targets; infinite where nothing is told.
+        n: targets. rounds: most rounds whose uploads of a target are counted.
     """
+
+    error: float
+    n: int
+    rounds: int
+
+    @property
+    def decibels(self) -> float:
+        """The error as a peak signal-to-noise ratio; minus infinity where nothing is told."""
+        return -10 * math.log10(self.error) if math.isfinite(self.error) else -math.inf
+
+    def says(self) -> str:
+        """A sentence."""
+        who = "attack without a prior on images (unbiased)"
+        given = f"n {self.n} of one image, {plural(self.rounds, 'round')}, extractors given"
+        if self.error >= WORTHLESS:
+            return f"an {who} gets nothing from them: a squared error above 1 a pixel ({given})"
+        return f"no {who} is nearer than {self.decibels:.1f} dB on average ({given})"
+
+    def measure(self) -> Measure:
+        """As a row beside the scores of targets of one image."""
+        return Measure(
+            key="unbiased_limit",
+            title="no unbiased attack above",
+            definition="mean squared error below which no attack that is right on average comes, "
+            "by Fisher information, in dB",
+            unit="dB",
+            digits=1,
+            group=SINGLE,
+            value=self.decibels if math.isfinite(self.decibels) else None,
+            n=self.n,
+            note="" if math.isfinite(self.decibels) else "the uploads tell it nothing",
+        )
+
+
+def unbiased_limit(run: Run, group: TargetGroup, uploads: Sequence[Upload]) -> Limit | None:
+    """The limit on the targets of one image, or None where none is known.
+
+    It needs vectors that go out with normal noise of known size, after nothing but bounds on
+    their length. What uploads of rounds add whose extractors were not kept is not in it.
+
+    Args:
+        uploads: all that the attacker sees, in full.
+    """
+    if group.counterfactual or group.kind not in ("representations", "prototypes"):
+        return None
     channel = NOTHING
     for known in known_defenses(run):
         channel = channel.then(known.channel or NOTHING)
-    found = _noise_and_bound(channel)
-    if found is None or group.counterfactual or group.kind not in ("representations", "prototypes"):
-        return ""
+    found = _noise_and_bound(channel) or _record_noise(run)
+    if found is None:
+        return None
     noise, bound = found
-    errors = []
+    errors, most = [], 0
     for (client, round), images in _singles(group).items():
-        sent = next(u for u in uploads if (u.client, u.round) == (client, round))
-        rows = max(len(r) for a in sent.artifacts if (r := a.rows()) is not None)
-        std = noise.std * math.sqrt(rows if noise.per_row else 1)
-        encode = _encoder(run.extractor(client, round), bound)
-        errors.append(unbiased_error(information(encode, images, std), images[0].numel()))
+        kept = {round, *run.kept_rounds()}
+        sent = [u for u in uploads if u.client == client and u.round in kept and _rows(u)]
+        most = max(most, len(sent))
+        traces = torch.zeros(len(images), dtype=torch.float64)
+        for upload in sent:
+            std = noise.std * math.sqrt(_rows(upload) if noise.per_row else 1)
+            encode = _encoder(run.extractor(client, upload.round), bound)
+            probes = max(PROBES // len(sent), 4)
+            traces += information(encode, images, std, probes=probes, seed=upload.round)
+        errors.append(unbiased_error(traces, images[0].numel()))
     if not errors:
-        return ""
+        return None
     every = torch.cat(errors)
-    error = float(every.mean())
-    who = "attack without a prior on images (unbiased)"
-    given = f"n {len(every)} of one image, each alone, extractor given"
-    if error >= WORTHLESS:
-        return f"an {who} gets nothing from them: a squared error above 1 a pixel ({given})"
-    return f"no {who} is nearer than {-10 * math.log10(error):.1f} dB on average ({given})"
+    return Limit(float(every.mean()), len(every), most)
+
+
+def _rows(upload: Upload) -> int:
+    """Vectors in an upload."""
+    return max((len(r) for a in upload.artifacts if (r := a.rows()) is not None), default=0)
+
+
+def _record_noise(run: Run) -> tuple[Noise, float] | None:
+    """The noise for one record on a row that is one record's alone, and the bound before it."""
+    facts = facts_of_run(run)
+    found = None
+    for defense in (d.settled(facts) for d in run.settings.defense):
+        cost, channel = defense.cost(facts), defense.channel(facts) or NOTHING
+        if cost is None or cost.unit != RECORD or not defense.adds_noise:
+            if channel.rows or channel.each or channel.round:
+                return None
+            continue
+        bound = next((s.norm for s in channel.each if isinstance(s, Bound)), math.inf)
+        z = next((own[0].noise for own in cost.releases if own), 0.0)
+        if math.isinf(bound) or not z:
+            return None
+        found = Noise(2 * bound * z, per_row=False, normal=True), bound
+    return found
 
 
 def _noise_and_bound(channel: Channel) -> tuple[Noise, float] | None:

@@ -203,7 +203,7 @@ def _rehearsal(run: Run, settings: AttackSettings, sent: Sequence[Broadcast]) ->
     training = plain(run.settings.train)
     del training["seed"]
     defenses = run.settings.defense
-    settled = [defense.settled(_facts(run)) for defense in defenses] if defenses else []
+    settled = [defense.settled(facts_of_run(run)) for defense in defenses] if defenses else []
     return Rehearsed(
         protocol=plain_plugin(run.settings.protocol),
         model=plain(run.settings.model),
@@ -261,7 +261,7 @@ def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
     """
     found = []
     if run.settings.defense:
-        facts = _facts(run)
+        facts = facts_of_run(run)
         found = [
             _known(settings, defense.settled(facts).channel(facts))
             for settings, defense in zip(run.record["defense"], run.settings.defense, strict=True)
@@ -277,7 +277,7 @@ def _known(settings: Mapping[str, Any], channel: Channel | None) -> KnownDefense
     return KnownDefense(settings["name"], own, channel)
 
 
-def _facts(run: Run) -> Facts:
+def facts_of_run(run: Run) -> Facts:
     """What was known of a run's federation before it started, from its record."""
     setting = Setting(
         training=run.settings.train,

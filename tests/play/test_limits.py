@@ -25,7 +25,7 @@ def limit(run):
     settings = resolve_attack(values, {}, problems)
     assert settings is not None and not problems
     trial = prepare_attack(run, settings)
-    return trial.limit, trial.lines().get("Bound", "")
+    return trial.limit.says() if trial.limit else "", trial.lines().get("Bound", "")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
-from ..limits import unbiased_limit
+from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
 from .base import Question, Trial, kinds_of, questions
@@ -58,19 +58,20 @@ class ImageTrial(Trial):
         public: held-out images for floors and galleries.
         recovered: the prototypes worked out of the uploads, where those are attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
-        limit: what no unbiased attack can beat, a sentence; empty where nothing of the kind holds.
+        limit: what no unbiased attack can beat, or None where nothing of the kind holds.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
     public: PublicImages = field(kw_only=True)
     recovered: RecoveredPrototypes | None = None
     unit: str = "client"
-    limit: str = ""
+    limit: Limit | None = None
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
         if self.run.bound and not self.counterfactual:
-            lines["Bound"] = "; ".join(filter(None, [self.run.bound, self.limit]))
+            limit = [] if self.limit is None else [self.limit.says()]
+            lines["Bound"] = "; ".join([self.run.bound, *limit])
         if self.recovered is not None and self.settings.via is not None:
             lines["Target"] += f" by {self.settings.via.name}"
             if self.recovered.notes:
@@ -204,8 +205,11 @@ class ImagesQuestion(Question):
         if ACTUAL in scores:
             titles[ACTUAL] = f"{trial.groups[ACTUAL].kind} upload (actual)"
         headings = {name: titles[name] for name in (TRUE, ACTUAL, CEILING) if name in scores}
+        found = target.with_others(scores, headings)
+        limit = () if trial.limit is None else (trial.limit.measure(),)
         return dataclasses.replace(
-            target.with_others(scores, headings),
+            found,
+            measures=(*found.measures, *limit),
             rows=pd.concat(parts, ignore_index=True),
             notes=() if trial.recovered is None else trial.recovered.notes,
             by_rule=_by_rule(trial, pieces[TARGET]),
