@@ -7,7 +7,7 @@ takes a million draws from the defence `gaussian` itself: each number of one upl
 which a client sends one of two opposite values at the bound. The other audits are `fedre-audit`'s.
 Finished repetitions are kept in ``audits.csv`` and not repeated.
 
-Usage: python benchmarks/audits.py [--repetitions 200] [--out DIR]
+Usage: python benchmarks/audits.py [--repetitions 200] [--only MECHANISM] [--out DIR]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -23,9 +24,11 @@ import torch
 
 from fedre_privacy.auditing.claims import REFUTED, Audit, claim_of
 from fedre_privacy.auditing.mechanism import audit_mechanism
+from fedre_privacy.auditing.recorded import AuditPlan, audit_claim, plan_audit
 from fedre_privacy.auditing.steps import audit_steps
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, ModelState
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_epsilon
 from fedre_privacy.core.rng import stream
 from fedre_privacy.defenses.base import Facts, Sending
@@ -39,6 +42,7 @@ from fedre_privacy.eval.lower_bounds import (
     mu_of_accuracy,
     share_interval,
 )
+from fedre_privacy.runs.resolving import resolve_training
 
 DRAWS = 1_000_000
 DELTA = 1e-5
@@ -95,6 +99,26 @@ def of_steps(defense: DPSGD, rounds: int, seed: int) -> Row:
     return _row(audit_steps([defense], facts, claim, trials=100, seed=seed))
 
 
+@cache
+def of_digits() -> AuditPlan:
+    """The plan of FedGH on digits with private training and noise on uploads for one record."""
+    problems: list[str] = []
+    defense = ["dp-sgd:noise=2,clip=1", "gaussian:unit=record,clip=1,noise=2"]
+    values = {
+        "protocol": {"name": "fedgh"}, "data": {"name": "digits"}, "train": {"rounds": 4},
+        "defense": defense,
+    }  # fmt: skip
+    settings = resolve_training(values, {}, problems)
+    if settings is None:
+        raise ConfigError(*problems)
+    return plan_audit(settings)
+
+
+def of_steps_and_uploads(seed: int) -> Row:
+    """An audit of a record's claim on training and uploads together, 100 canary records."""
+    return _row(audit_claim(of_digits(), (), trials=100, seed=seed))
+
+
 CASES: dict[str, Callable[[int], Row]] = {
     "noise alone, z 1": lambda seed: noise_alone(1.0, seed),
     "noise alone, z 0.6": lambda seed: noise_alone(0.6, seed),
@@ -102,6 +126,7 @@ CASES: dict[str, Callable[[int], Row]] = {
     "gaussian, three rounds": lambda seed: of_uploads(Gaussian(clip=1.0, noise=2.0), 3, seed),
     "laplace, one round": lambda seed: of_uploads(Laplace(clip=1.0, epsilon=2.0), 1, seed),
     "dp-sgd, five rounds": lambda seed: of_steps(DPSGD(clip=1.0, noise=1.0), 5, seed),
+    "dp-sgd and noise for one record, four rounds": of_steps_and_uploads,
 }
 
 
@@ -130,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = tools.options(__doc__)
     made.add_argument("--repetitions", type=int, default=200, help="of each audit")
+    made.add_argument("--only", choices=list(CASES), help="one mechanism (default: all)")
     made.add_argument("--out", type=Path, default=Path("runs/benchmarks/audits"))
     return made
 
@@ -142,6 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = {(row["case"], row["seed"]) for row in rows}
     options.out.mkdir(parents=True, exist_ok=True)
     for case, audit in CASES.items():
+        if options.only not in (None, case):
+            continue
         for seed in range(options.repetitions):
             if (case, seed) not in done:
                 rows.append({"case": case, "seed": seed, **audit(seed)})

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import BLUE, CYCLE, LONGEST, SMALL, VERMILLION, panels, plain, tidy
+from .style import BLUE, CYCLE, SMALL, VERMILLION, panels, tidy, wrapped
 
 DASHES = ("-", "--", "-.", ":")
 
@@ -59,7 +59,7 @@ def learning_curves(
         x = rounds["x"].mean().to_numpy(dtype=float)
         axes.plot(
             x, over["mean"].to_numpy(), DASHES[number // len(CYCLE) % len(DASHES)], color=colour,
-            linewidth=1.5, label=plain(curve.label, LONGEST), marker="o" if len(x) <= 25 else None,
+            linewidth=1.5, label=wrapped(curve.label), marker="o" if len(x) <= 25 else None,
             markersize=2.5,
         )  # fmt: skip
         if curve.frame["seed"].nunique() > 1:

@@ -42,6 +42,17 @@ def plain(text: str, longest: int | None = None) -> str:
     return shown.replace("$", r"\$")
 
 
+def wrapped(text: str, width: int = LONGEST, most: int = 6) -> str:
+    """Return a text as `plain` shows it, broken into lines of at most so many characters.
+
+    Args:
+        most: lines; the last is cut with dots where there would be more.
+    """
+    return "\n".join(
+        plain(line) for line in textwrap.wrap(text, width, max_lines=most, placeholder="...")
+    )
+
+
 def blank(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches that no global state knows about."""
     figure = Figure(figsize=(width, height), facecolor="white")

@@ -8,14 +8,14 @@ import pytest
 
 from fedre_privacy.core.channels import Bound, Channel, Masking, Noise, Summed
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.limits import _noise_and_bound
+from fedre_privacy.play.limits import Limit, _noise_and_bound
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 
 QUIET = Noise(0.1, per_row=True, normal=True)
 
 
-def limit(run):
+def prepared(run):
     problems: list[str] = []
     values = {
         "target": "uploaded",
@@ -24,14 +24,18 @@ def limit(run):
     }
     settings = resolve_attack(values, {}, problems)
     assert settings is not None and not problems
-    trial = prepare_attack(run, settings)
+    return prepare_attack(run, settings)
+
+
+def limit(run):
+    trial = prepared(run)
     return trial.limit.says() if trial.limit else "", trial.lines().get("Bound", "")
 
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    def made(*defense, protocol="fedallrep"):
-        settings = tiny(protocol=protocol, defense=list(defense), train={"rounds": 1})
+    def made(*defense, protocol="fedallrep", rounds=1, **more):
+        settings = tiny(protocol=protocol, defense=list(defense), train={"rounds": rounds}, **more)
         return train(settings, runs=tmp_path)
 
     return made
@@ -65,6 +69,32 @@ def test_much_noise_leaves_nothing(run):
 def test_where_noise_is_missing_or_another_or_not_first_nothing_is_said(run, defense):
     said, line = limit(run(*defense))
     assert said == "" and "unbiased" not in line
+
+
+def test_information_of_every_kept_round_adds_up(run):
+    quiet = {"name": "gaussian", "clip": 1.0, "noise": 1e-4}
+    last = prepared(run(quiet, rounds=4)).limit
+    every = prepared(run(quiet, rounds=4, record={"keep_every": 1})).limit
+    assert (last.rounds, every.rounds) == (1, 4) and "4 rounds" in every.says()
+    # four uploads of much the same extractor tell about four times as much
+    assert last.error / every.error == pytest.approx(4, rel=0.3)
+
+
+def test_noise_for_one_record_has_a_limit_on_the_vectors_that_are_one_record_s(run):
+    steps = {"name": "dp-sgd", "noise": 1.0, "clip": 1.0}
+    found = [
+        prepared(run(steps, {"name": "gaussian", "clip": 1.0, "noise": z, "unit": "record"})).limit
+        for z in (1e-4, 1e-3)
+    ]
+    assert found[1].error / found[0].error == pytest.approx(100, rel=0.01)
+
+
+def test_a_limit_is_a_measure_of_targets_of_one_image(run):
+    found = prepared(run({"name": "gaussian", "clip": 1.0, "noise": 1e-5})).limit
+    told = found.measure()
+    assert told.value == pytest.approx(found.decibels) and (told.group, told.unit) == ("1", "dB")
+    nothing = Limit(math.inf, 3, 1)
+    assert nothing.measure().value is None and "gets nothing" in nothing.says()
 
 
 def test_bounds_before_the_noise_count_and_sums_over_clients_do_not():
