@@ -7,7 +7,8 @@ of all targets of a run. A prior that copies would answer with an auxiliary imag
 share of answers that are nearer to an auxiliary image than to the truth.
 
 Settings of `diffusion` were chosen on half of the images of CIFAR-10 and on a run of training seed
-0; the other half and other seeds are for reports only (see misses.py).
+0; the other half and other seeds are for reports only (see misses.py). With --aux the attacker's
+images come from another data set, as many as before and without labels.
 
     python benchmarks/learnt_priors.py RUN [RUN ...] [--half report] [--out rows.csv]
     python benchmarks/learnt_priors.py --rows rows.csv
@@ -28,7 +29,9 @@ from misses import Case, case_of, case_options
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, attacks
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.data.base import datasets
 from fedre_privacy.eval import evaluate
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.metrics.base import metrics
@@ -46,6 +49,20 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""
 BEFORE = "dip"
+
+
+def with_aux(case: Case, given: str, seed: int) -> Case:
+    """The case of an attacker whose images are drawn from another data set, D or D:PATH."""
+    name, _, path = given.partition(":")
+    before = case.observation.aux
+    assert before is not None
+    made = datasets.get(name)(size=before.shape[-1], **({"path": path} if path else {}))
+    images = made.load().images
+    chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    aux = images[chosen[: len(before)]].float() / 255
+    if aux.shape[1:] != before.shape[1:]:
+        raise ConfigError(f"Images of {name} are {tuple(aux.shape[1:])}, not those of the run.")
+    return replace(case, observation=replace(case.observation, aux=aux, aux_labels=None))
 
 
 def nearer_to_aux(images: Tensor, case: Case) -> Tensor:
@@ -124,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     made = case_options(__doc__, 24)
     made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
     made.add_argument("--ways", default="", help="some of the ways, parted by ';'; default: all")
+    made.add_argument("--aux", metavar="D[:PATH]", help="data set of the attacker's own images")
     made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     return made
 
@@ -138,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in chosen.runs:
         run = Run(folder)
         case = case_of(run, chosen.drawn, chosen.half, chosen.targets, threat="strong")
+        if chosen.aux:
+            case = with_aux(case, chosen.aux, run.settings.train.seed)
         for way in ways:
             rows, seconds = scored(case, way, run.settings.train.seed)
             tables.append(rows.assign(run=run.name))
