@@ -151,14 +151,26 @@ class TargetSource:
             chosen[upload.client] = (emission, _rows_of(emission, wanted))
         return self._gather("prototypes", chosen, self.uploaded_kind() == "prototypes")
 
-    def updates(self, count: int, per_update: int) -> tuple[TargetGroup, int]:
+    def updates(
+        self,
+        count: int,
+        per_update: int,
+        *,
+        max_images: int | None = None,
+        fewest_first: bool = False,
+    ) -> tuple[TargetGroup, int]:
         """Choose gradients or updates of up to `count` images in all; return images of each.
 
         The images that made an update are those of the recorded provenance, or all of the
         client's training samples where a whole round of training made it.
 
+        Args:
+            per_update: images sought in each, at most; as many as made the smallest one chosen.
+            max_images: leave out those that more images made.
+            fewest_first: those that the fewest images made, in place of a draw.
+
         Raises:
-            IncompatibleError: the protocol uploads neither.
+            IncompatibleError: the protocol uploads neither, or more images made each.
         """
         uploads = {
             k: replace(u, artifacts=tuple(a for a in u.artifacts if a.updates))
@@ -184,9 +196,22 @@ class TargetSource:
                 members.append(torch.unique(own) + first)
                 first += len(self.train[member])
             made[k] = torch.cat(members)
-        images = min(per_update, count, *(len(samples) for samples in made.values()))
         order = torch.randperm(len(made), generator=stream(self.seed, "targets update"))
-        wanted = sorted(sorted(made)[i] for i in order[: max(1, count // images)].tolist())
+        drawn = [sorted(made)[i] for i in order.tolist()]
+        drawn = [k for k in drawn if max_images is None or len(made[k]) <= max_images]
+        if not drawn:
+            fewest = min(map(len, made.values()))
+            raise IncompatibleError(
+                f"No update of round {self.round} was made of at most {max_images} images; the "
+                f"smallest was made of {fewest}.",
+                next_step=f"Use --set eval.max_images={fewest} or more.",
+            )
+        if fewest_first:
+            drawn.sort(key=lambda k: len(made[k]))
+            images = min(per_update, count, len(made[drawn[0]]))
+        else:
+            images = min(per_update, count, *(len(made[k]) for k in drawn))
+        wanted = sorted(drawn[: max(1, count // images)])
         parts = []
         for k in wanted:
             samples = made[k].repeat(images)

@@ -100,7 +100,9 @@ class Evaluation:
         False, help="attack the targets made of the fewest images in place of a random draw"
     )
     per_update: int = knob(
-        4, help="images sought in each gradient or update, at most as many as made it", ge=1
+        4,
+        help="images sought in each gradient or update, at most as many as made the smallest",
+        ge=1,
     )
     candidates: int = knob(
         200,

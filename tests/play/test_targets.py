@@ -211,6 +211,31 @@ def test_partial_participation_attacks_those_who_uploaded(tiny, digits, tmp_path
         assert set(group.truth.clients.tolist()) == senders
 
 
+def test_updates_of_the_fewest_images_may_be_chosen_and_all_of_these_sought(tiny, digits, tmp_path):
+    run = train(
+        tiny(
+            protocol="fedavg",
+            train={"rounds": 1, "batch_size": 2, "seed": 1},
+            partition={"name": "pra"},
+        ),
+        runs=tmp_path,
+    )
+    source = _source(run, digits, round=1)
+    every, _ = source.updates(100, 1)
+    images = [len(every.truth.mixture.support(row)) for row in range(len(every))]
+    clients = every.truth.target_clients.tolist()
+    fewest, second = sorted(images)[:2]
+    assert fewest < second
+    smallest, each = source.updates(fewest, 1000, fewest_first=True)
+    assert each == fewest and [u.client for u in smallest.uploads] == [
+        clients[images.index(fewest)]
+    ]
+    limited, _ = source.updates(100, 1, max_images=fewest)
+    assert len(limited) == images.count(fewest)
+    with pytest.raises(IncompatibleError, match=f"smallest was made of {fewest}"):
+        source.updates(4, 1, max_images=fewest - 1)
+
+
 def test_no_truth_no_score(tiny, digits, tmp_path):
     run = train(tiny(record={"truth": False}, train={"rounds": 1}), runs=tmp_path)
     assert not (run.folder / "private").exists()

@@ -124,7 +124,12 @@ class ImagesQuestion(Question):
         if settings.target == RECOVERED:
             recovered = recover(run, settings, source, aux)
         if settings.target == "update" or self._only_updates(run, settings, source):
-            group, per_target = source.updates(evaluation.targets, evaluation.per_update)
+            group, per_target = source.updates(
+                evaluation.targets,
+                evaluation.per_update,
+                max_images=evaluation.max_images,
+                fewest_first=evaluation.fewest_first,
+            )
             groups, kind = {TARGET: group}, "update"
         else:
             kind, per_target = resolve_kind(source, settings.target, run.settings.protocol.name), 0
