@@ -109,6 +109,9 @@ class Attack:
     """Steps of declared channels that it takes into account, by the place where they act."""
     assumes: ClassVar[str] = ""
     """What it takes for granted beyond any threat model, in words; empty: nothing."""
+    loops: ClassVar[Mapping[str, int]] = {"steps": 2}
+    """Settings that say how often something is repeated, each with the few repetitions of a dry
+    run. Those that an attack does not have do not count."""
     simulates: ClassVar[bool] = True
     """Whether it computes the loss that clients trained on, where it reads parameters; some
     protocols hide that (`Protocol.unseen`)."""

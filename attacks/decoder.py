@@ -45,6 +45,7 @@ class AmortisedDecoder(Linear, DecoderTraining, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    loops = {"updates": 2}
     adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     stages: int = knob(2, help="networks one after another", ge=1)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
+from fedre_privacy.core.artifacts import (
+    EntangledRep,
+    HeadState,
+    MatrixBlocks,
+    ModelState,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import Context, attacks
+from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.calibrated import Calibrated
 from .inversion.denoiser import DenoiserTraining
 from .inversion.diffused import diffusion_answers
@@ -47,6 +54,15 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    loops = {"steps": 2, "updates": 2}
+    suite = (
+        SuiteEntry(Representations, "strong", place=35),
+        SuiteEntry(Prototypes, "strong", place=35, fewest_first=True),
+        SuiteEntry(EntangledRep, "strong", RECOVERED, 35, fewest_first=True),
+        SuiteEntry(HeadState, "strong", RECOVERED, 35, "head", fewest_first=True),
+        SuiteEntry(ModelState, "strong", RECOVERED, 35, "head", fewest_first=True),
+        SuiteEntry(MatrixBlocks, "strong", RECOVERED, 35, "head", fewest_first=True),
+    )
     adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
     match_targets: bool = knob(

@@ -83,6 +83,7 @@ class PropertyInference(Attack):
                 than 1,024 numbers are sketched to 256 random projections.
     """
 
+    loops = {"shadows": 10}
     consumes = (
         Representations,
         Prototypes,

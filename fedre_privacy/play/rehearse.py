@@ -29,6 +29,10 @@ from .questions.base import NAMES, Trial, question_of
 
 LONG_S = 2.0
 """An attack that took longer is not repeated to measure it warm."""
+LEAST_S, LEAST_SHARE = 0.3, 0.05
+"""How much longer more repetitions of a loop must take, in seconds and as a share of few."""
+MORE, MANY_MORE = 8, 64
+"""How many times as many are tried, and where few take long."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +136,37 @@ def _after_one_step(settings: AttackSettings) -> AttackSettings:
 
 
 def _attack_seconds(trial: Trial, settings: AttackSettings, device: torch.device) -> float:
-    """Estimate the seconds of an attack from two steps of it, or from all of one without steps."""
-    budget = {"steps": 2} if hasattr(settings.attack, "steps") else {}
-    shortened = dataclasses.replace(settings.attack, **budget)
-    seconds = 0.0
-    for _ in range(2):  # the first pass warms up, which matters to a short one
-        if seconds > LONG_S:
-            break
+    """Estimate the seconds of an attack from few repetitions of each of its loops, and from more.
+
+    What stands outside of loops is measured once and not multiplied.
+    """
+    attack = settings.attack
+    asked = {name: int(getattr(attack, name)) for name in attack.loops if hasattr(attack, name)}
+    few = {name: min(attack.loops[name], count) for name, count in asked.items()}
+
+    def timed(**counts: int) -> float:
         started = time.monotonic()
         play(
-            shortened,
+            dataclasses.replace(attack, **{**few, **counts}),
             trial.observation,
             Context(trial.attack_seed, device),
             outcome=question_of(settings).outcome(),
             hidden=trial.hidden(),
         )
-        seconds = time.monotonic() - started
-    return float(seconds * getattr(settings.attack, "steps", 1) / budget.get("steps", 1))
+        return time.monotonic() - started
+
+    once, more = timed(), MANY_MORE
+    if once <= LONG_S:  # the first pass warms up, which matters to a short one
+        once, more = timed(), MORE
+    seconds, least = once, max(LEAST_S, LEAST_SHARE * once)
+    for name, count in asked.items():
+        repeated, longer = few[name], 0.0
+        while repeated < count and longer < least:
+            repeated = min(more * repeated, count)
+            longer = timed(**{name: repeated}) - once
+        if repeated > few[name]:
+            seconds += max(longer, 0.0) * (count - few[name]) / (repeated - few[name])
+    return seconds
 
 
 def _targets(observation: Observation) -> str:
