@@ -392,11 +392,14 @@ def measured(result: BenchmarkResult, point: Point) -> dict[str, Any]:
         if best is not None and measure == "auc":
             row["membership_attack"] = best["attack"]
             row |= rates(own[own["attack"] == best["attack"]])
-    single = part[(part["group"] == SINGLE) & (part["target"] == "uploaded")]
-    limits = single[single["measure"] == "unbiased_limit"]
+    uploaded = part[part["target"] == "uploaded"]
+    limits = uploaded[uploaded["measure"] == "unbiased_limit"]
+    floors = uploaded[uploaded["measure"] == "psnr"]
+    single = floors[floors["group"] == SINGLE]
     if len(limits):
         row["unbiased_limit"] = limits["value"].mean()
-        row["unbiased_limit_floor"] = single[single["measure"] == "psnr"]["floor"].mean()
+        # where all targets are of one image there is no group of them
+        row["unbiased_limit_floor"] = (single if len(single) else floors)["floor"].mean()
     return row
 
 
@@ -440,6 +443,11 @@ def figure(rows: pd.DataFrame) -> Any:
         Column(
             "found among 100",
             dots("found_among_100", floor="found_among_100_floor", most="found_at_most"),
+        ),
+        Column(
+            "no unbiased attack\nabove, dB",
+            dots("unbiased_limit", floor="unbiased_limit_floor"),
+            absent="no limit",
         ),
         Column(
             "epsilon shown", dots("epsilon_shown", most="epsilon"), log=True, absent="no guarantee"

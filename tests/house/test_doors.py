@@ -48,7 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
         "blocks", "protocols", "federation", "sealed", "runs", "threats", "steering",
     },
-    "auditing": {"core", "defenses", "eval", "runs", "federation"},
+    "auditing": {
+        "core", "models", "blocks", "protocols.base", "defenses", "federation", "eval", "runs",
+    },
     "study": {
         "core", "data.base", "entanglement", "protocols.base", "attacks.base", "eval", "runs",
         "play", "steering.base", "detectors.base",
