@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.core.artifacts import (
-    EntangledRep,
-    HeadState,
-    MatrixBlocks,
-    ModelState,
-    Prototypes,
-    Representations,
-)
+from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
@@ -59,9 +52,6 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
         SuiteEntry(Representations, "strong", place=35),
         SuiteEntry(Prototypes, "strong", place=35, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 35, fewest_first=True),
-        SuiteEntry(HeadState, "strong", RECOVERED, 35, "head", fewest_first=True),
-        SuiteEntry(ModelState, "strong", RECOVERED, 35, "head", fewest_first=True),
-        SuiteEntry(MatrixBlocks, "strong", RECOVERED, 35, "head", fewest_first=True),
     )
     adapts_to = joined(ROWS_REPEATED, {"encoding": (Smoothing,)})
 
