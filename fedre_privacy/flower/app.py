@@ -27,7 +27,7 @@ from .server import Facts, refused, serve
 
 POLL_SECONDS = 0.25
 TRIES = 3
-"""Times that a message is sent to a client whose app fails."""
+"""Times that a message is sent to a client whose app fails, or handed to a SuperLink that fails."""
 AWAY = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -99,11 +99,13 @@ class Posts:
 
         Raises:
             MissingInputError: a client did not answer in time, or its app failed again and again.
+        Exception: Flower's own, where the SuperLink took no message again and again.
         """
         until = time.monotonic() + self.patience
         answers: dict[int, bytes] = {}
         waiting: dict[int, _Waiting] = {}
         failed: Counter[int] = Counter()
+        not_taken: Counter[int] = Counter()
         why: dict[int, str] = {}
         while len(answers) < len(orders):
             nodes = self.nodes()
@@ -114,7 +116,13 @@ class Posts:
                 if k in waiting and waiting[k].since == since:
                     continue
                 content = RecordDict({"fedre": ConfigRecord({"bytes": orders[k]})})
-                (number,) = self.grid.push_messages([Message(content, node, "train")])
+                try:
+                    (number,) = self.grid.push_messages([Message(content, node, "train")])
+                except Exception:  # a SuperLink that has come back loses what was half handed over
+                    not_taken[k] += 1
+                    if not_taken[k] == TRIES:
+                        raise
+                    continue
                 if number:
                     waiting[k] = _Waiting(number, since)
             owners = {one.number: k for k, one in waiting.items()}
