@@ -116,8 +116,9 @@ class Posts:
                 if k in waiting and waiting[k].since == since:
                     continue
                 content = RecordDict({"fedre": ConfigRecord({"bytes": orders[k]})})
+                message = Message(content, node, "train")
                 try:
-                    (number,) = self.grid.push_messages([Message(content, node, "train")])
+                    (number,) = self.grid.push_messages([message])
                 except Exception:  # a SuperLink that has come back loses what was half handed over
                     not_taken[k] += 1
                     if not_taken[k] == TRIES:

@@ -40,7 +40,9 @@ class Grid:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
+def outside_of_a_run(monkeypatch):
+    """Flower makes messages inside of a run alone; and nobody waits."""
+    monkeypatch.setattr(app, "Message", lambda content, *_: SimpleNamespace(content=content))
     monkeypatch.setattr(app, "POLL_SECONDS", 0)
 
 
