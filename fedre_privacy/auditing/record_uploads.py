@@ -83,7 +83,7 @@ def upload_ratios(
     """
     noisy = next(d for d in defenses if d.adds_noise and _covers(d, facts))
     channel = noisy.channel(facts) or NOTHING
-    bound = next(s.norm for s in channel.each if isinstance(s, Bound))
+    bound = next((s.norm for s in channel.each if isinstance(s, Bound)), 1.0)
     counts = facts.class_counts[claim.client]
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     width = min(len(labels), MOST_COORDINATES)
@@ -103,9 +103,8 @@ def upload_ratios(
         signs = balanced(len(claim.rounds), own)
         for sign, round in zip(signs, claim.rounds, strict=True):
             table.rows = sign * _canaries(there, width, TOO_LONG * bound)
-            for emission in uploaded(
-                protocol, client, (), Task(copied, round, client.id), defenses
-            ):
+            task = Task(copied, round, client.id)
+            for emission in uploaded(protocol, client, (), task, defenses):
                 if type(emission.artifact) in _covers(noisy, facts):
                     found[copy] += sign * _ratios(emission, noisy, facts, claim, bound, width)
     return found

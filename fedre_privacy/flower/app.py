@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import traceback
@@ -25,6 +26,7 @@ from .bundle import EVENTS, OUTCOME, PID, ROWS, Orders
 from .client import read_settings
 from .server import Facts, refused, serve
 
+LOG = logging.getLogger("fedre_privacy")
 POLL_SECONDS = 0.25
 TRIES = 3
 """Times that a message is sent to a client whose app fails, or handed to a SuperLink that fails."""
@@ -119,7 +121,8 @@ class Posts:
                 message = Message(content, node, "train")
                 try:
                     (number,) = self.grid.push_messages([message])
-                except Exception:  # a SuperLink that has come back loses what was half handed over
+                except Exception as error:  # a SuperLink that was restarted loses half a message
+                    LOG.warning("the SuperLink did not take a message to client %d: %s", k, error)
                     not_taken[k] += 1
                     if not_taken[k] == TRIES:
                         raise

@@ -165,7 +165,7 @@ class TargetSource:
         client's training samples where a whole round of training made it.
 
         Args:
-            per_update: images sought in each, at most; as many as made the smallest one chosen.
+            per_update: images sought in each, at most; no more than made the smallest.
             max_images: leave out those that more images made.
             fewest_first: those that the fewest images made, in place of a draw.
 
@@ -208,9 +208,7 @@ class TargetSource:
             )
         if fewest_first:
             drawn.sort(key=lambda k: len(made[k]))
-            images = min(per_update, count, len(made[drawn[0]]))
-        else:
-            images = min(per_update, count, *(len(made[k]) for k in drawn))
+        images = min(per_update, count, *(len(made[k]) for k in drawn))
         wanted = sorted(drawn[: max(1, count // images)])
         parts = []
         for k in wanted:
