@@ -388,9 +388,7 @@ def inverting(
     size: int,
 ) -> None:
     """Attack `count` gradients of `size` images each."""
-    how: dict[str, Any] = {"steps": options.steps or 300, **weight_of(options)}
-    if options.restarts > 1:
-        how |= {"restarts": options.restarts, "combine": options.combine}
+    how: dict[str, Any] = {"steps": options.steps or 300, **weight_of(options), **starts(options)}
     pairs = batches(data, count, size, tuning=options.tuning)
     observation = observe(model, [GradientState(gradient(model, x, y)) for x, y in pairs], size)
     started = time.process_time()
@@ -431,6 +429,13 @@ def victims(names: str, data: Images, options: argparse.Namespace) -> list[tuple
 def weight_of(options: argparse.Namespace) -> dict[str, float]:
     """The weight of total variation as a setting of an attack, if one was asked for."""
     return {} if options.tv is None else {"tv": options.tv}
+
+
+def starts(options: argparse.Namespace) -> dict[str, Any]:
+    """Several starts as settings of an attack, if they were asked for."""
+    if options.restarts < 2:
+        return {}
+    return {"restarts": options.restarts, "combine": options.combine}
 
 
 def single(data: Images, options: argparse.Namespace) -> None:
@@ -509,7 +514,11 @@ def update(data: Images, options: argparse.Namespace) -> None:
             observation = observe(model, sent, size, how)
             for way in ways[: 1 if epochs == 1 else 3][1 if epochs > 10 else 0 :]:
                 attack = attacks.get("update-inversion")(
-                    bn=BN, steps=options.steps or 200, **way, **weight_of(options)
+                    bn=BN,
+                    steps=options.steps or 200,
+                    **way,
+                    **weight_of(options),
+                    **starts(options),
                 )
                 found, seconds = timed(attack, observation)
                 told = ", ".join(f"{key} {value}" for key, value in way.items())

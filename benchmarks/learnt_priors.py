@@ -6,7 +6,7 @@ floor, the difference to the deep image prior with its default settings, and the
 of all targets of a run. A prior that copies would answer with an auxiliary image: `copies` is the
 share of answers that are nearer to an auxiliary image than to the truth.
 
-Settings of `diffusion` were chosen on half of the images of CIFAR-10 and on a run of training seed
+Settings of `diffusion` and `ensemble-kalman` were chosen on half of the images of CIFAR-10 and on a run of training seed
 0; the other half and other seeds are for reports only (see misses.py). With --aux the attacker's
 images come from another data set, as many as before and without labels.
 
@@ -46,6 +46,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "diffusion, linear": ("diffusion", {"updates": 1, "lr": 1e-12}),
     "diffusion, 1 sample": ("diffusion", {"samples": 1}),
     "diffusion": ("diffusion", {}),
+    "ensemble-kalman": ("ensemble-kalman", {}),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""
 BEFORE = "dip"

@@ -39,7 +39,7 @@ THREAT = ThreatModel(
 UNSUPPORTED = (
     "Supported on uploads of other systems: attacks on images that read representations, "
     "prototypes or entangled representations (dip, pixel; with --aux linear, decoder, "
-    "diffusion), and labels."
+    "diffusion, ensemble-kalman), and labels."
 )
 
 

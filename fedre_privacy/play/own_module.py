@@ -44,7 +44,7 @@ OWN = (0, 1)
 
 SUPPORTED = (
     "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
-    "public=, linear, decoder and diffusion on representations and prototypes; "
+    "public=, linear, decoder, diffusion and ensemble-kalman on representations and prototypes; "
     "inverting-gradients, dlg, idlg and analytic on a gradient)."
 )
 

@@ -29,6 +29,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "joint-disentangle": {"steps": 60, "tv": 1.0},
     "decoder": {"updates": 20, "width": 4},
     "diffusion": {"updates": 20, "width": 4, "layers": 2, "steps": 8, "samples": 2},
+    "ensemble-kalman": {"members": 100, "steps": 3},
 }
 BRIEF: dict[str, dict[str, Any]] = {
     "dip": {"steps": 4, "channels": (4, 4), "depth": 4},
@@ -38,6 +39,7 @@ BRIEF: dict[str, dict[str, Any]] = {
     "shadow": {"views": 1, "shadows": 2},
     "decoder": {"updates": 4, "width": 4, "views": 1, "match_targets": False},
     "diffusion": {"updates": 2, "width": 4, "layers": 2, "views": 1, "steps": 3, "samples": 2},
+    "ensemble-kalman": {"views": 1, "members": 20, "steps": 2},
 }
 """Settings for promises that hold however short the attack is."""
 SEEDLESS = {"linear", "decoder", "shadow"}

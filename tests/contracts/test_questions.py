@@ -29,6 +29,7 @@ settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["sett
 BRIEF: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 4, "width": 4},
     "diffusion": {"updates": 4, "width": 4, "samples": 2},
+    "ensemble-kalman": {"members": 20, "steps": 2, "views": 1},
     "dip": {"channels": (4, 4), "depth": 4},
     "dlg": {"inner": 2},
     "idlg": {"inner": 2},

@@ -68,6 +68,7 @@ RUNS = {
 QUICK = {
     "decoder": {"updates": 2, "width": 4, "views": 1, "stages": 1, "match_targets": False},
     "diffusion": {"updates": 2, "width": 4, "views": 1, "steps": 3, "samples": 1},
+    "ensemble-kalman": {"members": 16, "steps": 1, "views": 1},
     "linear": {"views": 1},
     "shadow": {"views": 1, "shadows": 2},
     "dip": {"steps": 3},

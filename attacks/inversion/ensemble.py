@@ -1,0 +1,277 @@
+"""Images whose representations are the uploaded ones, found by many candidates for each target.
+
+Candidates begin as the linear answer plus errors that linear answers have on auxiliary images. In
+each step all go through the extractor, a ridge regression learns from them how a change of the
+representation changes the image there, and each candidate is moved by what its representation still
+misses. Candidates are spread as widely as is still open, so the regression sees the extractor's
+course over that range, where the slope at one point misleads. The extractor is only evaluated.
+
+Reference: Emerick and Reynolds, Ensemble smoother with multiple data assimilation, Computers &
+Geosciences 2013 (noise counted once over all steps); Iglesias, Law and Stuart, Ensemble Kalman
+methods for inverse problems, Inverse Problems 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.core.config import knob
+from fedre_privacy.core.eigen import symmetric_eigen
+from fedre_privacy.core.outcomes import Reconstruction
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Observation
+
+from ..running.channels import row_as_compared, rows_as_sent
+from ..running.driver import Piece, Tick, in_tiles_of, join, reconstruction
+from ..running.modules import outputs
+from ..running.objectives import l2rel
+from ..running.tiles import cpu_tile
+from .aux_pairs import FOLDS
+from .denoiser import cosines
+from .linear_map import Linear
+from .map_jobs import MapJob, jobs_of
+from .map_work import MapWork, aux_images, prepare_work
+from .optimise import spread_of
+
+PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+"""Penalties tried for each band of frequencies, in mean eigenvalues of the scatter."""
+WIDENING = 1.5
+"""Each band of frequencies ends so many times higher than the one before."""
+GPU_TILE = 16
+"""Targets at once on a GPU."""
+TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moves:
+    """How candidates are moved: settings of `ensemble-kalman`."""
+
+    members: int = knob(
+        1000,
+        help="candidates of each target, at most one for each version of each auxiliary image",
+        ge=2 * FOLDS,
+    )
+    steps: int = knob(5, help="times that all candidates are moved", ge=1)
+    finest: float = knob(
+        0.6, help="frequencies above are left alone", unit="parts of the image's side", gt=0, le=1
+    )
+    chunk: int | None = knob(None, help="targets at once on a GPU; none: 16", ge=1)
+
+
+class Waves:
+    """Cosine coefficients of images (.., C, H, W) up to a frequency, in bands of frequencies."""
+
+    def __init__(self, shape: tuple[int, int, int], finest: float, device: torch.device) -> None:
+        channels, height, width = shape
+        self.shape = shape
+        self.down, self.across = cosines(height).to(device), cosines(width).to(device)
+        rows, columns = torch.arange(height) / height, torch.arange(width) / width
+        radius = (rows[:, None].square() + columns.square()).sqrt() * max(height, width)
+        steps = 1 + radius.clamp(min=0.5).log() / math.log(WIDENING)
+        whole = steps.clamp(min=0).floor().long().expand(shape).flatten()
+        self.kept = (radius <= finest * max(height, width)).expand(shape).flatten().to(device)
+        self.band = whole.to(device)[self.kept]
+
+    def of(self, images: Tensor) -> Tensor:
+        """Coefficients (.., k) of images."""
+        made = torch.einsum("ih,...chw,jw->...cij", self.down, images, self.across)
+        return made.flatten(-3)[..., self.kept]
+
+    def images(self, coefficients: Tensor) -> Tensor:
+        """Images with these coefficients (.., k) and no others."""
+        whole = coefficients.new_zeros(*coefficients.shape[:-1], len(self.kept))
+        whole[..., self.kept] = coefficients
+        whole = whole.unflatten(-1, self.shape)
+        return torch.einsum("ih,...cij,jw->...chw", self.down, whole, self.across)
+
+
+def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Tensor) -> Tensor:
+    """What should change in each candidate for its representation to become the one wanted.
+
+    The map that moves a candidate never saw it: one is fitted without each fold. Penalties are
+    those that err least, over all folds, on the candidates that were left out.
+
+    Args:
+        reps: representations (t, m, d) of the candidates of t targets; waves: (t, m, k).
+        wanted: representations of the targets (t, d).
+        band: band of each coefficient (k,). fold: fold of each candidate (t, m).
+
+    Returns:
+        Changes of the coefficients (t, m, k).
+    """
+    bands = int(band.max()) + 1
+    return torch.stack(
+        [
+            _changes(*one, band, bands, folds)
+            for *one, folds in zip(reps, waves, wanted, fold, strict=True)
+        ]
+    )
+
+
+def _changes(
+    reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, bands: int, fold: Tensor
+) -> Tensor:
+    errors = waves.new_zeros(len(PENALTIES), bands)
+    maps = []
+    for one in fold.unique().tolist():
+        out = fold == one
+        rep, wave = reps[~out].mean(0), waves[~out].mean(0)
+        near = reps[~out] - rep
+        values, axes = symmetric_eigen((near.T @ near).double())
+        values, axes = values.clamp(min=0).to(reps), axes.to(reps)
+        scale = values.mean() + TINY
+        both = axes.T @ (near.T @ (waves[~out] - wave))
+        seen, missed = (reps[out] - rep) @ axes, waves[out] - wave
+        for number, penalty in enumerate(PENALTIES):
+            error = missed - (seen / (values + penalty * scale)) @ both
+            errors[number].index_add_(0, band, error.square().sum(0))
+        maps.append((out, axes, values, scale, both))
+    penalties = torch.tensor(PENALTIES).to(errors)[errors.argmin(0)]
+    moved = torch.empty_like(waves)
+    for out, axes, values, scale, both in maps:
+        missing = (wanted - reps[out]) @ axes
+        found = waves.new_empty(len(missing), waves.shape[1])
+        for penalty in penalties.unique():
+            where = penalties[band] == penalty
+            found[:, where] = (missing / (values + penalty * scale)) @ both[:, where]
+        moved[out] = found
+    return moved
+
+
+def ensemble_answers(
+    observation: Observation, context: Context, linear: Linear, how: Moves
+) -> Reconstruction:
+    """Answer every target with the mean of its candidates.
+
+    Raises:
+        IncompatibleError: too few auxiliary images, or an extractor that does not fit.
+    """
+    jobs = jobs_of(observation, linear)
+    aux = aux_images(observation, context.device)
+    waves = Waves(observation.image_shape, how.finest, context.device)
+    order = [(job, row) for job in jobs for row in range(len(job.index))]
+    sent = rows_as_sent(observation)
+
+    def answer(places: list[int], tick: Tick) -> Piece:
+        mine: dict[str, tuple[MapJob, list[int]]] = {}
+        for job, row in (order[place] for place in places):
+            mine.setdefault(job.name, (job, []))[1].append(row)
+        groups = []
+        for job, rows in mine.values():
+            work = prepare_work(observation, context, job, aux, linear, room=how.members)
+            groups.append(_Group.of(work, rows, observation, context, sent, how.steps))
+        for number in range(how.steps):
+            for group in groups:
+                group.move(waves)
+            tick(number, torch.cat([group.trace[-1] for group in groups]))
+        return join([group.piece(aux) for group in groups])
+
+    numbers = torch.tensor([int(job.index[row]) for job, row in order])
+    found = in_tiles_of(
+        answer,
+        range(len(order)),
+        context,
+        steps=how.steps,
+        cpu=cpu_tile(len(order)),
+        gpu=how.chunk or GPU_TILE,
+    )
+    return reconstruction(join([found], numbers), "budget spent")
+
+
+@dataclass
+class _Group:
+    """Targets of one extractor (t,) and their candidates (t, m, C, H, W)."""
+
+    extract: nn.Module | Callable[[Tensor], Tensor]
+    sent: Callable[[Tensor, Tensor], Tensor]
+    wanted: Tensor
+    members: Tensor
+    fold: Tensor
+    noise: Tensor
+    draws: Sequence[torch.Generator]
+    trace: list[Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        work: MapWork,
+        rows: list[int],
+        observation: Observation,
+        context: Context,
+        sent: Callable[[Tensor, Tensor], Tensor] | None,
+        steps: int,
+    ) -> _Group:
+        """The first candidates of some targets of an extractor."""
+        assert work.pairs is not None and work.picture is not None
+        client, round = work.job.owner
+        draws = [
+            stream(context.seed, "candidates", client=client, round=round, index=row)
+            for row in rows
+        ]
+        errors = work.pairs.images - work.picture
+        members = torch.stack([work.answer[row] + errors for row in rows])
+        wanted = work.job.reps[rows].to(members)
+        made = outputs(work.extract, work.pairs.images)
+        if work.upload is not None:
+            made = row_as_compared(observation.channel, made, work.pairs.reps)
+        noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
+        return cls(
+            work.extract,
+            sent or _as_it_is,
+            wanted,
+            members,
+            work.pairs.fold.expand(len(rows), -1),
+            noise,
+            draws,
+            [fits[rows] for fits in work.fits],
+        )
+
+    def move(self, waves: Waves) -> None:
+        """Move all candidates once."""
+        self.members = self.members.clamp(0, 1)
+        reps = torch.stack(
+            [
+                self.uploaded(members, wanted)
+                for members, wanted in zip(self.members, self.wanted, strict=True)
+            ]
+        )
+        fresh = torch.stack([torch.randn(reps.shape[1:], generator=one) for one in self.draws])
+        reps = reps + self.noise * fresh.to(reps)
+        sound = reps.isfinite().flatten(1).all(1) & self.wanted.isfinite().all(1)
+        moved = torch.full_like(self.members, torch.nan)
+        if bool(sound.any()):
+            whole = waves.of(self.members[sound])
+            change = changes(reps[sound], whole, self.wanted[sound], waves.band, self.fold[sound])
+            moved[sound] = self.members[sound] + waves.images(change)
+        self.members = moved
+        self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
+
+    def uploaded(self, images: Tensor, wanted: Tensor) -> Tensor:
+        """What would have been uploaded of images (n, C, H, W) in place of those wanted (n, d)."""
+        return self.sent(outputs(self.extract, images), wanted.expand(len(images), -1))
+
+    def answer(self) -> Tensor:
+        """The mean of the candidates of each target (t, C, H, W)."""
+        return self.members.mean(1).clamp(0, 1)
+
+    def piece(self, aux: Tensor) -> Piece:
+        """What the targets have come to."""
+        answer = self.answer()
+        return {
+            "images": answer.cpu(),
+            "prior": aux.mean(0, keepdim=True).expand_as(answer).cpu().contiguous(),
+            "fit": self.trace[-1].cpu(),
+            "trace": torch.stack(self.trace).cpu(),
+            "spread": spread_of(self.members).cpu(),
+        }
+
+
+def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
+    """Representations where clients declared nothing."""
+    return reps

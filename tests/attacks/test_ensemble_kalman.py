@@ -1,0 +1,178 @@
+"""Candidates that are moved together, and the attack made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedre_privacy.attacks.dip import DeepImagePrior
+from fedre_privacy.attacks.ensemble_kalman import EnsembleKalman
+from fedre_privacy.attacks.inversion.ensemble import Waves, changes
+from fedre_privacy.attacks.linear import LinearDecoder
+from fedre_privacy.core.channels import Channel, Noise
+from fedre_privacy.core.errors import IncompatibleError
+from fedre_privacy.core.types import KnownDefense
+from fedre_privacy.data.base import datasets
+from fedre_privacy.models.split import Normalise
+
+BRIEF = {"views": 2, "members": 100, "steps": 2}
+HERE = torch.device("cpu")
+
+
+def psnr_db(images, truth):
+    mse = (images - truth).square().flatten(1).mean(1)
+    return float((-10 * mse.clamp(min=1e-12).log10()).mean())
+
+
+# --- moves -------------------------------------------------------------------------------------
+
+
+def test_coefficients_up_to_all_frequencies_are_the_image():
+    images = torch.rand(3, 2, 6, 5)
+    waves = Waves((2, 6, 5), 2.0, HERE)
+    assert torch.allclose(waves.images(waves.of(images)), images, atol=1e-5)
+    low = Waves((2, 6, 5), 0.3, HERE)
+    kept = low.images(low.of(images))
+    assert low.of(images).shape[1] < 60
+    assert torch.allclose(low.images(low.of(kept)), kept, atol=1e-5)
+    assert torch.allclose(kept.mean((2, 3)), images.mean((2, 3)), atol=1e-5)
+
+
+def test_bands_rise_with_frequency_whatever_the_size():
+    for side in (8, 16, 64):
+        band = Waves((1, side, side), 0.6, HERE).band
+        along = band[: int(0.6 * side)]
+        assert bool((along.diff() >= 0).all()) and int(along[0]) < int(along[1]) < int(along[-1])
+
+
+def test_candidates_come_to_the_mean_given_a_linear_representation():
+    draw = torch.Generator().manual_seed(0)
+    spread = torch.tensor([3.0, 2.0, 1.0, 1.0, 0.5, 0.1])
+    weight = torch.randn(6, 3, generator=draw)
+    waves = torch.randn(2, 4000, 6, generator=draw) * spread
+    truth = torch.randn(2, 6, generator=draw) * spread
+    fold = (torch.arange(4000) % 4).expand(2, -1)
+    wanted = truth @ weight
+    moved = waves + changes(waves @ weight, waves, wanted, torch.arange(6) // 2, fold)
+    prior = torch.diag(spread.square())
+    best = wanted @ torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
+    assert torch.allclose(moved.mean(1), best, atol=0.1)
+    left = prior - prior @ weight @ torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
+    assert torch.allclose(torch.cov(moved[0].T), left, atol=0.3)
+
+
+def test_what_a_representation_does_not_tell_is_not_moved():
+    draw = torch.Generator().manual_seed(0)
+    waves = torch.randn(1, 200, 8, generator=draw)
+    reps = torch.cat([waves[..., :2], torch.randn(1, 200, 30, generator=draw)], -1)
+    band = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+    change = changes(reps, waves, torch.zeros(1, 32), band, torch.arange(200).expand(1, -1) % 4)
+    assert torch.allclose(change[0, :, :2], -waves[0, :, :2], atol=0.4)
+    assert float(change[0, :, 2:].square().mean()) < 0.1
+
+
+# --- the attack --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many():
+    data = datasets.get("digits")(size=16, per_class=40).load()
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    return data.images[order].float() / 255, data.labels[order]
+
+
+class Stairs(nn.Module):
+    """Values rounded to steps: the slope is 0 everywhere."""
+
+    def forward(self, x):
+        return (x / 0.05).round() * 0.05
+
+
+def nets(*last):
+    """Deep extractors of two clients."""
+    made = {}
+    for seed, owner in enumerate([(0, 1), (2, 1)]):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made[owner] = (
+                nn.Sequential(
+                    Normalise(), nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                    nn.Linear(288, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+                    nn.Linear(64, 48), nn.ReLU(), *last,
+                ).eval().requires_grad_(False)
+            )  # fmt: skip
+    return made
+
+
+def problem_of(many, observe, extractors):
+    images, labels = many
+    reps = [net(images[8 * i : 8 * i + 8]) for i, net in enumerate(extractors.values())]
+    seen = observe(reps, extractors, threat="strong")
+    return replace(seen, aux=images[16:], aux_labels=labels[16:])
+
+
+@pytest.fixture
+def problem(many, observe):
+    return problem_of(many, observe, nets())
+
+
+def moved(problem, change):
+    targets = tuple(
+        replace(u, artifacts=(replace(u.artifacts[0], reps=change(u.artifacts[0].reps)),))
+        for u in problem.targets
+    )
+    return replace(problem, targets=targets, uploads=targets)
+
+
+def test_it_beats_the_linear_answer_and_the_floor(problem, many):
+    truth = many[0][:16]
+    found = EnsembleKalman(members=600)(problem)
+    score = psnr_db(found.images, truth)
+    assert score > psnr_db(problem.aux.mean(0).expand(16, -1, -1, -1), truth) + 3
+    assert score > psnr_db(LinearDecoder()(problem).images, truth) + 0.5
+    assert found.spread.shape == (16,) and bool((found.spread > 0).all())
+    assert float(found.trace[-1].median()) < 0.5 * float(found.trace[1].median())
+
+
+def test_an_extractor_without_slopes_is_inverted(many, observe):
+    stairs, truth = problem_of(many, observe, nets(Stairs())), many[0][:16]
+    floor = psnr_db(stairs.aux.mean(0).expand(16, -1, -1, -1), truth)
+    assert psnr_db(EnsembleKalman(members=600)(stairs).images, truth) > floor + 2
+    assert psnr_db(DeepImagePrior(steps=60)(stairs).images, truth) < floor + 1
+
+
+def test_noise_for_an_upload_tells_nothing(problem, many):
+    truth, draw = many[0][:16], torch.Generator().manual_seed(0)
+    noise = moved(problem, lambda r: r[torch.randperm(8, generator=draw)].roll(1, 1))
+    floor = psnr_db(problem.aux.mean(0).expand(16, -1, -1, -1), truth)
+    assert psnr_db(EnsembleKalman(members=300)(noise).images, truth) < floor + 0.3
+
+
+def test_declared_noise_is_allowed_for(problem, many):
+    truth, draw = many[0][:16], torch.Generator().manual_seed(0)
+    std = 0.3 * float(problem.targets[0].artifacts[0].reps.std())
+    noisy = moved(problem, lambda r: r + std * torch.randn(r.shape, generator=draw))
+    told = replace(noisy, defenses=(KnownDefense("noise", {}, Channel(rows=(Noise(std),))),))
+    aware, unaware = (EnsembleKalman(members=300)(one) for one in (told, noisy))
+    assert psnr_db(aware.images, truth) > psnr_db(unaware.images, truth) + 0.5
+
+
+def test_a_broken_extractor_harms_no_other(problem):
+    problem.extractors[0, 1][5].weight.fill_(torch.nan)
+    found = EnsembleKalman(**BRIEF)(problem)
+    assert found.diverged.tolist() == [True] * 8 + [False] * 8
+    assert bool(found.images[8:].isfinite().all())
+
+
+def test_there_are_no_more_candidates_than_versions_of_images(problem):
+    few = replace(problem, aux=problem.aux[:40], aux_labels=problem.aux_labels[:40])
+    all_of_them = EnsembleKalman(views=2, members=80, steps=1)(few)
+    assert torch.equal(EnsembleKalman(views=2, members=900, steps=1)(few).images, all_of_them.images)
+
+
+def test_too_few_images_are_one_error(problem):
+    with pytest.raises(IncompatibleError, match="at least 8 auxiliary images; 3 were given"):
+        EnsembleKalman(**BRIEF)(replace(problem, aux=problem.aux[:3], aux_labels=None))
