@@ -6,9 +6,9 @@ floor, the difference to the deep image prior with its default settings, and the
 of all targets of a run. A prior that copies would answer with an auxiliary image: `copies` is the
 share of answers that are nearer to an auxiliary image than to the truth.
 
-Settings of `diffusion` and `ensemble-kalman` were chosen on half of the images of CIFAR-10 and on a run of training seed
-0; the other half and other seeds are for reports only (see misses.py). With --aux the attacker's
-images come from another data set, as many as before and without labels.
+Settings of `diffusion` and `ensemble-kalman` were chosen on half of the images of CIFAR-10 and on
+runs of training seed 0; the other half and other seeds are for reports only (see misses.py). With
+--aux the attacker's images come from another data set, as many as before and without labels.
 
     python benchmarks/learnt_priors.py RUN [RUN ...] [--half report] [--out rows.csv]
     python benchmarks/learnt_priors.py --rows rows.csv

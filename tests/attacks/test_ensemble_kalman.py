@@ -170,7 +170,9 @@ def test_a_broken_extractor_harms_no_other(problem):
 def test_there_are_no_more_candidates_than_versions_of_images(problem):
     few = replace(problem, aux=problem.aux[:40], aux_labels=problem.aux_labels[:40])
     all_of_them = EnsembleKalman(views=2, members=80, steps=1)(few)
-    assert torch.equal(EnsembleKalman(views=2, members=900, steps=1)(few).images, all_of_them.images)
+    assert torch.equal(
+        EnsembleKalman(views=2, members=900, steps=1)(few).images, all_of_them.images
+    )
 
 
 def test_too_few_images_are_one_error(problem):
