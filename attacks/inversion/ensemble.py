@@ -106,12 +106,8 @@ def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Ten
         Changes of the coefficients (t, m, k).
     """
     bands = int(band.max()) + 1
-    return torch.stack(
-        [
-            _changes(*one, band, bands, folds)
-            for *one, folds in zip(reps, waves, wanted, fold, strict=True)
-        ]
-    )
+    rows = zip(reps, waves, wanted, fold, strict=True)
+    return torch.stack([_changes(r, w, asked, band, bands, f) for r, w, asked, f in rows])
 
 
 def _changes(
