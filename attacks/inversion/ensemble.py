@@ -98,22 +98,14 @@ def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Ten
     those that err least, over all folds, on the candidates that were left out.
 
     Args:
-        reps: representations (t, m, d) of the candidates of t targets; waves: (t, m, k).
-        wanted: representations of the targets (t, d).
-        band: band of each coefficient (k,). fold: fold of each candidate (t, m).
+        reps: representations (m, d) of the candidates of a target. waves: coefficients (m, k).
+        wanted: representation of the target (d,).
+        band: band of each coefficient (k,). fold: fold of each candidate (m,).
 
     Returns:
-        Changes of the coefficients (t, m, k).
+        Changes of the coefficients (m, k).
     """
-    bands = int(band.max()) + 1
-    rows = zip(reps, waves, wanted, fold, strict=True)
-    return torch.stack([_changes(r, w, asked, band, bands, f) for r, w, asked, f in rows])
-
-
-def _changes(
-    reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, bands: int, fold: Tensor
-) -> Tensor:
-    errors = waves.new_zeros(len(PENALTIES), bands)
+    errors = waves.new_zeros(len(PENALTIES), int(band.max()) + 1)
     maps = []
     for one in fold.unique().tolist():
         out = fold == one
@@ -222,7 +214,7 @@ class _Group:
             sent or _as_it_is,
             wanted,
             members,
-            work.pairs.fold.expand(len(rows), -1),
+            work.pairs.fold,
             noise,
             draws,
             [fits[rows] for fits in work.fits],
@@ -230,22 +222,16 @@ class _Group:
 
     def move(self, waves: Waves) -> None:
         """Move all candidates once."""
-        self.members = self.members.clamp(0, 1)
-        reps = torch.stack(
-            [
-                self.uploaded(members, wanted)
-                for members, wanted in zip(self.members, self.wanted, strict=True)
-            ]
-        )
-        fresh = torch.stack([torch.randn(reps.shape[1:], generator=one) for one in self.draws])
-        reps = reps + self.noise * fresh.to(reps)
-        sound = reps.isfinite().flatten(1).all(1) & self.wanted.isfinite().all(1)
-        moved = torch.full_like(self.members, torch.nan)
-        if bool(sound.any()):
-            whole = waves.of(self.members[sound])
-            change = changes(reps[sound], whole, self.wanted[sound], waves.band, self.fold[sound])
-            moved[sound] = self.members[sound] + waves.images(change)
-        self.members = moved
+        for target, wanted in enumerate(self.wanted):
+            members = self.members[target].clamp(0, 1)
+            reps = self.uploaded(members, wanted)
+            fresh = torch.randn(reps.shape, generator=self.draws[target])
+            reps = reps + self.noise * fresh.to(reps)
+            if bool(reps.isfinite().all() & wanted.isfinite().all()):
+                change = changes(reps, waves.of(members), wanted, waves.band, self.fold)
+                self.members[target] = members + waves.images(change)
+            else:
+                self.members[target] = torch.nan
         self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
 
     def uploaded(self, images: Tensor, wanted: Tensor) -> Tensor:

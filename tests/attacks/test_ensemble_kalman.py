@@ -52,26 +52,25 @@ def test_candidates_come_to_the_mean_given_a_linear_representation():
     draw = torch.Generator().manual_seed(0)
     spread = torch.tensor([3.0, 2.0, 1.0, 1.0, 0.5, 0.1])
     weight = torch.randn(6, 3, generator=draw)
-    waves = torch.randn(2, 4000, 6, generator=draw) * spread
-    truth = torch.randn(2, 6, generator=draw) * spread
-    fold = (torch.arange(4000) % 4).expand(2, -1)
-    wanted = truth @ weight
-    moved = waves + changes(waves @ weight, waves, wanted, torch.arange(6) // 2, fold)
+    waves = torch.randn(4000, 6, generator=draw) * spread
+    wanted = (torch.randn(6, generator=draw) * spread) @ weight
+    moved = waves + changes(
+        waves @ weight, waves, wanted, torch.arange(6) // 2, torch.arange(4000) % 4
+    )
     prior = torch.diag(spread.square())
-    best = wanted @ torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
-    assert torch.allclose(moved.mean(1), best, atol=0.1)
-    left = prior - prior @ weight @ torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
-    assert torch.allclose(torch.cov(moved[0].T), left, atol=0.3)
+    gain = torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
+    assert torch.allclose(moved.mean(0), wanted @ gain, atol=0.1)
+    assert torch.allclose(torch.cov(moved.T), prior - prior @ weight @ gain, atol=0.3)
 
 
 def test_what_a_representation_does_not_tell_is_not_moved():
     draw = torch.Generator().manual_seed(0)
-    waves = torch.randn(1, 200, 8, generator=draw)
-    reps = torch.cat([waves[..., :2], torch.randn(1, 200, 30, generator=draw)], -1)
+    waves = torch.randn(200, 8, generator=draw)
+    reps = torch.cat([waves[:, :2], torch.randn(200, 30, generator=draw)], -1)
     band = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
-    change = changes(reps, waves, torch.zeros(1, 32), band, torch.arange(200).expand(1, -1) % 4)
-    assert torch.allclose(change[0, :, :2], -waves[0, :, :2], atol=0.4)
-    assert float(change[0, :, 2:].square().mean()) < 0.1
+    change = changes(reps, waves, torch.zeros(32), band, torch.arange(200) % 4)
+    assert torch.allclose(change[:, :2], -waves[:, :2], atol=0.4)
+    assert float(change[:, 2:].square().mean()) < 0.1
 
 
 # --- the attack --------------------------------------------------------------------------------
