@@ -34,6 +34,9 @@ class Shadow(Shadows, Attack):
     shadow is moved so that its means of the client's *other* classes agree with the prototypes that
     the client uploaded of them; the target's own class is left out. The penalty is chosen on
     held-out images of a shadow that was held out: it has to stand for what differs between shadows.
+    Candidates about that answer are then moved as `ensemble-kalman` moves them, each through a
+    shadow of its own, so that what differs between shadows counts as noise; the answer is their
+    mean.
 
     Drift makes shadows useless after a few rounds, so the first one is attacked unless
     ``eval.round`` says otherwise. With ``start=random`` the shadows begin with random weights of
@@ -46,9 +49,10 @@ class Shadow(Shadows, Attack):
                 ``start=known``; no extractor       Recovers: inputs
     Cost:       for each client `shadows` times its local training up to the attacked round, `views`
                 forward passes over the auxiliary images, and d^2 (d + C H W) multiplications for
-                each client and class
+                each client and class; for each target `moves` times `members` passes of a shadow
     Reference:  this project; shadows as in Shokri et al., Membership inference attacks against
-                machine learning models, S&P 2017; ridge regression: Hoerl and Kennard, 1970.
+                machine learning models, S&P 2017; ridge regression: Hoerl and Kennard,
+                1970; for the candidates see `ensemble-kalman`.
     """
 
     consumes = (Representations, Prototypes, EntangledRep)

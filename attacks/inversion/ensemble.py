@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Penalties tried for each band of frequencies, in mean eigenvalues of the scatter."""
 WIDENING = 1.5
 """Each band of frequencies ends so many times higher than the one before."""
+FINEST = 0.6
+"""Frequencies that candidates are moved in, in parts of the image's side."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
 TINY = 1e-12
@@ -59,7 +62,11 @@ class Moves:
     )
     steps: int = knob(5, help="times that all candidates are moved", ge=1)
     finest: float = knob(
-        0.6, help="frequencies above are left alone", unit="parts of the image's side", gt=0, le=1
+        FINEST,
+        help="frequencies above are left alone",
+        unit="parts of the image's side",
+        gt=0,
+        le=1,
     )
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 16", ge=1)
 
@@ -130,6 +137,30 @@ def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Ten
             found[:, where] = (missing / (values + penalty * scale)) @ both[:, where]
         moved[out] = found
     return moved
+
+
+def moved(
+    members: Tensor,
+    represent: Callable[[Tensor], Tensor],
+    wanted: Tensor,
+    waves: Waves,
+    fold: Tensor,
+) -> Tensor:
+    """Move the candidates of a target once.
+
+    Args:
+        members: candidates (m, C, H, W). fold: of each candidate (m,).
+        represent: images (m, C, H, W) to their representations (m, d), errors included.
+        wanted: representation of the target (d,).
+
+    Returns:
+        Candidates (m, C, H, W), not clamped; NaN where a representation is not finite.
+    """
+    members = members.clamp(0, 1)
+    reps = represent(members)
+    if not bool(reps.isfinite().all() & wanted.isfinite().all()):
+        return torch.full_like(members, torch.nan)
+    return members + waves.images(changes(reps, waves.of(members), wanted, waves.band, fold))
 
 
 def ensemble_answers(
@@ -223,16 +254,14 @@ class _Group:
     def move(self, waves: Waves) -> None:
         """Move all candidates once."""
         for target, wanted in enumerate(self.wanted):
-            members = self.members[target].clamp(0, 1)
-            reps = self.uploaded(members, wanted)
-            fresh = torch.randn(reps.shape, generator=self.draws[target])
-            reps = reps + self.noise * fresh.to(reps)
-            if bool(reps.isfinite().all() & wanted.isfinite().all()):
-                change = changes(reps, waves.of(members), wanted, waves.band, self.fold)
-                self.members[target] = members + waves.images(change)
-            else:
-                self.members[target] = torch.nan
+            represent = partial(self.noised, wanted, self.draws[target])
+            self.members[target] = moved(self.members[target], represent, wanted, waves, self.fold)
         self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
+
+    def noised(self, wanted: Tensor, draws: torch.Generator, images: Tensor) -> Tensor:
+        """What would have been uploaded, with as much error as uploads have (n, d)."""
+        reps = self.uploaded(images, wanted)
+        return reps + self.noise * torch.randn(reps.shape, generator=draws).to(reps)
 
     def uploaded(self, images: Tensor, wanted: Tensor) -> Tensor:
         """What would have been uploaded of images (n, C, H, W) in place of those wanted (n, d)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -22,6 +23,7 @@ from ..running.channels import bounded_each, rows_sent_anew, unsmoothed, upload_
 from ..running.driver import Piece, Tick, in_groups, reconstruction
 from ..running.modules import frozen, outputs
 from ..running.objectives import l2rel
+from .ensemble import FINEST, Waves, moved
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
 from .map_jobs import LEAST_AUX
 from .simulate import SHIFTS, folds_of, views
@@ -38,7 +40,7 @@ Owner = tuple[int, int]
 class Shadows:
     """How many copies of a client are trained, and how maps are fitted to them."""
 
-    shadows: int = knob(3, help="copies of each client that are trained", ge=2, le=32)
+    shadows: int = knob(4, help="copies of each client that are trained", ge=2, le=32)
     views: int = knob(
         5,
         help="versions of each auxiliary image: itself, then shifted ones",
@@ -55,6 +57,10 @@ class Shadows:
         True,
         help="move each shadow by the prototypes that the client uploaded of other classes",
     )
+    moves: int = knob(
+        2, help="times that candidates are moved, see `ensemble-kalman`; 0: the linear answer", ge=0
+    )
+    members: int = knob(1000, help="candidates of each target, at most", ge=2 * FOLDS)
 
 
 @dataclass(frozen=True)
@@ -176,22 +182,37 @@ def _client(
     upload = upload_behind(observation, *owner, reps.cpu())
     draws = stream(context.seed, "defended shadows", client=owner[0], round=owner[1])
     fold = folds_of(len(aux), FOLDS).to(device)
+
+    def bounded(extract: nn.Module, images: Tensor) -> Tensor:
+        made = outputs(extract, images)
+        return made if upload is None else bounded_each(observation.channel, made)
+
+    def sent_anew(made: Tensor) -> Tensor:
+        return made if upload is None else rows_sent_anew(observation.channel, made, upload, draws)
+
+    def represent(shifts: Sequence[Tensor], shadow: Tensor, images: Tensor) -> Tensor:
+        made = images.new_empty(len(images), reps.shape[1])
+        for number, (extract, shift) in enumerate(zip(extractors, shifts, strict=True)):
+            made[shadow == number] = sent_anew(bounded(extract, images[shadow == number])) + shift
+        return made
+
+    pictures = list(islice(views(aux, 2 * how.views), 0, None, 2))
     sums: list[list[Sums]] = []  # of each shadow and fold
     means: list[_Means] = []
+    seen: list[list[Tensor]] = []  # representations of each shadow and view
     for extract in extractors:
-        parts: list[list[Sums]] = [[] for _ in range(FOLDS)]
-        for number, moved in enumerate(islice(views(aux, 2 * how.views), 0, None, 2)):
-            made = outputs(extract, moved)
-            if upload is not None:
-                made = bounded_each(observation.channel, made)
-            if number == 0:
-                means.append(_class_means(made, labels))
-            if upload is not None:
-                made = rows_sent_anew(observation.channel, made, upload, draws)
-            for one in range(FOLDS):
-                parts[one].append(Sums.of(made[fold == one], moved[fold == one].flatten(1)))
-        sums.append([total(part) for part in parts])
+        clean = [bounded(extract, moved) for moved in pictures]
+        means.append(_class_means(clean[0], labels))
+        seen.append([sent_anew(made) for made in clean])
+        pairs = list(zip(seen[-1], pictures, strict=True))
+        sums.append(
+            [
+                total([Sums.of(r[fold == one], x[fold == one].flatten(1)) for r, x in pairs])
+                for one in range(FOLDS)
+            ]
+        )
     known = _class_vectors(sent, rows)
+    waves = Waves(observation.image_shape, FINEST, device)
     answers = torch.empty(len(reps), *aux.shape[1:], device=device)
     prior, spread, fits = (
         torch.empty_like(answers),
@@ -209,6 +230,16 @@ def _client(
         shape = (-1, *aux.shape[1:])
         whole = fit(total([part for own in moved_sums for part in own]), penalty)
         answers[where] = whole(reps[where]).reshape(shape).clamp(0, 1)
+        if how.moves:
+            errors, shadow = _errors(moved_sums, seen, shifts, pictures, fold, penalty)
+            chosen = torch.randperm(len(shadow), generator=draws)[: how.members].to(device)
+            through = partial(represent, shifts, shadow[chosen])
+            for target in where.nonzero().flatten().tolist():
+                members = answers[target] + errors[chosen]
+                for _ in range(how.moves):
+                    parts = shadow[chosen] % FOLDS
+                    members = moved(members, through, reps[target], waves, parts)
+                answers[target] = members.mean(0).clamp(0, 1)
         prior[where] = whole.image_mean.reshape(1, *aux.shape[1:]).clamp(0, 1)
         alone = torch.stack(
             [fit(total(own), penalty)(reps[where]).clamp(0, 1) for own in moved_sums]
@@ -229,6 +260,37 @@ def _client(
         "trace": fits[None].cpu(),
         "spread": spread.cpu(),
     }
+
+
+def _errors(
+    sums: Sequence[Sequence[Sums]],
+    seen: Sequence[Sequence[Tensor]],
+    shifts: Sequence[Tensor],
+    pictures: Sequence[Tensor],
+    fold: Tensor,
+    penalty: float,
+) -> tuple[Tensor, Tensor]:
+    """Errors of linear answers (m, C, H, W), each of a map that saw neither shadow nor image.
+
+    Returns:
+        The errors, and the shadow of each (m,). Every image stands for one shadow alone.
+    """
+    errors, shadow = [], []
+    for number, own in enumerate(seen):
+        held = number % FOLDS
+        kept = [
+            part
+            for other, parts in enumerate(sums)
+            if other != number
+            for one, part in enumerate(parts)
+            if one != held
+        ]
+        way, where = fit(total(kept), penalty), fold == held
+        for reps, images in zip(own, pictures, strict=True):
+            made = way(reps[where] + shifts[number]).reshape(-1, *images.shape[1:])
+            errors.append(images[where] - made.clamp(0, 1))
+            shadow.append(torch.full((len(made),), number, device=images.device))
+    return torch.cat(errors), torch.cat(shadow)
 
 
 def _rehearsed(

@@ -21,8 +21,8 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
     """Attacks for a protocol's uploads, as the attacks themselves declare (`Attack.suite`).
 
     The strongest attack on images decides the place on the frontier: an optimiser that needs the
-    extractor alone, a linear map and a diffusion model fitted to public images, and of whole models
-    also the update itself.
+    extractor alone, a linear map, a diffusion model and candidates moved together, which need
+    public images, and of whole models also the update itself.
 
     Args:
         targets: targets per attack; None keeps the default.
