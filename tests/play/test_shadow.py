@@ -104,12 +104,14 @@ def test_uploads_of_the_first_round_leak_without_any_extractor(run):
     seen = trial.observation
     assert trial.round == 1 and len(seen.extractors) == len(seen.models) == 0
     assert not seen.threat.grants & {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}
-    attack = trial.settings.attack
+    attack = dataclasses.replace(trial.settings.attack, members=300)
     context = Context(trial.attack_seed)
     found = attack(seen, context)
     card = trial.score(found)
     over = psnr_of(card).over
     assert over > 1.5 and psnr_of(card).n == 40
+    linear = dataclasses.replace(attack, moves=0)(seen, context)
+    assert over > psnr_of(trial.score(linear)).over + 0.3
     other = dataclasses.replace(found, images=found.images.roll(1, 0))
     assert psnr_of(trial.score(other)).over < 0.0
     assert psnr_of(trial.score(attack(noised(seen), context))).over < 0.25
