@@ -45,8 +45,7 @@ PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 WIDENING = 1.5
 """Each band of frequencies ends so many times higher than the one before."""
 FINEST = 19.2
-"""Highest frequency that candidates are moved in: as tried, 0.6 of 32 pixels. A representation of
-512 numbers tells nothing of finer ones, whatever the size of the image."""
+"""Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
 TINY = 1e-12
