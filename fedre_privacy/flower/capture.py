@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, ModelState
-from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.types import Broadcast, Upload
-from fedre_privacy.federation.recorder import Recorder
-from fedre_privacy.federation.told import Told, write_told
+from fedre_privacy.federation.captured import Captured
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -69,13 +67,8 @@ def capture(
     Raises:
         ConfigError: the folder holds something.
     """
-    place = Path(folder)
-    if place.is_dir() and any(place.iterdir()):
-        raise ConfigError(
-            f"The folder {place} holds something already.", next_step="Give another folder."
-        )
     told = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
-    stand_in: Any = Capture(grid, place, told, kind)
+    stand_in: Any = Capture(grid, Captured(Path(folder), told), kind)
     captured: Grid = stand_in
     return captured
 
@@ -86,19 +79,11 @@ class Capture:
     def __init__(
         self,
         grid: Grid,
-        folder: Path,
-        told: Mapping[str, float | None],
+        captured: Captured,
         kind: Callable[[Mapping[str, Tensor]], Artifact],
     ) -> None:
-        self._grid, self._folder, self._kind = grid, folder, kind
-        self._given = {name: value for name, value in told.items() if value is not None}
-        self._said: dict[str, float] = {}
-        self._recorder = Recorder(folder)
+        self._grid, self._captured, self._kind = grid, captured, kind
         self._round = 0
-        self._nodes: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}
-        self._sent: dict[int, dict[bytes, tuple[dict[str, Tensor], set[int]]]] = {}
-        self._received: dict[int, list[Upload]] = {}
         self._open: dict[int, int] = {}
         self._asked: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -118,9 +103,10 @@ class Capture:
         with self._lock:
             for reply in replies:
                 self._incoming(reply, round)
-            self._open[round] = self._open.get(round, 1) - 1
+            self._open[round] -= 1
             if not self._open[round]:
-                self._write(round)
+                del self._open[round]
+                self._captured.write(round)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -142,7 +128,7 @@ class Capture:
                 self._incoming(reply, round)
                 rounds.add(round)
             for round in sorted(rounds):
-                self._write(round)
+                self._captured.write(round)
         return replies
 
     def _outgoing(self, messages: list[Message]) -> int:
@@ -152,53 +138,28 @@ class Capture:
             return 0
         named = training[0].metadata.group_id
         self._round = int(named) if named.isdecimal() else self._round + 1
-        for old in [round for round in self._sent if round < self._round - 1]:
-            for held in (self._sent, self._received, self._open):  # who is silent now is late
-                held.pop(old, None)
+        self._captured.begin(self._round)
         nodes = {message.metadata.dst_node_id for message in training}
-        for node in sorted(nodes - self._nodes.keys()):
-            self._nodes[node] = len(self._nodes)
-        sent = self._sent.setdefault(self._round, {})
-        for message in training:  # many nodes are sent the same parameters
-            digest = _digest(message.content)
-            if digest not in sent:
-                sent[digest] = (_tensors(message.content), set())
-            sent[digest][1].add(self._nodes[message.metadata.dst_node_id])
+        self._captured.number(str(node) for node in sorted(nodes))
+        for message in training:
+            content, node = message.content, str(message.metadata.dst_node_id)
+            self._captured.send(self._round, node, _digest(content), partial(_tensors, content))
         for name, value in _numbers(training[0].content.config_records).items():
             for key, names in SAID.items():
                 if name in names and value > 0:
-                    self._said[key] = value if key == "lr" else max(1, int(value))
+                    self._captured.said[key] = value if key == "lr" else max(1, int(value))
         return self._round
 
     def _incoming(self, reply: Message, round: int) -> None:
         """Note what a client answered."""
-        if round not in self._sent or reply.has_error() or not _trains(reply):
+        if reply.has_error() or not _trains(reply):
             return
-        node = reply.metadata.src_node_id
-        tensors = _tensors(reply.content)
-        if node not in self._nodes or not tensors:
+        node, tensors = str(reply.metadata.src_node_id), _tensors(reply.content)
+        if not tensors or not self._captured.receive(round, node, self._kind(tensors)):
             return
-        client = self._nodes[node]
-        self._received.setdefault(round, []).append(Upload(client, round, (self._kind(tensors),)))
         for name, value in _numbers(reply.content.metric_records).items():
             if name in SAMPLES and value >= 1:
-                self._sizes[client] = int(value)
-
-    def _write(self, round: int) -> None:
-        """Write a round and the files beside it."""
-        if round not in self._sent:
-            return
-        uploads = sorted(self._received.get(round, []), key=lambda upload: upload.client)
-        broadcasts = [
-            Broadcast(round, tuple(sorted(clients)), (ModelState(tensors),))
-            for tensors, clients in self._sent[round].values()
-        ]
-        self._recorder.write(round, uploads, broadcasts)
-        self._recorder.save()
-        told = {**self._said, **self._given}
-        sizes = {str(client): size for client, size in sorted(self._sizes.items())}
-        nodes = {str(client): str(node) for node, client in self._nodes.items()}
-        write_told(self._folder, Told(sizes=sizes, nodes=nodes, **told))  # type: ignore[typeddict-item]
+                self._captured.sizes[self._captured.nodes[node]] = int(value)
 
 
 def _trains(message: Message) -> bool:
