@@ -15,12 +15,13 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
-# Clients and server as real processes on Flower, which this installs.
+# Clients and server as real processes on Flower, and NVFLARE's simulator; both are installed.
 test-flower: $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[flower]'
+	$(BIN)/python -m pip install --quiet --editable '.[flower,nvflare]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" \
 		tests/flower/test_processes.py tests/flower/test_capture.py tests/flower/test_refusals.py \
-		tests/flower/test_failures.py tests/flower/test_posts.py tests/notebooks/test_notebooks.py::test_flower_app
+		tests/flower/test_failures.py tests/flower/test_posts.py tests/nvflare/test_capture.py \
+		tests/notebooks/test_notebooks.py::test_flower_app
 
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flower": {
         "core", "models", "blocks", "federation", "defenses.base", "runs", "__version__",
     },
+    "nvflare": {"core", "federation"},
     "play": {
         "core", "data", "models", "partition", "entanglement", "defenses", "eval", "attacks",
         "blocks", "protocols", "federation", "sealed", "runs", "threats", "steering",

@@ -1,0 +1,1 @@
+"""A recorder of other people's federations on NVIDIA FLARE."""
