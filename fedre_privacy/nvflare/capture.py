@@ -47,7 +47,7 @@ class _Notes:
     def __init__(self, folder: Path) -> None:
         self.captured = Captured(folder, {})
         self.lock = threading.Lock()
-        self.round = -1
+        self.round = 0
         self.digest = b""
         self.tasks: dict[str, int] = {}
         self.unwritten: set[int] = set()
@@ -67,12 +67,12 @@ class Capture(Filter):  # type: ignore[misc]
     """Filter of the server that records models on their way and returns every message as it came.
 
     It belongs among both the task-data filters (models that are sent) and the task-result filters
-    (models that come back); it sees what its places in these chains show. Rounds have NVFLARE's
-    numbers, which count from 0; where messages carry none, a round begins when other parameters
-    are sent, or the same to a client again. Clients are numbered by name where the server knows
-    them all at first, later ones as they appear; ``training.json`` has the names. A round is
-    written when all clients have answered, when the next one begins, and at the end of the job.
-    What cannot be recorded is logged as an error and changes nothing of the training.
+    (models that come back); it sees what its places in these chains show. Rounds count from 1,
+    so they have NVFLARE's numbers plus one; where messages carry none, a round begins when other
+    parameters are sent, or the same to a client again. Clients are numbered by name where the
+    server knows them all at first, later ones as they appear; ``training.json`` has the names. A
+    round is written when all clients have answered, when the next one begins, and at the end of
+    the job. What cannot be recorded is logged as an error and changes nothing of the training.
 
     Full parameters are recorded as they are. A difference (``WEIGHT_DIFF``) is recorded as
     the parameters that it leads to: what the client was sent in that round plus the difference,
@@ -184,13 +184,12 @@ class Capture(Filter):  # type: ignore[misc]
         if not tensors:
             raise IncompatibleError("What was sent holds no plain arrays.")
         digest = _digest(tensors)
-        said = message.get_header(
-            AppConstants.CURRENT_ROUND, context.get_prop(AppConstants.CURRENT_ROUND)
-        )
-        if number and number in notes.tasks:  # asked for again
+        said = message.get_header(AppConstants.CURRENT_ROUND)
+        said = context.get_prop(AppConstants.CURRENT_ROUND) if said is None else said
+        if number in notes.tasks:  # asked for again
             round = notes.tasks[number]
         elif isinstance(said, int):
-            round = said
+            round = said + 1
         else:
             again = digest != notes.digest or captured.sent(notes.round, name) is not None
             round = notes.round + again
@@ -203,15 +202,16 @@ class Capture(Filter):  # type: ignore[misc]
         captured.send(
             round, name, digest, lambda: {key: value.clone() for key, value in tensors.items()}
         )
-        notes.tasks[number] = round
+        if number:
+            notes.tasks[number] = round
         notes.unwritten.add(round)
 
     def _received(
         self, message: Shareable, name: str, number: str, parts: list[tuple[str, DXO]]
     ) -> None:
         notes, captured = self._notes, self._notes.captured
-        said = message.get_header(AppConstants.CURRENT_ROUND, notes.round)
-        round = notes.tasks.get(number, said) if number else said
+        said = message.get_header(AppConstants.CURRENT_ROUND)
+        round = notes.tasks.get(number, said + 1 if isinstance(said, int) else notes.round)
         before = captured.sent(round, name)
         if before is None:
             raise IncompatibleError(
