@@ -48,6 +48,9 @@ class _Notes:
         self.captured = Captured(folder, {})
         self.lock = threading.Lock()
         self.round = 0
+        """The latest; the first is 1."""
+        self.over = False
+        """Another workflow counts rounds anew; its messages would be mixed with the first's."""
         self.digest = b""
         self.tasks: dict[str, int] = {}
         self.unwritten: set[int] = set()
@@ -69,10 +72,11 @@ class Capture(Filter):  # type: ignore[misc]
     It belongs among both the task-data filters (models that are sent) and the task-result filters
     (models that come back); it sees what its places in these chains show. Rounds count from 1,
     so they have NVFLARE's numbers plus one; where messages carry none, a round begins when other
-    parameters are sent, or the same to a client again. Clients are numbered by name where the
-    server knows them all at first, later ones as they appear; ``training.json`` has the names. A
-    round is written when all clients have answered, when the next one begins, and at the end of
-    the job. What cannot be recorded is logged as an error and changes nothing of the training.
+    parameters are sent, or the same to a client again. Of several workflows that count rounds
+    anew the first is recorded. Clients are numbered by name where the server knows them all at
+    first, later ones as they appear; ``training.json`` has the names. A round is written when all
+    clients have answered, when the next one begins, and at the end of the job. What cannot be
+    recorded is logged as an error and changes nothing of the training.
 
     Full parameters are recorded as they are. A difference (``WEIGHT_DIFF``) is recorded as
     the parameters that it leads to: what the client was sent in that round plus the difference,
@@ -159,13 +163,13 @@ class Capture(Filter):  # type: ignore[misc]
             return
         parts = list(_models(from_shareable(message)))
         name = str(context.get_peer_context().get_identity_name())
-        number = str(message.get_header(ReservedHeaderKey.TASK_ID) or "")
+        number = str(message.get_header(ReservedHeaderKey.TASK_ID))  # of one client's task
         if not parts:
             return
         if context.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT:
             self._sent(message, context, name, number, parts)
         else:
-            self._received(message, name, number, parts)
+            self._received(name, number, parts)
 
     def _sent(
         self,
@@ -193,6 +197,11 @@ class Capture(Filter):  # type: ignore[misc]
         else:
             again = digest != notes.digest or captured.sent(notes.round, name) is not None
             round = notes.round + again
+        notes.over |= round < notes.round and number not in notes.tasks
+        if notes.over:
+            raise IncompatibleError(
+                f"Round {round} comes after round {notes.round}: the job counts anew."
+            )
         if round > notes.round:
             notes.write()
             notes.tasks = {key: known for key, known in notes.tasks.items() if known >= round - 1}
@@ -202,16 +211,12 @@ class Capture(Filter):  # type: ignore[misc]
         captured.send(
             round, name, digest, lambda: {key: value.clone() for key, value in tensors.items()}
         )
-        if number:
-            notes.tasks[number] = round
+        notes.tasks[number] = round
         notes.unwritten.add(round)
 
-    def _received(
-        self, message: Shareable, name: str, number: str, parts: list[tuple[str, DXO]]
-    ) -> None:
+    def _received(self, name: str, number: str, parts: list[tuple[str, DXO]]) -> None:
         notes, captured = self._notes, self._notes.captured
-        said = message.get_header(AppConstants.CURRENT_ROUND)
-        round = notes.tasks.get(number, said + 1 if isinstance(said, int) else notes.round)
+        round = notes.tasks.get(number, 0)
         before = captured.sent(round, name)
         if before is None:
             raise IncompatibleError(

@@ -226,6 +226,11 @@ def test_what_cannot_be_recorded_is_logged_and_passes(
     wire.answer("a", task, {"weight": b"encrypted"})
     for said in ("not among the task-data filters", "not all from what", "no plain arrays"):
         assert said in caplog.text
+    other = wire.send("a", model(), round=1)
+    again = wire.send("a", model(), round=0)  # as a second workflow does
+    wire.answer("a", again, model(5))
+    wire.answer("a", other, {"weight": b"encrypted"})
+    assert "Round 1 comes after round 2" in caplog.text
     plain = Shareable()
     assert wire.back.process(plain, FLContext()) is plain
     wire.end()
