@@ -62,11 +62,7 @@ class Moves:
     )
     steps: int = knob(5, help="times that all candidates are moved", ge=1)
     finest: float = knob(
-        FINEST,
-        help="frequencies above are left alone",
-        unit="parts of the image's side",
-        gt=0,
-        le=1,
+        FINEST, help="frequencies above are left alone", unit="half waves across the image", gt=0
     )
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 16", ge=1)
 
