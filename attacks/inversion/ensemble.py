@@ -78,8 +78,8 @@ class Waves:
         radius = (rows[:, None].square() + columns.square()).sqrt() * max(height, width)
         steps = 1 + radius.clamp(min=0.5).log() / math.log(WIDENING)
         whole = steps.clamp(min=0).floor().long().expand(shape).flatten()
-        self.kept = (radius <= finest).expand(shape).flatten().to(device)
-        self.band = whole.to(device)[self.kept]
+        kept = (radius <= finest).expand(shape).flatten().nonzero().flatten()
+        self.band, self.kept = whole[kept].to(device), kept.to(device)
 
     def of(self, images: Tensor) -> Tensor:
         """Coefficients (.., k) of images."""
@@ -88,7 +88,7 @@ class Waves:
 
     def images(self, coefficients: Tensor) -> Tensor:
         """Images with these coefficients (.., k) and no others."""
-        whole = coefficients.new_zeros(*coefficients.shape[:-1], len(self.kept))
+        whole = coefficients.new_zeros(*coefficients.shape[:-1], math.prod(self.shape))
         whole[..., self.kept] = coefficients
         whole = whole.unflatten(-1, self.shape)
         return torch.einsum("ih,...cij,jw->...chw", self.down, whole, self.across)
@@ -244,7 +244,7 @@ class _Group:
             work.pairs.fold,
             noise,
             draws,
-            [fits[rows] for fits in work.fits],
+            [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits],
         )
 
     def move(self, waves: Waves) -> None:
