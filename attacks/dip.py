@@ -12,10 +12,13 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import (
     EntangledRep,
     HeadState,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     ModelState,
     Prototypes,
     Representations,
+    SmallModelState,
 )
 from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
@@ -69,6 +72,9 @@ class DeepImagePrior(ImageSearch, Calibrated):
         SuiteEntry(EntangledRep, "strong", RECOVERED, 20, fewest_first=True),
         SuiteEntry(HeadState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
         SuiteEntry(ModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(SmallModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(LowRankModel, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        SuiteEntry(LowRankChange, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 20, "head", fewest_first=True),
     )
 

@@ -14,8 +14,11 @@ from fedre_privacy.core.artifacts import (
     Artifact,
     GradientState,
     HeadState,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     ModelState,
+    SmallModelState,
 )
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
@@ -85,7 +88,15 @@ class HeadUpdate(Attack):
                 they have in common is not (see `centre`).
     """
 
-    consumes = (HeadState, ModelState, GradientState, MatrixBlocks)
+    consumes = (
+        HeadState,
+        ModelState,
+        SmallModelState,
+        LowRankModel,
+        LowRankChange,
+        GradientState,
+        MatrixBlocks,
+    )
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         MatrixBlocks: frozenset({Knowledge.HEAD, Knowledge.HEADS})
@@ -96,6 +107,9 @@ class HeadUpdate(Attack):
     suite = (
         SuiteEntry(HeadState, "fedre-paper", place=10),
         SuiteEntry(ModelState, "fedre-paper", place=10),
+        SuiteEntry(SmallModelState, "fedre-paper", place=10),
+        SuiteEntry(LowRankModel, "fedre-paper", place=10),
+        SuiteEntry(LowRankChange, "fedre-paper", place=10),
         SuiteEntry(MatrixBlocks, "strong", place=10),
     )
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from fedre_privacy.core.artifacts import (
     EntangledRep,
     HeadState,
+    LowRankChange,
+    LowRankModel,
     MatrixBlocks,
     ModelState,
     Prototypes,
     Representations,
+    SmallModelState,
 )
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
@@ -53,6 +56,9 @@ class LinearDecoder(Linear, Calibrated):
         SuiteEntry(EntangledRep, "strong", RECOVERED, 30, fewest_first=True),
         SuiteEntry(HeadState, "strong", RECOVERED, 30, "head", fewest_first=True),
         SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(SmallModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(LowRankModel, "strong", RECOVERED, 30, "head", fewest_first=True),
+        SuiteEntry(LowRankChange, "strong", RECOVERED, 30, "head", fewest_first=True),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 30, "head", fewest_first=True),
     )
 

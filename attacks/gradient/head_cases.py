@@ -8,16 +8,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import GradientState, HeadState, MatrixBlocks, ModelState
+from fedre_privacy.core.artifacts import (
+    GradientState,
+    HeadState,
+    LowRankChange,
+    LowRankModel,
+    MatrixBlocks,
+    ModelState,
+    SmallModelState,
+)
+from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation, Upload
 
 from ..running.messages import received_by
 from .matrices import blocks_before, head_rows, linear_parts, turned
+from .sent_models import past_model
 from .solve import training_of
-from .victims import head_names, local_steps
+from .victims import head_names, local_steps, moved
 
-Carrier = HeadState | ModelState | GradientState | MatrixBlocks
+Whole = ModelState | SmallModelState | LowRankModel | LowRankChange | GradientState
+Carrier = HeadState | Whole | MatrixBlocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +145,14 @@ def _case(
 def _head_case(
     observation: Observation,
     upload: Upload,
-    artifact: HeadState | ModelState | GradientState,
+    artifact: HeadState | Whole,
     training: LocalTraining,
 ) -> HeadCase | None:
-    before = _before(upload, observation, isinstance(artifact, HeadState))
+    before = _before(upload, observation, artifact)
     if before is None:
         return None
-    weight, bias = before
-    sent_weight, sent_bias = _head_of(artifact.params, weight, bias)
+    (weight, bias), sent = before
+    sent_weight, sent_bias = _head_of(sent, weight, bias)
     after, size = (sent_weight, sent_bias), training.sizes[upload.client]
     if isinstance(artifact, GradientState):  # an update by one step of size one
         lr, steps = 1.0, 1
@@ -217,27 +228,30 @@ def _matrix_case(
 
 
 def _before(
-    upload: Upload, observation: Observation, head_only: bool
-) -> tuple[Tensor, Tensor] | None:
-    """The head from which the client started, (C, d) and (C,), or None if it was never sent.
+    upload: Upload, observation: Observation, artifact: HeadState | Whole
+) -> tuple[tuple[Tensor, Tensor], Mapping[str, Tensor]] | None:
+    """The head from which the client started, (C, d) and (C,), and all that it sent by name.
 
-    Models of other rounds are not given; what was sent in them is, and it has the same names.
+    None if that head was never sent. Models of other rounds are not given; what was sent in them
+    is, and it has the same names.
     """
     model = observation.models.get((upload.client, upload.round))
-    if model is not None:
-        own = {name: value.detach() for name, value in model.named_parameters()}
-        weight, bias = head_names(model, observation.num_classes)
-        return (own[weight], own[bias]) if bias else None
-    received = received_by(observation, upload.client).get(upload.round, ())
-    if head_only:
+    if model is None and isinstance(artifact, HeadState):
+        received = received_by(observation, upload.client).get(upload.round, ())
         heads = [one.params for one in received if isinstance(one, HeadState)]
-        return (heads[0]["weight"], heads[0]["bias"]) if heads else None
-    alike = next((m for (k, _), m in observation.models.items() if k == upload.client), None)
-    sent = [one.params for one in received if isinstance(one, ModelState)]
-    if alike is None or not sent:
+        return ((heads[0]["weight"], heads[0]["bias"]), artifact.params) if heads else None
+    if model is None:
+        model = past_model(observation, upload.client, upload.round)
+    if model is None:
         return None
-    weight, bias = head_names(alike, observation.num_classes)
-    return (sent[0][weight], sent[0][bias]) if bias is not None and bias in sent[0] else None
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    weight, bias = head_names(model, observation.num_classes)
+    if bias is None:
+        return None
+    sent = artifact.parameters({name: value.shape for name, value in own.items()})
+    if artifact.holds == Holds.CHANGE:
+        sent = moved(sent, own)
+    return (own[weight], own[bias]), sent
 
 
 def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ def latest(observation: Observation, rounds: int) -> Iterator[dict[int, SentMode
         targets = []
         for upload in (one for one in past if one.round == number):
             sent = tuple(a for a in upload.artifacts if type(a) in kinds)
-            model = _past_model(observation, attacked[upload.client], number)
+            model = past_model(observation, upload.client, number)
             if model is not None:
                 models[upload.client, number] = model
             granted = (upload.client, number) in observation.extractors
@@ -138,7 +138,7 @@ def _model(observation: Observation, upload: Upload, artifact: Artifact) -> Sent
     sent = artifact.parameters({name: value.shape for name, value in own.items()})
     if artifact.holds == Holds.CHANGE:
         sent = moved(sent, own)
-    return _made(model, sent, upload)
+    return _made(model, sent, upload.client, upload.round)
 
 
 def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> SentModels:
@@ -151,21 +151,22 @@ def _gradient(observation: Observation, upload: Upload, artifact: Artifact) -> S
         for name, value in own.items()
         if name in slopes and slopes[name].shape == value.shape
     }
-    return _made(model, stepped, upload)
+    return _made(model, stepped, upload.client, upload.round)
 
 
-def _past_model(observation: Observation, attacked: Upload, round: int) -> nn.Module | None:
+def past_model(observation: Observation, client: int, round: int) -> nn.Module | None:
     """The model that a client started an earlier round from, or None where that is not known.
 
     Broadcasts of changes are taken off the model of the attacked round, one after the other.
     """
-    model = observation.models.get((attacked.client, attacked.round))
-    received = received_by(observation, attacked.client)
+    newest = max((r for k, r in observation.models if k == client), default=0)
+    model = observation.models.get((client, newest))
+    received = received_by(observation, client)
     if model is None or round not in received:
         return None
     shapes = {name: value.shape for name, value in model.named_parameters()}
     state = {name: value.detach() for name, value in model.named_parameters()}
-    for number in sorted((r for r in received if round <= r <= attacked.round), reverse=True):
+    for number in sorted((r for r in received if round <= r <= newest), reverse=True):
         for artifact in received[number]:
             if isinstance(artifact, HeadState) or artifact.holds is None:
                 continue
@@ -174,7 +175,7 @@ def _past_model(observation: Observation, attacked: Upload, round: int) -> nn.Mo
                 state = dict(sent)
             elif artifact.holds == Holds.CHANGE and number > round:
                 state = {name: value - sent[name] for name, value in state.items()}
-    return _made(model, state, attacked).after
+    return _made(model, state, client, round).after
 
 
 def _head(observation: Observation, upload: Upload, artifact: HeadState) -> SentModels:
@@ -232,7 +233,7 @@ def _given(observation: Observation, upload: Upload) -> nn.Module:
     return model
 
 
-def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> SentModels:
+def _made(model: nn.Module, sent: Mapping[str, Tensor], client: int, round: int) -> SentModels:
     """The model before, and a copy with what was sent."""
     after = copy.deepcopy(model)
     own = dict(after.named_parameters())
@@ -242,7 +243,7 @@ def _made(model: nn.Module, sent: Mapping[str, Tensor], upload: Upload) -> SentM
     if odd:
         listed = ", ".join(odd[:5]) + (", ..." if len(odd) > 5 else "")
         raise IncompatibleError(
-            f"The upload of client {upload.client} in round {upload.round} and its model disagree "
+            f"The upload of client {client} in round {round} and its model disagree "
             f"on {len(odd)} parameters ({listed}). Is it another architecture or number of classes?"
         )
     places = own | dict(after.named_buffers())

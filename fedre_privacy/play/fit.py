@@ -26,6 +26,7 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import threats
 
+from .held import through_shared
 from .observe import effective, stale
 from .questions.base import asked_by, is_uploaded, question_of, questions
 
@@ -67,8 +68,9 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     age = settings.evaluation.staleness
     if age:
         kept = [r for r in range(1, last + 1) if training.record.keeps(r, last)]
-        threat = effective(settings.threat, training.protocol.uploads, training.model)
-        stale(threat, training.protocol, wanted, age, kept)
+        shared = through_shared(training, settings)
+        threat = effective(settings.threat, training, shared=shared)
+        stale(threat, training.protocol, wanted, age, kept, shared=shared)
 
 
 def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
@@ -79,7 +81,7 @@ def only_recorded(training: TrainSettings, settings: AttackSettings) -> bool:
     """
     question = question_of(settings)
     if question.from_recording:
-        threat = effective(settings.threat, training.protocol.uploads, training.model)
+        threat = effective(settings.threat, training)
         return Knowledge.EXTRACTOR not in threat.grants
     kinds = question.kinds(training.protocol, settings)
     sent = all(kind.updates and kind.holds is not Holds.GRADIENT for kind in kinds)
@@ -123,8 +125,17 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             f"they try; '{protocol.name}' {training.unseen}.",
             next_step=f"Ask for what can be read: {_without_a_loss(protocol, settings, kinds)}.",
         )
+    if hides_its_head(protocol, settings.attack, kinds) or (
+        settings.via is not None and hides_its_head(protocol, settings.via, protocol.uploads)
+    ):
+        raise IncompatibleError(
+            "The change of a head tells of representations where it reads those of the extractor "
+            f"beside it; '{protocol.name}' {protocol.unseen}.",
+            next_step=f"Ask for what can be read: {_without_a_loss(protocol, settings, kinds)}.",
+        )
     check_steered(training, settings.attack)
-    threat = effective(settings.threat, protocol.uploads, training.model)
+    shared = through_shared(training, settings)
+    threat = effective(settings.threat, training, shared=shared)
     problems = mismatch(settings.attack, threat, kinds)
     if settings.via is not None:
         read = {kind for kind in protocol.uploads if can_read(settings.via, kind)}
@@ -205,6 +216,18 @@ def hides_its_loss(
     """Whether an attack on these kinds would compute a loss that nobody but the clients can."""
     simulates = questions.get(attack.answers).simulates and attack.simulates
     return bool(training.unseen) and simulates and any(kind.updates for kind in kinds)
+
+
+def hides_its_head(
+    protocol: Protocol, attack: Attack | type[Attack], kinds: Collection[type[Artifact]]
+) -> bool:
+    """Whether an attack would take a head's inputs for those of an extractor that is not before it.
+
+    Args:
+        kinds: that are attacked, of which the attack reads some.
+    """
+    reads = any(kind.updates and can_read(attack, kind) for kind in kinds)
+    return bool(protocol.unseen) and attack.answers == "prototypes" and reads
 
 
 def _without_a_loss(

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.blocks.state import Setting
-from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.contents import Role
@@ -33,75 +31,38 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Facts
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.rehearsal import Rehearsed
-from fedre_privacy.models.families import PRIVATE, ModelSettings
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.preparing import facts_of
 from fedre_privacy.runs.public import halves
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
-from fedre_privacy.runs.small_models import small_states_before
+from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings, TrainSettings
 from fedre_privacy.runs.starting import shared_start
-from fedre_privacy.sealed.modules import EXTRACTOR, HEAD, MODEL, Held, Modules, Recipe
+from fedre_privacy.sealed.modules import HEAD, Held, Modules
 
+from .held import kept_extractors, models_before, recipe_of, through_shared
 from .targets import TargetSource
 
 
-def effective(
-    threat: ThreatModel, uploads: Collection[type[Artifact]], model: ModelSettings
-) -> ThreatModel:
+def effective(threat: ThreatModel, training: TrainSettings, *, shared: bool = False) -> ThreatModel:
     """A threat model in a federation: what it grants there, more or less.
 
     Who uploads whole models gives away extractors. Initial weights that each client draws for
     itself nobody knows.
+
+    Args:
+        shared: the extractors asked for are those of small models that were sent
+            (`through_shared`).
     """
-    if model.init == PRIVATE and Knowledge.INITIAL_MODEL in threat.grants:
+    if training.private_start and Knowledge.INITIAL_MODEL in threat.grants:
         grants = threat.grants - {Knowledge.INITIAL_MODEL}
         own = "; here each client drew its own initial weights, which it does not know"
         threat = dataclasses.replace(threat, grants=grants, summary=threat.summary + own)
-    if not any(Role.WHOLE in kind.roles for kind in uploads):
+    if not shared and not _sends_whole(training.protocol):
         return threat
     given = {Knowledge.EXTRACTOR, Knowledge.HEAD}
     if threat.rounds == "all":
         given.add(Knowledge.ALL_EXTRACTORS)
     return dataclasses.replace(threat, grants=threat.grants | given)
-
-
-def kept_extractors(
-    run: Run, clients: Collection[int], rounds: Mapping[int, int], part: str = EXTRACTOR
-) -> Modules:
-    """Extractors of a run by (client, round), or heads, read from disk when they are asked for.
-
-    Args:
-        rounds: round asked for, and the round whose extractor is given for it.
-    """
-    return Modules(
-        {
-            (client, asked): Held(
-                recipe_of(run, client, part), partial(_part_state, run, client, given, part)
-            )
-            for asked, given in rounds.items()
-            for client in clients
-        }
-    )
-
-
-def _part_state(run: Run, client: int, round: int, part: str) -> dict[str, Tensor]:
-    prefix = f"{part}."
-    state = run.state(client, round)
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def recipe_of(
-    run: Run, client: int, part: str = MODEL, settings: ModelSettings | None = None
-) -> Recipe:
-    """How the model of a client of a run is built, or another one for its images and classes."""
-    return Recipe(
-        settings=plain(settings or run.settings.model),
-        client=max(client, 0),
-        image_shape=run.image_shape,
-        num_classes=len(run.record["classes"]),
-        part=part,
-    )
 
 
 def observe(
@@ -134,19 +95,24 @@ def observe(
             before the first round.
     """
     run, round, staleness = source.run, source.round, settings.evaluation.staleness
-    threat = effective(settings.threat, run.settings.protocol.uploads, run.settings.model)
+    shared = through_shared(run.settings, settings)
+    threat = effective(settings.threat, run.settings, shared=shared)
     if run.active:
         says = threat.summary.removeprefix("honest-but-curious ")
         threat = dataclasses.replace(threat, behaviour="malicious", summary=says)
     if staleness:
-        threat = stale(threat, run.settings.protocol, round, staleness, run.kept_rounds())
+        threat = stale(
+            threat, run.settings.protocol, round, staleness, run.kept_rounds(), shared=shared
+        )
     observed = [0, round] if threat.rounds == "last" else None
     uploads, broadcasts = source.messages.of(observed)
     broadcasts = [b for b in broadcasts if b.round <= round]
     senders = sorted({upload.client for upload in targets})
     clients = [client for client in senders if client != AGGREGATE]
     extractors = heads = Modules({})
-    if Knowledge.EXTRACTOR in threat.grants and clients:
+    if Knowledge.EXTRACTOR in threat.grants and shared:
+        extractors = source.shared
+    elif Knowledge.EXTRACTOR in threat.grants and clients:
         newest = round - staleness
         kept = run.kept_rounds()
         if not staleness and not images_per_target:
@@ -171,7 +137,7 @@ def observe(
         aux_labels=aux.labels if aux_granted else None,
         training=_training(run, round) if Knowledge.TRAINING in threat.grants else None,
         candidates=candidates,
-        models=_models(source, senders, broadcasts)
+        models=models_before(run, round, senders, source.messages)
         if Knowledge.HEAD in threat.grants
         else Modules({}),
         images_per_target=images_per_target,
@@ -216,12 +182,19 @@ def _rehearsal(run: Run, settings: AttackSettings, sent: Sequence[Broadcast]) ->
 
 
 def stale(
-    threat: ThreatModel, protocol: Protocol, round: int, staleness: int, kept: Sequence[int]
+    threat: ThreatModel,
+    protocol: Protocol,
+    round: int,
+    staleness: int,
+    kept: Sequence[int],
+    *,
+    shared: bool = False,
 ) -> ThreatModel:
     """Say in the threat model that its extractors are old; refuse where that means nothing.
 
     Args:
         kept: rounds whose extractors are, or will be, kept.
+        shared: see `effective`.
 
     Raises:
         IncompatibleError: no extractor is granted, or the uploads hold it, or that of the round
@@ -233,7 +206,7 @@ def stale(
     if Knowledge.EXTRACTOR not in threat.grants:
         problem = f"{asked}, but threat model '{threat.name}' grants no extractor."
         step = "Leave it out, or use --threat fedre-paper or strong."
-    elif any(Role.WHOLE in kind.roles for kind in protocol.uploads):
+    elif shared or _sends_whole(protocol):
         problem = f"{asked}, but {protocol.name} uploads whole models: no extractor is ever old."
     elif staleness >= round:
         problem = f"{asked}, but round {round} is attacked: the oldest extractor is of round 1."
@@ -252,6 +225,10 @@ def stale(
         raise IncompatibleError(problem, next_step=step)
     age = f"the newest extractor held is {plural(staleness, 'round')} old"
     return dataclasses.replace(threat, summary=f"{threat.summary}; {age}")
+
+
+def _sends_whole(protocol: Protocol) -> bool:
+    return any(Role.WHOLE in kind.roles for kind in protocol.uploads)
 
 
 def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
@@ -299,42 +276,6 @@ def _training(run: Run, round: int) -> LocalTraining:
     sizes[AGGREGATE] = sum(sizes.values())
     lr = run.settings.protocol.shared_lr(training.lr) * training.decay(round)
     return LocalTraining(lr, training.epochs, training.batch_size, sizes)
-
-
-def _models(
-    source: TargetSource, clients: Collection[int], broadcasts: Collection[Broadcast]
-) -> Modules:
-    """Whole models as clients started the round, where broadcasts hold all parameters."""
-    run, round = source.run, source.round
-    small = run.settings.protocol.shared_model()
-    if small is not None:
-        _, sent_ever = source.messages.of()
-        states = small_states_before(run, small, clients, sent_ever, round)
-        recipe = recipe_of(run, 0, settings=small)
-        return Modules(
-            {
-                (client, round): Held(recipe, partial(_with_buffers, recipe, state))
-                for client, state in states.items()
-            }
-        )
-    found: dict[tuple[int, int], Held] = {}
-    for broadcast in broadcasts:
-        sent = [a for a in broadcast.artifacts if Role.WHOLE in a.roles]
-        if broadcast.round != round or not sent:
-            continue
-        for client in sorted(set(clients) & {*broadcast.recipients, AGGREGATE}):
-            recipe = recipe_of(run, client)
-            found[client, round] = Held(
-                recipe, partial(_with_buffers, recipe, sent[0].parameters({}))
-            )
-    return Modules(found)
-
-
-def _with_buffers(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a model whose parameters these are; buffers as they begin unless given."""
-    model = recipe.build()
-    load_state(model, params)
-    return model.state_dict()
 
 
 def held_out(source: TargetSource, limit: int) -> tuple[PublicImages, PublicImages]:

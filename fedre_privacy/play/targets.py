@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
@@ -22,6 +22,9 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.runs.public import split_secret
 from fedre_privacy.runs.run import Run
+from fedre_privacy.sealed.modules import Modules
+
+from .held import shared_extractors
 
 KINDS: dict[str, type[Artifact]] = {
     "representations": Representations,
@@ -95,6 +98,22 @@ class TargetSource:
         self.clients = sorted(self.uploads)
 
     @cached_property
+    def shared(self) -> Modules:
+        """Extractors of the small models sent in the round, see `held.shared_extractors`."""
+        return shared_extractors(self.run, self.round, self.messages)
+
+    def extractor_behind(self, client: int) -> nn.Module:
+        """The extractor whose prototypes a client's upload can tell of.
+
+        That of the small model that was sent, where the protocol shares one, or the client's own.
+
+        Raises:
+            MissingInputError: the models of the round were not kept.
+        """
+        key = (client, self.round)
+        return self.shared[key] if key in self.shared else self.run.extractor(*key)
+
+    @cached_property
     def mixtures(self) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows in the round."""
         return self.run.mixtures(self.round)
@@ -115,6 +134,7 @@ class TargetSource:
         max_images: int | None = None,
         fewest_first: bool = False,
         recovered: RecoveredPrototypes | None = None,
+        behind: bool = False,
     ) -> TargetGroup:
         """Choose up to `count` targets of a kind, spread over clients, the same for every attack.
 
@@ -125,12 +145,13 @@ class TargetSource:
             max_images: only targets made of at most so many images.
             fewest_first: those made of the fewest images, in place of a draw.
             recovered: what an attack made of the uploads, for the kind "recovered-prototypes".
+            behind: through `extractor_behind`, not the client's own.
 
         Raises:
             IncompatibleError: no target is left.
         """
         real = recovered is not None or self.uploaded_kind() == kind
-        emitted = {k: self._emission(k, kind, real, count, recovered) for k in self.clients}
+        emitted = {k: self._emission(k, kind, real, count, recovered, behind) for k in self.clients}
         emissions = {k: emission for k, emission in emitted.items() if emission is not None}
         sizes = {k: _images_in(e.mixture) for k, e in emissions.items() if e.mixture}
         chosen = self._choose(sizes, count, kind, max_images, fewest_first)
@@ -146,7 +167,7 @@ class TargetSource:
         """The true prototypes of the clients and classes of another group, row by row."""
         chosen = {}
         for upload in of.uploads:
-            emission = self._prototypes(upload.client)
+            emission = self._prototypes(upload.client, self.extractor_behind(upload.client))
             wanted = torch.cat([a.labels for a in upload.artifacts if isinstance(a, Prototypes)])
             chosen[upload.client] = (emission, _rows_of(emission, wanted))
         return self._gather("prototypes", chosen, self.uploaded_kind() == "prototypes")
@@ -240,14 +261,14 @@ class TargetSource:
             parts.append((k, emission.mixture.select(rows), self._labels(taken)))
         return TargetGroup(kind, not real, tuple(uploads), self._truth(parts))
 
-    def _prototypes(self, client: int) -> Emission:
+    def _prototypes(self, client: int, extractor: nn.Module | None = None) -> Emission:
         own = self.train[client]
-        reps, labels = self._represent(client, own)
+        reps, labels = self._represent(client, own, extractor)
         return class_means(reps, labels, self.data.num_classes)
 
     def _recovered(self, client: int, recovered: RecoveredPrototypes) -> Emission:
         """What was recovered of a client, with the provenance of the true prototypes."""
-        true = self._prototypes(client)
+        true = self._prototypes(client, self.extractor_behind(client))
         usable = recovered.vectors.isfinite().all(1) & (recovered.clients == client)
         held = _labels_of(true)
         usable &= torch.isin(recovered.labels, held) & (recovered.rounds == self.round)
@@ -264,6 +285,7 @@ class TargetSource:
         real: bool,
         count: int,
         recovered: RecoveredPrototypes | None,
+        behind: bool,
     ) -> Emission | None:
         """All targets that a client offers; None if its scheme refused to upload."""
         if recovered is not None:
@@ -274,16 +296,17 @@ class TargetSource:
                     return Emission(artifact, self.mixtures.get((client, number)))
             return None
         own = self.train[client]
+        through = self.extractor_behind(client) if behind else None
         if kind == "representations":
             order = torch.randperm(len(own), generator=stream(self.seed, "targets", client=client))
             picked = order[: min(count, len(own))]
-            reps, labels = self._represent(client, own[picked])
+            reps, labels = self._represent(client, own[picked], through)
             index = torch.arange(len(picked))
             mixture = Mixture(index, picked, torch.ones(len(picked)), num_rows=len(picked))
             return Emission(Representations(reps, labels), mixture)
         if kind == "prototypes":
-            return self._prototypes(client)
-        reps, labels = self._represent(client, own)
+            return self._prototypes(client, through)
+        reps, labels = self._represent(client, own, through)
         scheme = self.run.settings.protocol.scheme() or schemes.get("rap")()
         seed = self.run.settings.train.seed
         draw = Draw(
@@ -300,9 +323,13 @@ class TargetSource:
     def _samples(self, index: Tensor) -> Samples:
         return Samples(self.data.images[index], self.data.labels[index])
 
-    def _represent(self, client: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    def _represent(
+        self, client: int, index: Tensor, extractor: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Representations (n, d) and labels (n,), through the client's own extractor if none."""
         samples = self._samples(index)
-        return represent(self.run.model(client, self.round).extractor, samples), samples.labels
+        extractor = extractor or self.run.extractor(client, self.round)
+        return represent(extractor, samples), samples.labels
 
     def _choose(
         self,

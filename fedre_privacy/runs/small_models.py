@@ -1,4 +1,4 @@
-"""The small models that some protocols share, as clients started a round with them."""
+"""The small models that some protocols share, before and after a round of local training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 from fedre_privacy.core.contents import Holds
-from fedre_privacy.core.types import AGGREGATE, Broadcast
+from fedre_privacy.core.types import AGGREGATE, Broadcast, Upload
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 
@@ -35,6 +35,37 @@ def small_states_before(
         received = [b for b in earlier if client in b.recipients or client == AGGREGATE]
         if received and received[-1].round == round:
             found[client] = _replayed(received, model)
+    return found
+
+
+def small_states_after(
+    run: Run,
+    settings: ModelSettings,
+    uploads: Collection[Upload],
+    broadcasts: Collection[Broadcast],
+) -> dict[tuple[int, int], dict[str, Tensor]]:
+    """Parameters of the small model that each upload makes, by (client, round).
+
+    Left out are uploads of changes by clients whose model before the round was never sent.
+
+    Args:
+        broadcasts: all of the run.
+    """
+    model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    found: dict[tuple[int, int], dict[str, Tensor]] = {}
+    for upload in uploads:
+        for artifact in upload.artifacts:
+            if artifact.holds == Holds.PARAMETERS:
+                found[upload.client, upload.round] = artifact.parameters(shapes)
+            elif artifact.holds == Holds.CHANGE:
+                before = small_states_before(
+                    run, settings, [upload.client], broadcasts, upload.round
+                ).get(upload.client)
+                if before is not None:
+                    moved = artifact.parameters(shapes)
+                    state = {name: before[name] + moved[name] for name in shapes}
+                    found[upload.client, upload.round] = state
     return found
 
 

@@ -9,6 +9,7 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.core.types import Knowledge
+from fedre_privacy.play.fit import hides_its_head
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 
@@ -38,6 +39,10 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
             training.unseen
             and attacks.get(name).simulates
             and entry.target in ("update", "membership", "source")
+        )
+        and not any(
+            hides_its_head(training.protocol, attacks.get(stage), [kind])
+            for stage in (name, *([entry.via] if entry.via else []))
         )
         and entry.unknown_start <= training.private_start
         and not (

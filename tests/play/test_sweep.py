@@ -90,7 +90,8 @@ def test_the_suite_fits_what_is_uploaded():
     small = planned(wanted(protocols=["fml", "fedkd", "fedmrl"], attacks=None))
     asked = {job.label: {s.attack.name for s in job.attacks} for job in small}
     blind = {"free-upstream", "labels", "span"}  # what needs no loss: fedmrl hides its own
-    assert asked["fml"] == asked["fedkd"] == blind | {"update-inversion", "loss-membership"}
+    by_loss = {"update-inversion", "loss-membership"}
+    assert asked["fml"] == asked["fedkd"] == blind | by_loss | {"head", "dip", "linear"}
     assert asked["fedmrl"] == blind
     starts = {
         init: {"protocol": {"name": "fedgh"}, "model": {"init": init}}

@@ -10,7 +10,7 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, nee
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.types import ThreatModel
-from fedre_privacy.play.fit import hides_its_loss
+from fedre_privacy.play.fit import hides_its_head, hides_its_loss
 from fedre_privacy.play.observe import effective
 from fedre_privacy.play.questions.base import questions_for
 from fedre_privacy.play.targets import KINDS
@@ -89,7 +89,7 @@ def _row(section: str, knob: Knob) -> dict[str, str]:
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     """Print which attack can read which target of a run, or why not."""
     protocol = run.settings.protocol
-    known = effective(threat, protocol.uploads, run.settings.model)
+    known = effective(threat, run.settings)
     rows = [
         {
             "target": target,
@@ -154,6 +154,8 @@ def _obstacle(
     attack = attacks.get(name)
     if hides_its_loss(training, attack, [kind for kind in kinds if can_read(attack, kind)]):
         return f"no: {training.unseen}"
+    if hides_its_head(training.protocol, attack, kinds):
+        return f"no: {training.protocol.unseen}"
     needed = needed_for(attack, kinds)
     lacking = sorted(needed - threat.grants)
     if not lacking:

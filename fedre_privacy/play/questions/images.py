@@ -27,6 +27,7 @@ from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.sealed.modules import Modules
 
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
@@ -59,6 +60,7 @@ class ImageTrial(Trial):
         recovered: the prototypes worked out of the uploads, where those are attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.
+        shared: extractors of the small models that recovered prototypes are of.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class ImageTrial(Trial):
     recovered: RecoveredPrototypes | None = None
     unit: str = "client"
     limit: Limit | None = None
+    shared: Modules = field(default_factory=lambda: Modules({}))
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
@@ -74,6 +77,8 @@ class ImageTrial(Trial):
             lines["Bound"] = "; ".join([self.run.bound, *limit])
         if self.recovered is not None and self.settings.via is not None:
             lines["Target"] += f" by {self.settings.via.name}"
+            if self.shared:
+                lines["Target"] += ", those of the small model that was sent"
             if self.recovered.notes:
                 told, more = self.recovered.notes[:4], len(self.recovered.notes) - 4
                 lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
@@ -148,6 +153,7 @@ class ImagesQuestion(Question):
             public=public,
             recovered=recovered,
             limit=unbiased_limit(run, groups[TARGET], observation.uploads),
+            shared=source.shared if recovered is not None else Modules({}),
         )
 
     @staticmethod
@@ -182,7 +188,9 @@ class ImagesQuestion(Question):
         if actual is not None and actual != kind:
             groups[ACTUAL] = source.group(actual, evaluation.targets)
         if kind != "representations" and actual != "representations" and evaluation.ceiling:
-            groups[CEILING] = source.group("representations", evaluation.ceiling)
+            groups[CEILING] = source.group(
+                "representations", evaluation.ceiling, behind=kind == RECOVERED
+            )
         read = {name for name, group in groups.items() if _reads(settings.attack, group)}
         return {name: group for name, group in groups.items() if name in read | {TARGET}}
 
@@ -359,7 +367,8 @@ def _nearest_by_representation(trial: ImageTrial, group: TargetGroup) -> Tensor:
     reps = torch.empty(len(truth.images), rows.shape[1])
     for upload in group.uploads:
         where = (truth.clients == upload.client).nonzero().squeeze(1)
-        extractor = trial.run.extractor(upload.client, upload.round)
+        key = (upload.client, upload.round)
+        extractor = trial.shared[key] if key in trial.shared else trial.run.extractor(*key)
         images = (truth.images[where] * 255).round().to(torch.uint8)
         reps[where] = represent(extractor, Samples(images, truth.labels[where]))
     distance = torch.cdist(rows.double(), reps.double())

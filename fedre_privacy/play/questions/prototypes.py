@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import can_read
 from fedre_privacy.blocks.local import represent
@@ -59,10 +59,8 @@ class PrototypesQuestion(Question):
         }
         for upload in targets:
             own = source.train[upload.client]
-            reps = represent(
-                run.model(upload.client, source.round).extractor,
-                Samples(data.images[own], data.labels[own]),
-            )
+            extractor = source.extractor_behind(upload.client)
+            reps = represent(extractor, Samples(data.images[own], data.labels[own]))
             labels = data.labels[own]
             made = class_means(reps, labels, data.num_classes).artifact
             if not isinstance(made, Prototypes):
@@ -73,7 +71,7 @@ class PrototypesQuestion(Question):
             counts = torch.bincount(labels, minlength=data.num_classes)
             parts["counts"].append(counts[made.labels])
             parts["upload"].append(_upload_floor(upload.artifacts, len(made.labels)))
-            parts["public"].append(_public_floor(run, upload.client, source.round, public, made))
+            parts["public"].append(_public_floor(extractor, public, made))
         joined = {
             name: torch.cat(tensors) for name, tensors in parts.items() if all(map(len, tensors))
         }
@@ -106,10 +104,7 @@ def _upload_floor(artifacts: tuple[Artifact, ...], count: int) -> Tensor:
 
 
 @torch.no_grad()
-def _public_floor(
-    run: Run, client: int, round: int, public: PublicImages, made: Prototypes
-) -> Tensor:
-    extractor = run.model(client, round).extractor
+def _public_floor(extractor: nn.Module, public: PublicImages, made: Prototypes) -> Tensor:
     reps = torch.cat([extractor(part) for part in public.images.split(256)])
     rows = [reps[public.labels == label] for label in made.labels]
     return torch.stack([own.mean(0) if len(own) else reps.mean(0) for own in rows])
