@@ -17,6 +17,7 @@ from fedre_privacy.core.artifacts import Artifact, HeadState, MatrixBlocks
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
+from fedre_privacy.models.norm import batch_norms, take_statistics
 
 from ..running.messages import received_by
 from ..running.modules import BATCH, frozen, outputs
@@ -103,7 +104,6 @@ def losses(
     return nn.functional.cross_entropy(logits, labels.long(), reduction="none")
 
 
-@torch.no_grad()
 def settle(exchange: SentModels, images: Tensor) -> SentModels:
     """Take statistics of BatchNorm that were not sent from images; a copy, unless they were."""
     if exchange.settled:
@@ -111,22 +111,9 @@ def settle(exchange: SentModels, images: Tensor) -> SentModels:
     made = []
     for model in (exchange.before, exchange.after):
         own = copy.deepcopy(model)
-        for layer in _normalising(own):
-            layer.reset_running_stats()
-            layer.momentum = None  # the mean over all batches
-            layer.train()
-        for part in images.split(BATCH):
-            own(part)
-        made.append(own.eval())
+        take_statistics(own, images.split(BATCH))
+        made.append(own)
     return SentModels(made[0], made[1], True)
-
-
-def _normalising(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
-    ]
 
 
 # --- one reader per kind -------------------------------------------------------------------------
@@ -251,5 +238,5 @@ def _made(model: nn.Module, sent: Mapping[str, Tensor], client: int, round: int)
         for name, value in sent.items():
             if name in places:
                 places[name].copy_(value)
-    settled = not _normalising(model) or any(name.endswith("running_mean") for name in sent)
+    settled = not batch_norms(model) or any(name.endswith("running_mean") for name in sent)
     return SentModels(copy.deepcopy(model).eval(), after.eval(), settled)

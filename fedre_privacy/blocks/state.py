@@ -50,6 +50,13 @@ class Training:
         choices=tuple(STEPS),
         later=True,
     )
+    statistics: str = knob(
+        "running",
+        help="BatchNorm's statistics after local training: as they ran along, or taken anew from "
+        "the client's own images, which deep models need where a client takes few steps",
+        choices=("running", "recomputed"),
+        later=True,
+    )
     train_ratio: float = knob(0.75, help="share of each client's samples to train on", gt=0, lt=1)
     broadcast_to: str = knob(
         "next",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.blocks.augment import augmented
-from fedre_privacy.blocks.local import batches, fit
+from fedre_privacy.blocks.local import batches, fit, recompute_statistics
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Content
@@ -105,6 +105,10 @@ def client_step(
                 f"{mean_loss} with lr {training.lr:g}.",
                 next_step=_lower(training.lr),
             )
+        if training.statistics == "recomputed":
+            absent = client.absent
+            own = samples if absent is None else samples.take(~absent[client.fitted_index])
+            recompute_statistics(modules, own)
         sent = uploaded(protocol, client, message, task, defenses)
         for module in protocol.modules(client):  # with many clients they would double the memory
             module.zero_grad(set_to_none=True)
@@ -214,7 +218,8 @@ def server_step(
         raise DivergedError(
             f"Training diverged: after round {task.round} the server is about to broadcast values "
             "that are not finite.",
-            next_step="Lower the server's step size (protocol.server.lr) or train.lr.",
+            next_step="Lower the server's step size (protocol.server.lr) or train.lr; where deep "
+            "models with BatchNorm take few local steps: --set train.statistics=recomputed.",
         )
     return messages
 
@@ -311,4 +316,8 @@ def _finite(artifacts: Iterable[Artifact]) -> bool:
 
 
 def _lower(lr: float) -> str:
-    return f"Lower the step size, for example --set train.lr={min(lr / 3, Training().lr):.2g}."
+    lower = f"--set train.lr={min(lr / 3, Training().lr):.2g}"
+    return (
+        f"Lower the step size, for example {lower}; where deep models with BatchNorm take few "
+        "local steps: --set train.statistics=recomputed."
+    )

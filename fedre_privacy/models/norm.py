@@ -1,10 +1,12 @@
-"""BatchNorm, or GroupNorm in its place."""
+"""BatchNorm and its statistics, or GroupNorm in its place."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 NORMS = ("bn", "gn")
 GROUPS = 32
@@ -34,3 +36,40 @@ def with_norm(module: nn.Module, norm: str) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, with_norm(child, norm))
     return module
+
+
+def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Layers that keep running statistics."""
+    return [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats
+    ]
+
+
+@torch.no_grad()
+def take_statistics(module: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Take the running statistics of every BatchNorm anew: the mean over these batches.
+
+    Dropout stays off. The module is left in evaluation mode.
+
+    Args:
+        batches: inputs of the module, two or more in each.
+
+    Reference:  Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv 2105.07576, 2021 (Precise
+                BatchNorm).
+    """
+    layers = batch_norms(module)
+    if not layers:
+        return
+    module.eval()
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the mean over all batches
+        layer.train()
+    for part in batches:
+        module(part)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    module.eval()

@@ -204,7 +204,10 @@ def test_list(cli: Any) -> None:
     )
     (event,) = cli.train("--preset", "list", "--json").events
     assert event["presets"].keys() == ALL.keys()
-    assert event["presets"]["het10"]["values"] == {"model": {"name": "het10", "dim": 512}}
+    assert event["presets"]["het10"]["values"] == {
+        "model": {"name": "het10", "dim": 512},
+        "train": {"statistics": "recomputed"},
+    }
     assert "paper:fedral-table6" in cli.attack("list").out
     assert "--preset list" in cli.train("--explain").out
 
