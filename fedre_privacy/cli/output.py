@@ -249,15 +249,25 @@ def command(
     options = parser.parse_args(argv)
     output = Output(as_json=options.json, quiet=options.quiet)
     return guarded(
-        lambda out: body(options, out), output, lambda: getattr(options, folder) / "log.txt"
+        lambda out: body(options, out),
+        output,
+        lambda: getattr(options, folder) / "log.txt",
+        resume=" with --resume" if hasattr(options, "resume") else " again",
     )
 
 
-def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Path]) -> int:
+def guarded(
+    body: Callable[[Output], int],
+    output: Output,
+    log: Callable[[], Path],
+    *,
+    resume: str = " again",
+) -> int:
     """Run a command; turn every way it can end into a message and an exit code.
 
     Args:
         log: where the traceback of an unexpected error is written.
+        resume: how the same command is given to go on after an interruption.
     """
     try:
         with _terminable():
@@ -268,7 +278,7 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
         return _refused(
             Interrupted(
                 "Interrupted. What was finished is kept.",
-                next_step="Give the same command with --resume to go on.",
+                next_step=f"Give the same command{resume} to go on.",
             ),
             output,
         )
@@ -280,8 +290,8 @@ def guarded(body: Callable[[Output], int], output: Output, log: Callable[[], Pat
             return _refused(
                 OutOfMemoryError(
                     f"The GPU is full: {_first_line(error)}",
-                    next_step="Free it, use --device cpu or a smaller train.batch_size, and add "
-                    "--resume to keep what was finished.",
+                    next_step="Free it, use --device cpu or a smaller train.batch_size, and give "
+                    f"the command{resume} to keep what was finished.",
                 ),
                 output,
             )

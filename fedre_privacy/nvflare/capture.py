@@ -20,19 +20,26 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
-from nvflare.apis.event_type import EventType
-from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
-from nvflare.app_common.app_constant import AppConstants
-from nvflare.job_config.defs import FilterType, JobTargetType
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, GradientState, ModelState
-from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingExtraError
 from fedre_privacy.federation.captured import Captured
+
+try:
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.filter import Filter
+    from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+    from nvflare.app_common.app_constant import AppConstants
+    from nvflare.job_config.defs import FilterType, JobTargetType
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        "Recording a federation of NVIDIA FLARE needs NVIDIA FLARE (nvflare).",
+        next_step="pip install 'fedre-privacy[nvflare]'",
+    ) from error
 
 KINDS: dict[str, Callable[[Mapping[str, Tensor]], Artifact]] = {
     "model": ModelState,

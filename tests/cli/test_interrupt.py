@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedre_privacy.cli import benchmark
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.running import driver
 from fedre_privacy.federation import loop
@@ -213,3 +214,15 @@ def test_attack_stopped_from_outside(
     assert resumed.code == 0, resumed.err
     assert (folder / "recovered.safetensors").read_bytes() == plain.recovered
     assert resumed.table == plain.table
+
+
+def test_an_interrupted_benchmark_goes_on_with_the_same_command(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = after(0, print, KeyboardInterrupt())
+    monkeypatch.setattr("fedre_privacy.cli.commands.benchmark.run", stopped)
+    assert benchmark.main(["--protocols", "fedre"]) == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "Interrupted. What was finished is kept.",
+        "Give the same command again to go on.",
+    ]
