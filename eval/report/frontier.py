@@ -163,7 +163,7 @@ def _name(axes: Axes, points: Sequence[tuple[Point, float]]) -> None:
     edges = axes.transData.inverted().transform((centres[:, None] + ring).reshape(-1, 2))
     texts = [
         axes.text(
-            x, p.accuracy, plain(p.label, LONGEST) + ("" if p.scalars else " (sends nothing)"),
+            x, p.accuracy, plain(p.label, LONGEST) + (" (sends nothing)" if p.scalars < x else ""),
             fontsize=SMALL, zorder=3,
             color="#777777" if p.over is None else "black",
         )
