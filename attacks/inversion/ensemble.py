@@ -46,6 +46,10 @@ WIDENING = 1.5
 """Each band of frequencies ends so many times higher than the one before."""
 FINEST = 19.2
 """Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""
+FAR = 1.0
+"""Squared distance to which the mean of candidates may move, in what linear answers err on
+auxiliary images. Candidates about one image move less, since the representation leaves some of that
+error open; where many images made it they match its representation by noise, and move further."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
 TINY = 1e-12
@@ -201,12 +205,14 @@ def ensemble_answers(
 
 @dataclass
 class _Group:
-    """Targets of one extractor (t,) and their candidates (t, m, C, H, W)."""
+    """Targets of one extractor (t,), their candidates (t, m, C, H, W), and the first ones' mean."""
 
     extract: nn.Module | Callable[[Tensor], Tensor]
     sent: Callable[[Tensor, Tensor], Tensor]
     wanted: Tensor
     members: Tensor
+    first: Tensor
+    room: Tensor
     fold: Tensor
     noise: Tensor
     draws: Sequence[torch.Generator]
@@ -236,11 +242,14 @@ class _Group:
         if work.upload is not None:
             made = row_as_compared(observation.channel, made, work.pairs.reps)
         noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
+        room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
         return cls(
             work.extract,
             sent or _as_it_is,
             wanted,
             members,
+            members.mean(1),
+            room,
             work.pairs.fold,
             noise,
             draws,
@@ -264,8 +273,10 @@ class _Group:
         return self.sent(outputs(self.extract, images), wanted.expand(len(images), -1))
 
     def answer(self) -> Tensor:
-        """The mean of the candidates of each target (t, C, H, W)."""
-        return self.members.mean(1).clamp(0, 1)
+        """The mean of the candidates of each target (t, C, H, W), or of the first if it is `FAR`."""
+        mean = self.members.mean(1)
+        far = (mean - self.first).flatten(1).square().sum(1) > FAR * self.room
+        return torch.where(far[:, None, None, None], self.first, mean).clamp(0, 1)
 
     def piece(self, aux: Tensor) -> Piece:
         """What the targets have come to."""

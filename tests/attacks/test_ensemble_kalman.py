@@ -126,6 +126,10 @@ def moved(problem, change):
     return replace(problem, targets=targets, uploads=targets)
 
 
+def rough(images):
+    return float((images - nn.functional.avg_pool2d(images, 3, 1, 1)).square().mean())
+
+
 def test_it_beats_the_linear_answer_and_the_floor(problem, many):
     truth = many[0][:16]
     found = EnsembleKalman(members=600)(problem)
@@ -148,6 +152,14 @@ def test_noise_for_an_upload_tells_nothing(problem, many):
     noise = moved(problem, lambda r: r[torch.randperm(8, generator=draw)].roll(1, 1))
     floor = psnr_db(problem.aux.mean(0).expand(16, -1, -1, -1), truth)
     assert psnr_db(EnsembleKalman(members=300)(noise).images, truth) < floor + 0.3
+
+
+def test_what_no_image_sends_is_not_matched_by_noise(problem, monkeypatch):
+    beyond = moved(problem, lambda r: r.mean(0) + 6 * (r - r.mean(0)))
+    kept = EnsembleKalman(members=300)(beyond).images
+    monkeypatch.setattr("fedre_privacy.attacks.inversion.ensemble.FAR", torch.inf)
+    free = EnsembleKalman(members=300)(beyond).images
+    assert rough(kept) < 0.6 * rough(free)
 
 
 def test_declared_noise_is_allowed_for(problem, many):
