@@ -318,6 +318,6 @@ def _finite(artifacts: Iterable[Artifact]) -> bool:
 def _lower(lr: float) -> str:
     lower = f"--set train.lr={min(lr / 3, Training().lr):.2g}"
     return (
-        f"Lower the step size, for example {lower}; where deep models with BatchNorm take few "
+        f"Lower the step size, for example {lower}. Where deep models with BatchNorm take few "
         "local steps: --set train.statistics=recomputed."
     )
