@@ -273,7 +273,7 @@ class _Group:
         return self.sent(outputs(self.extract, images), wanted.expand(len(images), -1))
 
     def answer(self) -> Tensor:
-        """The mean of the candidates of each target (t, C, H, W), or of the first if it is `FAR`."""
+        """The mean of the candidates of each target (t, C, H, W), or of the first where far."""
         mean = self.members.mean(1)
         far = (mean - self.first).flatten(1).square().sum(1) > FAR * self.room
         return torch.where(far[:, None, None, None], self.first, mean).clamp(0, 1)
