@@ -17,7 +17,7 @@ from fedre_privacy.core.artifacts import Artifact, HeadState, MatrixBlocks
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.models.norm import batch_norms, take_statistics
+from fedre_privacy.models.norm import running_norms, take_statistics
 
 from ..running.messages import received_by
 from ..running.modules import BATCH, frozen, outputs
@@ -238,5 +238,5 @@ def _made(model: nn.Module, sent: Mapping[str, Tensor], client: int, round: int)
         for name, value in sent.items():
             if name in places:
                 places[name].copy_(value)
-    settled = not batch_norms(model) or any(name.endswith("running_mean") for name in sent)
+    settled = not running_norms(model) or any(name.endswith("running_mean") for name in sent)
     return SentModels(copy.deepcopy(model).eval(), after.eval(), settled)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.optimisers import SGD, groups_of
-from fedre_privacy.models.norm import batch_norms, take_statistics
+from fedre_privacy.models.norm import running_norms, take_statistics
 
 from .state import Samples
 
@@ -107,7 +107,7 @@ def recompute_statistics(modules: Iterable[nn.Module], samples: Samples) -> None
     All at once, or in equal parts of at most `EVAL_BATCH`.
     """
     for module in modules:
-        if batch_norms(module):
+        if running_norms(module):
             numbers = torch.arange(len(samples), device=samples.labels.device)
             parts = numbers.tensor_split(-(-len(samples) // EVAL_BATCH))
             take_statistics(module, (samples.batch(part)[0] for part in parts))

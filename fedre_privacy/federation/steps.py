@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.blocks.augment import augmented
 from fedre_privacy.blocks.local import batches, fit, recompute_statistics
@@ -24,6 +24,7 @@ from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
 from fedre_privacy.defenses.base import Defense, Sending
+from fedre_privacy.models.norm import running_norms
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
@@ -103,7 +104,7 @@ def client_step(
             raise DivergedError(
                 f"Training diverged: the loss of client {client.id} in round {task.round} is "
                 f"{mean_loss} with lr {training.lr:g}.",
-                next_step=_lower(training.lr),
+                next_step=_lower(training, modules),
             )
         if training.statistics == "recomputed":
             absent = client.absent
@@ -122,7 +123,8 @@ def uploaded(
     with collecting(client.model.extractor, defenses) as seen:
         emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
-    sent = _sent(protocol, [_with_origin(e, origin) for e in emissions], task)
+    made = [_with_origin(e, origin) for e in emissions]
+    sent = _sent(protocol, made, task, protocol.modules(client))
     return _defended(protocol, client, sent, task, message, defenses, seen)
 
 
@@ -184,9 +186,18 @@ def _with_origin(emission: Emission, origin: Mixture) -> Emission:
     return replace(emission, mixture=origin) if trained and not emission.mixture else emission
 
 
-def _sent(protocol: Protocol, emissions: Sequence[Emission], task: Task) -> tuple[Emission, ...]:
-    """Copies on the CPU of what a client sends, if it is declared and finite."""
-    lr = task.setting.training.lr
+def _sent(
+    protocol: Protocol,
+    emissions: Sequence[Emission],
+    task: Task,
+    trained: Sequence[nn.Module] = (),
+) -> tuple[Emission, ...]:
+    """Copies on the CPU of what a client sends, if it is declared and finite.
+
+    Args:
+        trained: the client's modules, where it trained before it sends.
+    """
+    training = task.setting.training
     for emission in emissions:
         if not isinstance(emission.artifact, protocol.uploads):
             raise IncompatibleError(
@@ -196,8 +207,8 @@ def _sent(protocol: Protocol, emissions: Sequence[Emission], task: Task) -> tupl
     if not _finite(emission.artifact for emission in emissions):
         raise DivergedError(
             f"Training diverged: client {task.client} in round {task.round} is about to upload "
-            f"values that are not finite, with lr {lr:g}.",
-            next_step=_lower(lr),
+            f"values that are not finite, with lr {training.lr:g}.",
+            next_step=_lower(training, trained),
         )
     return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions)
 
@@ -315,9 +326,10 @@ def _finite(artifacts: Iterable[Artifact]) -> bool:
     )
 
 
-def _lower(lr: float) -> str:
-    lower = f"--set train.lr={min(lr / 3, Training().lr):.2g}"
-    return (
-        f"Lower the step size, for example {lower}. Where deep models with BatchNorm take few "
-        "local steps: --set train.statistics=recomputed."
-    )
+def _lower(training: Training, trained: Iterable[nn.Module]) -> str:
+    """The next step; where models have BatchNorm its statistics may be what diverged."""
+    lower = min(training.lr / 3, Training().lr)
+    step = f"Lower the step size, for example --set train.lr={lower:.2g}."
+    if training.statistics == "running" and any(running_norms(one) for one in trained):
+        step += " If that does not help: --set train.statistics=recomputed (BatchNorm's)."
+    return step

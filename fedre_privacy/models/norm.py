@@ -38,7 +38,7 @@ def with_norm(module: nn.Module, norm: str) -> nn.Module:
     return module
 
 
-def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+def running_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """Layers that keep running statistics."""
     return [
         layer
@@ -59,7 +59,7 @@ def take_statistics(module: nn.Module, batches: Iterable[Tensor]) -> None:
     Reference:  Wu and Johnson, Rethinking "Batch" in BatchNorm, arXiv 2105.07576, 2021 (Precise
                 BatchNorm).
     """
-    layers = batch_norms(module)
+    layers = running_norms(module)
     if not layers:
         return
     module.eval()

@@ -149,7 +149,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     if not problems:
         return
     step = "See: fedre-attack list."
-    first = [] if settings.via is None or read else _first_stages(protocol)
+    first = [] if settings.via is None or read else first_stages(protocol)
     fitting = [
         name
         for name, read in readers_of_any(kinds).items()
@@ -201,12 +201,13 @@ def check_steered(training: TrainSettings, attack: Attack) -> None:
     )
 
 
-def _first_stages(protocol: Protocol) -> list[str]:
+def first_stages(protocol: Protocol | type[Protocol]) -> list[str]:
     """Attacks that recover prototypes from what a protocol uploads."""
     return [
         name
         for name in readers_of_any(protocol.uploads)
         if attacks.get(name).answers == "prototypes"
+        and not hides_its_head(protocol, attacks.get(name), protocol.uploads)
     ]
 
 
@@ -219,7 +220,9 @@ def hides_its_loss(
 
 
 def hides_its_head(
-    protocol: Protocol, attack: Attack | type[Attack], kinds: Collection[type[Artifact]]
+    protocol: Protocol | type[Protocol],
+    attack: Attack | type[Attack],
+    kinds: Collection[type[Artifact]],
 ) -> bool:
     """Whether an attack would take a head's inputs for those of an extractor that is not before it.
 

@@ -53,12 +53,11 @@ def shared_extractors(run: Run, round: int, messages: Messages) -> Modules:
     small = run.settings.protocol.shared_model()
     if small is None:
         return Modules({})
-    uploads, _ = messages.of([round])
     recipe, part = recipe_of(run, 0, settings=small), recipe_of(run, 0, EXTRACTOR, small)
     return Modules(
         {
-            key: Held(part, partial(_extractor_state, recipe, state))
-            for key, state in small_states_after(run, small, uploads, messages.of()[1]).items()
+            (client, round): Held(part, partial(_extractor_state, recipe, state))
+            for client, state in small_states_after(run, small, round, messages).items()
         }
     )
 

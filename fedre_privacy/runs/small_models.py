@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 from fedre_privacy.core.contents import Holds
-from fedre_privacy.core.types import AGGREGATE, Broadcast, Upload
+from fedre_privacy.core.types import AGGREGATE, Broadcast
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.models.split import parameters_of
 
-from .run import Run
+from .run import Messages, Run
 
 
 def small_states_before(
@@ -39,33 +39,25 @@ def small_states_before(
 
 
 def small_states_after(
-    run: Run,
-    settings: ModelSettings,
-    uploads: Collection[Upload],
-    broadcasts: Collection[Broadcast],
-) -> dict[tuple[int, int], dict[str, Tensor]]:
-    """Parameters of the small model that each upload makes, by (client, round).
+    run: Run, settings: ModelSettings, round: int, messages: Messages
+) -> dict[int, dict[str, Tensor]]:
+    """Parameters of the small model that each client's upload of a round makes.
 
     Left out are uploads of changes by clients whose model before the round was never sent.
-
-    Args:
-        broadcasts: all of the run.
     """
+    uploads, _ = messages.of([round])
+    sent = [(u.client, a) for u in uploads for a in u.artifacts if a.holds is not None]
+    changed = [client for client, artifact in sent if artifact.holds == Holds.CHANGE]
+    before = small_states_before(run, settings, changed, messages.of()[1], round) if changed else {}
     model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
     shapes = {name: value.shape for name, value in model.named_parameters()}
-    found: dict[tuple[int, int], dict[str, Tensor]] = {}
-    for upload in uploads:
-        for artifact in upload.artifacts:
-            if artifact.holds == Holds.PARAMETERS:
-                found[upload.client, upload.round] = artifact.parameters(shapes)
-            elif artifact.holds == Holds.CHANGE:
-                before = small_states_before(
-                    run, settings, [upload.client], broadcasts, upload.round
-                ).get(upload.client)
-                if before is not None:
-                    moved = artifact.parameters(shapes)
-                    state = {name: before[name] + moved[name] for name in shapes}
-                    found[upload.client, upload.round] = state
+    found: dict[int, dict[str, Tensor]] = {}
+    for client, artifact in sent:
+        state = artifact.parameters(shapes)
+        if artifact.holds == Holds.PARAMETERS:
+            found[client] = state
+        elif client in before:
+            found[client] = {name: before[client][name] + state[name] for name in shapes}
     return found
 
 

@@ -25,6 +25,7 @@ from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier
 from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
+from fedre_privacy.play.fit import first_stages, hides_its_head
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE
 
@@ -164,9 +165,8 @@ class BenchmarkResult:
         } | {title: title.partition(" on ")[0] for _, title in refused}
         for label, part in self.summary.groupby("label", sort=False):
             name = str(part["protocol"].iloc[0])
-            uploads = (
-                protocol_registry.get(name).uploads if name in protocol_registry.names() else ()
-            )
+            protocol = protocol_registry.get(name) if name in protocol_registry.names() else None
+            uploads = () if protocol is None else protocol.uploads
             for title, attack in kinds.items():
                 own = part[(part["attack"] + " on " + part["target"]) == title]
                 row = own.iloc[0] if len(own) else None
@@ -174,7 +174,13 @@ class BenchmarkResult:
                 consumes = attack_registry.get(attack).consumes if known else ()
                 if title.endswith(RECOVERED):  # reads what another attack finds in these
                     consumes = recovered_from()
-                reads = row is not None or any(is_read_as(k, consumes) for k in uploads)
+                can = any(is_read_as(k, consumes) for k in uploads)
+                if can and protocol is not None:
+                    if title.endswith(RECOVERED):
+                        can = bool(first_stages(protocol))
+                    elif known:
+                        can = not hides_its_head(protocol, attack_registry.get(attack), uploads)
+                reads = row is not None or can
                 out.append(
                     {
                         "variant": str(label),

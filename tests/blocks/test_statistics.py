@@ -6,7 +6,7 @@ from torch import nn
 
 from fedre_privacy.blocks.local import recompute_statistics
 from fedre_privacy.blocks.state import Samples
-from fedre_privacy.models.norm import batch_norms, take_statistics
+from fedre_privacy.models.norm import running_norms, take_statistics
 from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.runs.run import Run
@@ -69,7 +69,7 @@ def test_few_steps_leave_running_statistics_behind_and_new_ones_are_right(runs):
         images = data.floats(own)
         with torch.no_grad():
             found = extractor(images)
-            for part in batch_norms(extractor):
+            for part in running_norms(extractor):
                 part.train()
             wanted = extractor(images)
         off[statistics] = float((found - wanted).norm() / wanted.norm())

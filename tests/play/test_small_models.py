@@ -7,6 +7,7 @@ import torch
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.gradient.head_cases import earlier_cases, head_cases
+from fedre_privacy.cli import attack
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge
@@ -141,3 +142,14 @@ def test_a_head_behind_a_private_projector_tells_nothing_of_its_extractor(tiny, 
     training = tiny(protocol={"name": "fedmrl", "small": SMALL})
     with pytest.raises(IncompatibleError, match="projector that clients keep"):
         check_ahead(training, asked(**values))
+
+
+def test_a_list_says_what_the_small_model_makes_possible(trained, tiny, tmp_path, capsys):
+    hidden = train(tiny(protocol={"name": "fedmrl", "small": SMALL}), runs=tmp_path)
+    said = {}
+    for name, run in (("fml", trained["fml"]), ("fedmrl", hidden)):
+        assert attack.main(["list", "--for", str(run.folder), "--threat", "realistic"]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        said[name] = [line for line in lines if line[:1] == ["recovered-prototypes"]]
+    assert ["dip", "images", "yes"] in [line[-3:] for line in said["fml"]]
+    assert said["fedmrl"] == []

@@ -10,7 +10,7 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, nee
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.types import ThreatModel
-from fedre_privacy.play.fit import hides_its_head, hides_its_loss
+from fedre_privacy.play.fit import first_stages, hides_its_head, hides_its_loss
 from fedre_privacy.play.observe import effective
 from fedre_privacy.play.questions.base import questions_for
 from fedre_privacy.play.targets import KINDS
@@ -89,14 +89,18 @@ def _row(section: str, knob: Knob) -> dict[str, str]:
 def list_for(run: Run, threat: ThreatModel, output: Output) -> None:
     """Print which attack can read which target of a run, or why not."""
     protocol = run.settings.protocol
-    known = effective(threat, run.settings)
+    shares = protocol.shared_model() is not None
+
+    def known(target: str) -> ThreatModel:
+        return effective(threat, run.settings, shared=shares and target == RECOVERED)
+
     rows = [
         {
             "target": target,
             f"uploaded by {protocol.name}": real,
             "attack": name,
             "answers": ", ".join(questions_for(attacks.get(name).answers)),
-            "possible": _obstacle(name, kinds, known, run.settings) or "yes",
+            "possible": _obstacle(name, kinds, known(target), run.settings) or "yes",
         }
         for target, kinds, real in _targets(protocol)
         for name in attacks.names()
@@ -130,7 +134,7 @@ def _targets(protocol: Protocol) -> list[tuple[str, set[type[Artifact]], str]]:
     for target, kind in KINDS.items():
         real = "yes" if kind in sent else "no: counterfactual"
         if target == RECOVERED:
-            if not sent & set(recovered_from()):
+            if not sent & set(recovered_from()) or not first_stages(protocol):
                 continue
             real = "worked out"
         out.append((target, {kind}, real))
