@@ -28,7 +28,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.head_cases import HeadCase, earlier_cases, head_cases
+from .gradient.head_cases import LEAST_SHARE, MOST_REPLAYED, HeadCase, earlier_cases, head_cases
 from .gradient.heads import (
     absent_input,
     combined,
@@ -36,20 +36,31 @@ from .gradient.heads import (
     pulled,
     pulls,
     ratio,
-    shares,
     simulate_and_match,
 )
 from .gradient.matrices import implied_bias
+from .inversion.rehearsals import rehearsable, rehearsed_models
 from .mixtures.through import aux_reps, class_means
 from .running.channels import least_bound
+from .running.modules import outputs
 
 METHODS = ("combined", "simulate", "ratio")
-CENTRES = ("auto", "found", "public")
+CENTRES = ("auto", "found", "public", "rehearsed")
+NEEDED: Mapping[str, frozenset[Knowledge]] = {
+    "public": frozenset({Knowledge.EXTRACTOR, Knowledge.AUX_DATA}),
+    "rehearsed": frozenset(
+        {Knowledge.HEAD, Knowledge.AUX_DATA, Knowledge.ARCHITECTURE, Knowledge.INITIAL_MODEL}
+    ),
+}
+"""What a centre needs to be known."""
 STRETCHES = tuple(2 ** (half / 2) for half in range(13))
 """By what a change that was perhaps shortened before it was sent is tried to be lengthened."""
 EXPLAINED = 1e-2
 """A match that counts as explained. The less of a change is left, the more classes explain it: of
 those that explain it the longest is taken, which holds the fewest classes."""
+
+REHEARSALS = 4
+"""Copies of a client that are trained where its extractor is not known."""
 
 RECOGNISED = 0.01
 """Mean output for a class from which on a client is taken to hold it, where its head's change is
@@ -122,17 +133,23 @@ class HeadUpdate(Attack):
     )
     steps: int = knob(200, help="simulate: Adam steps", ge=1)
     lr: float = knob(0.03, help="simulate: Adam step size, relative to a representation", gt=0)
-    replay: int = knob(5, help="most local steps simulated; fewer, larger ones above", ge=1)
+    replay: int = knob(
+        MOST_REPLAYED, help="most local steps simulated; fewer, larger ones above", ge=1
+    )
     nonnegative: bool = knob(True, help="representations have no negative entry (ReLU)")
     least: float = knob(
-        0.01, help="share of samples below which a class counts as absent after several steps", ge=0
+        LEAST_SHARE,
+        help="share of samples below which a class counts as absent after several steps",
+        ge=0,
     )
     free_share: bool = knob(True, help="adjust the class shares together with the means")
     centre: str = knob(
         "auto",
         help="what a client's class means have in common: as found, or that of auxiliary images of "
-        "the same classes through its extractor (needs EXTRACTOR, AUX_DATA), which also give "
-        "`combined` the length of differences; auto: public for trained heads where it is known",
+        "the same classes, which also give `combined` the length of differences; public: through "
+        "the client's extractor (needs EXTRACTOR, AUX_DATA); rehearsed: through copies of the "
+        "client trained on them (needs AUX_DATA, ARCHITECTURE, INITIAL_MODEL, HEAD); auto: of "
+        "trained heads the first of public, rehearsed and found that is possible",
         choices=CENTRES,
     )
     conditional: bool = knob(
@@ -143,8 +160,7 @@ class HeadUpdate(Attack):
 
     @property
     def required(self) -> frozenset[Knowledge]:
-        public = {Knowledge.EXTRACTOR, Knowledge.AUX_DATA} if self.centre == "public" else set()
-        return self.needs | public
+        return self.needs | NEEDED.get(self.centre, frozenset())
 
     def adapts(self, observation: Observation) -> StepsAt:
         """By `simulate`, which is what `combined` does with gradients."""
@@ -190,21 +206,46 @@ class HeadUpdate(Attack):
 
     def _public(self, case: HeadCase, observation: Observation, context: Context) -> _Public | None:
         """Public images of each class through the client's model, or None."""
-        known = observation.aux is not None and observation.aux_labels is not None
-        at_hand = known and (case.client, case.round) in observation.extractors
-        if self.centre == "found" or (self.centre == "auto" and not (at_hand and case.trained)):
+        means = self._source(case, observation)
+        if means == "found":
             return None
         if observation.aux_labels is None:
-            raise IncompatibleError("'attack.centre=public' needs labels of the auxiliary images.")
+            raise IncompatibleError(
+                f"'attack.centre={means}' needs labels of the auxiliary images."
+            )
+        if means == "rehearsed":
+            return self._rehearsed(case, observation, context)
         (reps,) = aux_reps(
             observation, context.device, case.client, [case.round], length=case.weight.shape[1],
             limit=len(observation.aux_labels),
         )  # fmt: skip
-        labels, classes = observation.aux_labels, torch.arange(observation.num_classes)
-        sure = case.outputs(reps).gather(1, labels[:, None].to(torch.int64))
-        known_as = class_means(sure, labels, classes).squeeze(1)
-        absent = torch.bincount(labels, minlength=len(classes)) == 0
-        return _Public(class_means(reps, labels, classes), known_as.masked_fill(absent, 0.0))
+        return _public_means(case, observation, [reps])
+
+    def _source(self, case: HeadCase, observation: Observation) -> str:
+        """Where what class means have in common is taken from, one of `CENTRES` but auto."""
+        if self.centre != "auto":
+            return self.centre
+        if not case.trained or observation.aux is None or observation.aux_labels is None:
+            return "found"
+        if (case.client, case.round) in observation.extractors:
+            return "public"
+        startable = observation.rehearse is not None and (case.client, 0) in observation.initial
+        return "rehearsed" if startable else "found"
+
+    def _rehearsed(self, case: HeadCase, observation: Observation, context: Context) -> _Public:
+        """Public images of each class through copies of the client that were trained on them."""
+        assert observation.aux is not None
+        rehearsable(observation, random=False)
+        aux = observation.aux.float().to(context.device)
+        copies = rehearsed_models(
+            observation,
+            context,
+            (case.client, case.round),
+            REHEARSALS,
+            share=self._share(case).double(),
+        )
+        reps = [outputs(one.get_submodule("extractor"), aux).cpu() for one in copies]
+        return _public_means(case, observation, reps)
 
     def _with_bias(self, case: HeadCase, public: _Public | None) -> HeadCase:
         """The same, with what the bias would have moved by had there been one.
@@ -269,17 +310,7 @@ class HeadUpdate(Attack):
 
     def _share(self, case: HeadCase) -> Tensor:
         """Estimated share of each class (C,), zero where it counts as absent."""
-        half_a_sample = 0.5 / case.size
-        return shares(
-            case.change_weight,
-            case.change_bias,
-            case.weight,
-            case.bias,
-            case.lr,
-            case.steps,
-            least=max(half_a_sample, self.least) if case.steps > 1 else half_a_sample,
-            most=self.replay,
-        )
+        return case.shares(self.least, self.replay)
 
     def _simulate(
         self, case: HeadCase, stretches: Sequence[float], context: Context, notes: list[str]
@@ -330,3 +361,17 @@ class _Public:
 
     means: Tensor
     known_as: Tensor
+
+
+def _public_means(case: HeadCase, observation: Observation, views: Sequence[Tensor]) -> _Public:
+    """Of representations (n, d) of all auxiliary images, through one extractor or several."""
+    assert observation.aux_labels is not None
+    labels, classes = observation.aux_labels, torch.arange(observation.num_classes)
+    means, known_as = [], []
+    for reps in views:
+        sure = case.outputs(reps).gather(1, labels[:, None].to(torch.int64))
+        means.append(class_means(reps, labels, classes))
+        known_as.append(class_means(sure, labels, classes).squeeze(1))
+    absent = torch.bincount(labels, minlength=len(classes)) == 0
+    told = torch.stack(known_as).mean(0).masked_fill(absent, 0.0)
+    return _Public(torch.stack(means).mean(0), told)

@@ -44,7 +44,7 @@ from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
 from .gradient.victims import family
-from .inversion.rehearsed import classes_drawn, rehearsable
+from .inversion.rehearsals import classes_drawn, rehearsable
 from .running.driver import kept
 from .running.features import Blocks, Scale, blocks_of, counts_told
 from .running.logistic import fitted_shares

@@ -12,6 +12,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
+from .gradient.head_cases import shares_told
 from .inversion.rehearsed import Shadows, rehearsed_answers
 from .running.channels import ROWS_REPEATED
 
@@ -89,4 +90,12 @@ class Shadow(Shadows, Attack):
         return self.needs - unknown
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        return rehearsed_answers(observation, context, self, random=self.start == "random")
+        owners = {(upload.client, upload.round) for upload in observation.targets}
+        told = {owner: shares_told(observation, owner) for owner in sorted(owners)}
+        return rehearsed_answers(
+            observation,
+            context,
+            self,
+            random=self.start == "random",
+            share={owner: share for owner, share in told.items() if share is not None},
+        )

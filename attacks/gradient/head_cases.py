@@ -22,6 +22,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation, Upload
 
 from ..running.messages import received_by
+from .heads import shares
 from .matrices import blocks_before, head_rows, linear_parts, turned
 from .sent_models import past_model
 from .solve import training_of
@@ -29,6 +30,12 @@ from .victims import head_names, local_steps, moved
 
 Whole = ModelState | SmallModelState | LowRankModel | LowRankChange | GradientState
 Carrier = HeadState | Whole | MatrixBlocks
+
+
+LEAST_SHARE = 0.01
+"""Share of samples below which a class counts as absent after several steps."""
+MOST_REPLAYED = 5
+"""Most local steps that are replayed; fewer, larger ones above."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +72,25 @@ class HeadCase:
         """Softmax of the head after the round (n, C), float64, for representations (n, d)."""
         weight, bias = (part.double().to(reps.device) for part in self.after)
         return torch.softmax(reps.double() @ weight.T + bias, 1)
+
+    def shares(self, least: float = LEAST_SHARE, most: int = MOST_REPLAYED) -> Tensor:
+        """Estimated share of each class (C,), zero where it counts as absent.
+
+        Args:
+            least: share below which a class counts as absent after several steps.
+            most: most local steps that are replayed.
+        """
+        half_a_sample = 0.5 / self.size
+        return shares(
+            self.change_weight,
+            self.change_bias,
+            self.weight,
+            self.bias,
+            self.lr,
+            self.steps,
+            least=max(half_a_sample, least) if self.steps > 1 else half_a_sample,
+            most=most,
+        )
 
     def stretched(self, factor: float) -> HeadCase:
         """The same with a longer change."""
@@ -128,6 +154,24 @@ def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list
             if one is not None and one.finite and one.trained:
                 found.append(one)
     return found
+
+
+def shares_told(observation: Observation, owner: tuple[int, int]) -> Tensor | None:
+    """Class shares (C,) that a head which a client uploaded tells of, or None.
+
+    Args:
+        owner: the client, and the round.
+    """
+    training = observation.training
+    for upload in observation.uploads:
+        if (upload.client, upload.round) != owner or training is None:
+            continue
+        for artifact in upload.artifacts:
+            if isinstance(artifact, Carrier) and not isinstance(artifact, MatrixBlocks):
+                case = _head_case(observation, upload, artifact, training)
+                if case is not None and case.finite:
+                    return case.shares().double()
+    return None
 
 
 def _case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -11,29 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.artifacts import Artifact, Counts, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, Prototypes, Representations
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Observation, Upload
+from fedre_privacy.core.rng import stream
+from fedre_privacy.core.types import Observation
 
-from ..running.channels import bounded_each, rows_sent_anew, unsmoothed, upload_behind
+from ..running.channels import bounded_each, rows_sent_anew, upload_behind
 from ..running.driver import Piece, Tick, in_groups, reconstruction
-from ..running.modules import frozen, outputs
+from ..running.modules import outputs
 from ..running.objectives import l2rel
+from .class_means import ClassMeans
 from .ensemble import FINEST, Waves, moved
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .map_jobs import LEAST_AUX
+from .rehearsals import Owner, rehearsable, rehearsed_models, sent_by
 from .simulate import SHIFTS, folds_of, views
 
 FOLDS = 4
-CONCENTRATION = 0.5
-"""Of the Dirichlet distribution that a shadow's class shares are drawn from where no upload tells
-how many images a class has."""
-
-Owner = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +52,12 @@ class Shadows:
         True,
         help="move each shadow by the prototypes that the client uploaded of other classes",
     )
+    tries: int = knob(
+        16,
+        help="rehearsals of each of three stages that seek a client's class shares, where it "
+        "uploads prototypes and no counts; 0: shares are drawn",
+        ge=0,
+    )
     moves: int = knob(
         2, help="times that candidates are moved, see `ensemble-kalman`; 0: the linear answer", ge=0
     )
@@ -72,26 +73,19 @@ class _Rows:
     classes: list[int]
 
 
-@dataclass(frozen=True)
-class _Means:
-    """Vectors of a client's classes (m, d), as it uploaded them, and the classes (m,)."""
-
-    vectors: Tensor
-    classes: Tensor
-
-    def without(self, label: int) -> _Means:
-        """Those of other classes, as far as they are finite."""
-        keep = (self.classes != label) & self.vectors.isfinite().all(1)
-        return _Means(self.vectors[keep], self.classes[keep])
-
-
 def rehearsed_answers(
-    observation: Observation, context: Context, how: Shadows, *, random: bool
+    observation: Observation,
+    context: Context,
+    how: Shadows,
+    *,
+    random: bool,
+    share: Mapping[Owner, Tensor],
 ) -> Reconstruction:
     """Answer every target by maps fitted to rehearsed clients.
 
     Args:
         random: begin with random weights in place of the initial model.
+        share: class shares of a client (C,), where its uploads do not count them.
 
     Raises:
         IncompatibleError: too few auxiliary images, or nothing to rehearse with.
@@ -103,40 +97,21 @@ def rehearsed_answers(
     with single_threaded(context.device) as cores:
 
         def answer(name: str, tick: Tick) -> Piece:
-            return _client(
-                observation, context, owners[name], found[owners[name]], how, random, tick
+            owner = owners[name]
+            models = rehearsed_models(
+                observation,
+                context,
+                owner,
+                how.shadows,
+                random=random,
+                share=share.get(owner),
+                tries=how.tries,
+                tick=tick,
             )
+            return _client(observation, context, owner, found[owner], how, models)
 
         answers = in_groups(answer, groups, context, steps=how.shadows, cores=cores)
     return reconstruction(answers, "rehearsal done")
-
-
-def rehearsable(observation: Observation, *, random: bool) -> None:
-    """Refuse an observation of which no client can be rehearsed.
-
-    Raises:
-        IncompatibleError: it says what is absent, and the next command.
-    """
-    count = 0 if observation.aux is None else len(observation.aux)
-    if count < LEAST_AUX or observation.aux_labels is None:
-        raise IncompatibleError(
-            f"A rehearsal trains on at least {LEAST_AUX} auxiliary images with labels; {count} "
-            "were given.",
-            next_step="Use a data set with more held-out images.",
-        )
-    if observation.rehearse is None or observation.training is None:
-        raise IncompatibleError(
-            "Nothing is known of how these clients train, so they cannot be rehearsed.",
-            next_step="Attack a run that was trained here: fedre-attack RUN --threat public-init.",
-        )
-    clients = {upload.client for upload in observation.targets}
-    unknown = sorted(clients - {client for client, _ in observation.initial})
-    if unknown and not random:
-        raise IncompatibleError(
-            f"The initial models of clients {', '.join(map(str, unknown[:8]))} are not known.",
-            next_step="Use --threat public-init, or random ones: --threat no-extractor --set "
-            "attack.start=random.",
-        )
 
 
 def _by_owner(observation: Observation) -> dict[Owner, _Rows]:
@@ -167,21 +142,131 @@ def _client(
     owner: Owner,
     rows: _Rows,
     how: Shadows,
-    random: bool,
-    tick: Tick,
+    models: Sequence[nn.Module],
 ) -> Piece:
-    """Rehearse one client and answer its targets."""
+    """Answer the targets of one client, of which these are copies."""
+    team = _team(observation, context, owner, rows, how, models)
+    known = ClassMeans.uploaded(sent_by(observation, owner))
+    if known is None:
+        known = ClassMeans.of(torch.stack(rows.reps), torch.tensor(rows.classes))
+    pieces: dict[str, Tensor] = {}
+    for label in sorted(set(rows.classes)):
+        where = torch.tensor([one == label for one in rows.classes])
+        others = known.without(label) if label >= 0 and how.recentre else None
+        reps = torch.stack(rows.reps)[where].to(context.device)
+        for name, found in team.answers(reps, others).items():
+            whole = pieces.setdefault(name, found.new_empty(len(where), *found.shape[1:]))
+            whole[where] = found
+    lost = ~pieces["images"].isfinite().flatten(1).all(1)
+    pieces["images"][lost], pieces["fit"][lost] = torch.nan, torch.nan
+    return {**pieces, "trace": pieces["fit"][None]}
+
+
+@dataclass(frozen=True, eq=False)
+class _Team:
+    """Copies of one client, and what they make of the auxiliary images.
+
+    Args:
+        extractors: one of each copy.
+        pictures: views of the auxiliary images, each (n, C, H, W).
+        fold: of each image (n,).
+        means: class means of each copy.
+        seen: representations (n, d) of each copy and view.
+        sums: of each copy and fold.
+        bounded: what a copy makes of images, as far as the client's defences do not draw.
+        sent_anew: the same with a draw of what they do.
+        draws: generator of what is drawn here.
+        waves: as coarse as candidates are told apart.
+    """
+
+    how: Shadows
+    extractors: Sequence[nn.Module]
+    pictures: Sequence[Tensor]
+    fold: Tensor
+    means: Sequence[ClassMeans]
+    seen: Sequence[Sequence[Tensor]]
+    sums: Sequence[Sequence[Sums]]
+    bounded: Callable[[nn.Module, Tensor], Tensor]
+    sent_anew: Callable[[Tensor], Tensor]
+    draws: torch.Generator
+    waves: Waves
+
+    def answers(self, reps: Tensor, others: ClassMeans | None) -> dict[str, Tensor]:
+        """Images, priors, fits and spreads for targets of one class, on the CPU.
+
+        Args:
+            reps: representations (n, d).
+            others: what the client uploaded of its other classes; None: copies are not moved.
+        """
+        shape = (-1, *self.pictures[0].shape[1:])
+        shifts = [_shift(mean, others).to(reps) for mean in self.means]
+        moved_sums = [
+            [part.moved(shift) for part in own]
+            for own, shift in zip(self.sums, shifts, strict=True)
+        ]
+        penalty = self.how.penalty or _penalty(moved_sums)
+        whole = fit(total([part for own in moved_sums for part in own]), penalty)
+        images = whole(reps).reshape(shape).clamp(0, 1)
+        if self.how.moves:
+            images = self._moved(images, reps, shifts, moved_sums, penalty)
+        alone = torch.stack([fit(total(own), penalty)(reps).clamp(0, 1) for own in moved_sums])
+        fits = torch.stack(
+            [
+                l2rel(outputs(extract, images) + shift, reps)
+                for extract, shift in zip(self.extractors, shifts, strict=True)
+            ]
+        )
+        return {
+            "images": images.cpu(),
+            "prior": whole.image_mean.reshape(shape).clamp(0, 1).expand_as(images).cpu(),
+            "fit": fits.mean(0).cpu(),
+            "spread": (alone[:, None] - alone[None]).square().mean((0, 1, 3)).cpu(),
+        }
+
+    def _moved(
+        self,
+        images: Tensor,
+        reps: Tensor,
+        shifts: Sequence[Tensor],
+        sums: Sequence[Sequence[Sums]],
+        penalty: float,
+    ) -> Tensor:
+        """Means of candidates about linear answers, after they were moved towards the targets."""
+        errors, shadow = _errors(sums, self.seen, shifts, self.pictures, self.fold, penalty)
+        chosen = torch.randperm(len(shadow), generator=self.draws)[: self.how.members]
+        chosen = chosen.to(images.device)
+        through = partial(self._represent, shifts, shadow[chosen])
+        found = torch.empty_like(images)
+        for target, (start, sought) in enumerate(zip(images, reps, strict=True)):
+            members = start + errors[chosen]
+            for _ in range(self.how.moves):
+                members = moved(members, through, sought, self.waves, shadow[chosen] % FOLDS)
+            found[target] = members.mean(0).clamp(0, 1)
+        return found
+
+    def _represent(self, shifts: Sequence[Tensor], shadow: Tensor, images: Tensor) -> Tensor:
+        """Representations (n, d) of images, each through a copy of its own."""
+        made = images.new_empty(len(images), len(shifts[0]))
+        for number, (extract, shift) in enumerate(zip(self.extractors, shifts, strict=True)):
+            own = shadow == number
+            made[own] = self.sent_anew(self.bounded(extract, images[own])) + shift
+        return made
+
+
+def _team(
+    observation: Observation,
+    context: Context,
+    owner: Owner,
+    rows: _Rows,
+    how: Shadows,
+    models: Sequence[nn.Module],
+) -> _Team:
+    """What copies of a client make of the auxiliary images, under the defences declared."""
     assert observation.aux is not None and observation.aux_labels is not None
-    device = context.device
-    aux = observation.aux.float().to(device)
-    labels = observation.aux_labels.cpu()
-    reps = torch.stack(rows.reps).to(device)
-    models = _rehearsed(observation, context, owner, how, random, tick)
-    extractors = [model.get_submodule("extractor") for model in models]
-    sent = _sent_by(observation, owner)
-    upload = upload_behind(observation, *owner, reps.cpu())
+    aux = observation.aux.float().to(context.device)
+    upload = upload_behind(observation, *owner, torch.stack(rows.reps))
     draws = stream(context.seed, "defended shadows", client=owner[0], round=owner[1])
-    fold = folds_of(len(aux), FOLDS).to(device)
+    fold = folds_of(len(aux), FOLDS).to(context.device)
 
     def bounded(extract: nn.Module, images: Tensor) -> Tensor:
         made = outputs(extract, images)
@@ -190,19 +275,14 @@ def _client(
     def sent_anew(made: Tensor) -> Tensor:
         return made if upload is None else rows_sent_anew(observation.channel, made, upload, draws)
 
-    def represent(shifts: Sequence[Tensor], shadow: Tensor, images: Tensor) -> Tensor:
-        made = images.new_empty(len(images), reps.shape[1])
-        for number, (extract, shift) in enumerate(zip(extractors, shifts, strict=True)):
-            made[shadow == number] = sent_anew(bounded(extract, images[shadow == number])) + shift
-        return made
-
+    extractors = [model.get_submodule("extractor") for model in models]
     pictures = list(islice(views(aux, 2 * how.views), 0, None, 2))
-    sums: list[list[Sums]] = []  # of each shadow and fold
-    means: list[_Means] = []
-    seen: list[list[Tensor]] = []  # representations of each shadow and view
+    sums: list[list[Sums]] = []
+    means: list[ClassMeans] = []
+    seen: list[list[Tensor]] = []
     for extract in extractors:
         clean = [bounded(extract, moved) for moved in pictures]
-        means.append(_class_means(clean[0], labels))
+        means.append(ClassMeans.of(clean[0], observation.aux_labels))
         seen.append([sent_anew(made) for made in clean])
         pairs = list(zip(seen[-1], pictures, strict=True))
         sums.append(
@@ -211,55 +291,10 @@ def _client(
                 for one in range(FOLDS)
             ]
         )
-    known = _class_vectors(sent, rows)
-    waves = Waves(observation.image_shape, FINEST, device)
-    answers = torch.empty(len(reps), *aux.shape[1:], device=device)
-    prior, spread, fits = (
-        torch.empty_like(answers),
-        reps.new_empty(len(reps)),
-        reps.new_empty(len(reps)),
+    waves = Waves(observation.image_shape, FINEST, context.device)
+    return _Team(
+        how, extractors, pictures, fold, means, seen, sums, bounded, sent_anew, draws, waves
     )
-    for label in sorted(set(rows.classes)):
-        where = torch.tensor([one == label for one in rows.classes], device=device)
-        others = known.without(label) if label >= 0 and how.recentre else None
-        shifts = [_shift(mean, others).to(device) for mean in means]
-        moved_sums = [
-            [part.moved(shift) for part in own] for own, shift in zip(sums, shifts, strict=True)
-        ]
-        penalty = how.penalty or _penalty(moved_sums)
-        shape = (-1, *aux.shape[1:])
-        whole = fit(total([part for own in moved_sums for part in own]), penalty)
-        answers[where] = whole(reps[where]).reshape(shape).clamp(0, 1)
-        if how.moves:
-            errors, shadow = _errors(moved_sums, seen, shifts, pictures, fold, penalty)
-            chosen = torch.randperm(len(shadow), generator=draws)[: how.members].to(device)
-            through = partial(represent, shifts, shadow[chosen])
-            for target in where.nonzero().flatten().tolist():
-                members = answers[target] + errors[chosen]
-                for _ in range(how.moves):
-                    parts = shadow[chosen] % FOLDS
-                    members = moved(members, through, reps[target], waves, parts)
-                answers[target] = members.mean(0).clamp(0, 1)
-        prior[where] = whole.image_mean.reshape(1, *aux.shape[1:]).clamp(0, 1)
-        alone = torch.stack(
-            [fit(total(own), penalty)(reps[where]).clamp(0, 1) for own in moved_sums]
-        )
-        spread[where] = (alone[:, None] - alone[None]).square().mean((0, 1, 3))
-        fits[where] = torch.stack(
-            [
-                l2rel(outputs(extract, answers[where]) + shift, reps[where])
-                for extract, shift in zip(extractors, shifts, strict=True)
-            ]
-        ).mean(0)
-    lost = ~answers.isfinite().flatten(1).all(1)
-    answers[lost], fits[lost] = torch.nan, torch.nan
-    return {
-        "images": answers.cpu(),
-        "prior": prior.cpu(),
-        "fit": fits.cpu(),
-        "trace": fits[None].cpu(),
-        "spread": spread.cpu(),
-    }
 
 
 def _errors(
@@ -293,121 +328,7 @@ def _errors(
     return torch.cat(errors), torch.cat(shadow)
 
 
-def _rehearsed(
-    observation: Observation,
-    context: Context,
-    owner: Owner,
-    how: Shadows,
-    random: bool,
-    tick: Tick,
-) -> list[nn.Module]:
-    """Copies of a client that were trained on auxiliary images, as they are after the round."""
-    assert observation.aux is not None and observation.aux_labels is not None
-    assert observation.training is not None and observation.rehearse is not None
-    client, round = owner
-    rounds = sorted({u.round for u in observation.uploads if u.client == client} - {0} | {round})
-    rounds = [one for one in rounds if one <= round]
-    sent = _sent_by(observation, owner)
-    made = []
-    for number in range(how.shadows):
-        rng = stream(context.seed, "shadow", client=client, round=round, index=number)
-        seed = derive(context.seed, "rehearsal", client=client, round=round, index=number)
-        index = _drawn(observation, sent, observation.training.sizes[client], rng)
-        start = (
-            observation.rehearse.blank(client, seed) if random else observation.initial[client, 0]
-        )
-        after = observation.rehearse(
-            client,
-            frozen(start, context.device),
-            observation.aux[index],
-            observation.aux_labels[index],
-            rounds,
-            seed,
-        )
-        made.append(frozen(after[round], context.device))
-        tick(number, torch.full((1,), torch.nan))
-    return made
-
-
-def _drawn(
-    observation: Observation, sent: Sequence[Artifact], size: int, rng: torch.Generator
-) -> Tensor:
-    """Numbers of auxiliary images (size,) that stand in for a client's own."""
-    assert observation.aux_labels is not None
-    labels = observation.aux_labels.cpu()
-    share = classes_drawn(observation, sent, rng)
-    classes = torch.multinomial(share, size, replacement=True, generator=rng)
-    picked = torch.rand(size, generator=rng)
-    out = torch.empty(size, dtype=torch.int64)
-    for label in classes.unique().tolist():
-        pool, where = (labels == label).nonzero().flatten(), classes == label
-        out[where] = pool[(picked[where] * len(pool)).long()]
-    return out
-
-
-def classes_drawn(
-    observation: Observation, sent: Sequence[Artifact], rng: torch.Generator
-) -> Tensor:
-    """Weights of classes (C,) for a client: of those that its uploads name, as counted or drawn.
-
-    Classes without an auxiliary image weigh nothing.
-    """
-    assert observation.aux_labels is not None
-    labels = observation.aux_labels.cpu()
-    share = torch.zeros(observation.num_classes, dtype=torch.float64)
-    counted = [a for a in sent if isinstance(a, Counts)]
-    for artifact in sent:
-        encodings = artifact.encodings(observation.num_classes)
-        if encodings is None:
-            continue
-        for encoding in encodings:
-            share[unsmoothed(observation.channel, encoding) > 0] = 1
-    held = share.nonzero().flatten()
-    if len(counted) == 1 and len(counted[0].values) == len(held):
-        share[held] = counted[0].values.double()
-    elif len(held):
-        gamma = torch._standard_gamma(
-            torch.full((len(held),), CONCENTRATION, dtype=torch.float64), generator=rng
-        )
-        share[held] = gamma.clamp(min=1e-12)
-    else:
-        share += 1.0
-    share[torch.bincount(labels, minlength=len(share))[: len(share)] == 0] = 0
-    if not float(share.sum()):
-        share = torch.bincount(labels, minlength=len(share)).double()
-    return share
-
-
-def _sent_by(observation: Observation, owner: Owner) -> list[Artifact]:
-    """What the client uploaded in the round; where that is not known, the targets."""
-    for uploads in (observation.uploads, observation.targets):
-        found: list[Upload] = [u for u in uploads if (u.client, u.round) == owner]
-        if found:
-            return [artifact for upload in found for artifact in upload.artifacts]
-    return []
-
-
-def _class_vectors(sent: Sequence[Artifact], rows: _Rows) -> _Means:
-    """What a client's uploads tell of the means of its classes, else what its targets tell."""
-    vectors, classes = [], []
-    for artifact in sent:
-        found = artifact.rows()
-        if found is not None and isinstance(artifact, Prototypes | Representations):
-            vectors += list(found.float())
-            classes += artifact.labels.tolist()
-    if not vectors:
-        vectors, classes = rows.reps, rows.classes
-    return _class_means(torch.stack(list(vectors)), torch.tensor(classes))
-
-
-def _class_means(reps: Tensor, labels: Tensor) -> _Means:
-    """The mean of the representations (n, d) of each class there is."""
-    reps = reps.cpu()
-    present = labels.unique()
-    return _Means(torch.stack([reps[labels == one].mean(0) for one in present]), present)
-
-
-def _shift(shadow: _Means, others: _Means | None) -> Tensor:
+def _shift(shadow: ClassMeans, others: ClassMeans | None) -> Tensor:
     """What is added to a shadow's representations (d,) so that both have these class means."""
     none = torch.zeros(shadow.vectors.shape[1])
     if others is None:
