@@ -77,20 +77,22 @@ class HeadUpdate(Attack):
     bias; `simulate` seeks the class representations under which the known number of steps would
     have moved the known head to the uploaded one. `combined` takes the direction of `ratio`, for
     every class present and about what the rows of absent classes have in common, and one length
-    for all differences (see `length` and `centre`); of a gradient, during which no representation
-    moved, it is `simulate`. Where uploads of earlier rounds were observed, directions are averaged
-    over the latest of them: the client's images are the same, its batches are not. Inverting what
-    is found is a second attack, as for uploaded prototypes. Where clients declare that they shorten
-    what they send, `simulate` tries changes up to 64 times as long and keeps the longest that local
-    training explains; what the others find in a trained head is the same for a change of any
-    length.
+    for all differences (see `length` and `centre`). What classes have in common is told best by
+    public images through the client's extractor; who does not hold it trains copies of the client,
+    with the class shares that its head tells, where it knows their start. Of a gradient, during
+    which no representation moved, `combined` is `simulate`. Where uploads of earlier rounds were
+    observed, directions are averaged over the latest of them: the client's images are the same, its
+    batches are not. Inverting what is found is a second attack, as for uploaded prototypes. Where
+    clients declare that they shorten what they send, `simulate` tries changes up to 64 times as
+    long and keeps the longest that local training explains; what the others find in a trained head
+    is the same for a change of any length.
     FedRAL's matrix blocks, divided by the client's head, are such a change without its bias, which
     is taken from what the representations have in common.
 
     Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
     Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from; of
                 matrix blocks that, and HEADS            Recovers: prototypes
-    Cost:       milliseconds; `simulate` seconds; no extractor in the loop
+    Cost:       milliseconds; `simulate` and copies of clients seconds; no extractor in the loop
     Reference:  Phong et al., 2017, for the ratio; the other two are this package's own.
     Deviations: representations are held still during the local epochs, so what is found is an
                 average over them; all samples of a class share one representation; `simulate`

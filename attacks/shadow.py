@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
+from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes, Representations
 from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
-from .base import Attack, Context, SuiteEntry, attacks
+from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.rehearsed import Shadows, rehearsed_answers
 from .running.channels import ROWS_REPEATED
@@ -35,6 +35,12 @@ class Shadow(Shadows, Attack):
     shadow is moved so that its means of the client's *other* classes agree with the prototypes that
     the client uploaded of them; the target's own class is left out. The penalty is chosen on
     held-out images of a shadow that was held out: it has to stand for what differs between shadows.
+
+    How often each class occurs decides where training leads. The shares are counted where labels of
+    single samples or counts are uploaded, and read off the change of a head where one is. Where
+    prototypes are, those are sought under which a shadow has class means like the uploaded ones:
+    `tries` draws, then twice as many about the best of them. Elsewhere each shadow draws its own.
+
     Candidates about that answer are then moved as `ensemble-kalman` moves them, each through a
     shadow of its own, so that what differs between shadows counts as noise; the answer is their
     mean.
@@ -48,9 +54,10 @@ class Shadow(Shadows, Attack):
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with
                 ``start=known``; no extractor       Recovers: inputs
-    Cost:       for each client `shadows` times its local training up to the attacked round, `views`
-                forward passes over the auxiliary images, and d^2 (d + C H W) multiplications for
-                each client and class; for each target `moves` times `members` passes of a shadow
+    Cost:       for each client its local training up to the attacked round `shadows` times, and
+                three times `tries` where shares are sought; `views` forward passes over the
+                auxiliary images, and d^2 (d + C H W) multiplications for each client and class;
+                for each target `moves` times `members` passes of a shadow
     Reference:  this project; shadows as in Shokri et al., Membership inference attacks against
                 machine learning models, S&P 2017; ridge regression: Hoerl and Kennard,
                 1970; for the candidates see `ensemble-kalman`.
@@ -72,6 +79,7 @@ class Shadow(Shadows, Attack):
     suite = (
         SuiteEntry(Representations, "public-init", place=35),
         SuiteEntry(Prototypes, "public-init", place=35, fewest_first=True),
+        SuiteEntry(HeadState, "public-init", RECOVERED, 35, "head", fewest_first=True),
         SuiteEntry(Representations, "no-extractor", **UNKNOWN_START),
         SuiteEntry(Prototypes, "no-extractor", fewest_first=True, **UNKNOWN_START),
     )

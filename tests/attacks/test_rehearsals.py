@@ -1,0 +1,187 @@
+"""Copies of clients that a server trains: with whose class shares, and what heads tell by them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedre_privacy.attacks.base import Context
+from fedre_privacy.attacks.gradient.head_cases import shares_told
+from fedre_privacy.attacks.head import HeadUpdate
+from fedre_privacy.attacks.inversion.class_means import ClassMeans
+from fedre_privacy.attacks.inversion.rehearsals import (
+    CONCENTRATION,
+    _Rehearsal,
+    rehearsed_models,
+    sent_by,
+)
+from fedre_privacy.attacks.running.modules import outputs
+from fedre_privacy.core.artifacts import Counts
+from fedre_privacy.core.errors import FedreError
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs.training import train
+
+
+def trained(folder, protocol):
+    problems: list[str] = []
+    values = {
+        "data": {"name": "digits", "size": 16, "per_class": 60},
+        "partition": {"name": "pra", "alpha": 0.1},
+        "protocol": {"name": protocol},
+        "train": {"rounds": 1, "clients": 5, "seed": 1},
+        "record": {"keep_first": True},
+    }
+    settings = required(resolve_training(values, {}, problems), problems)
+    return train(settings, runs=folder)
+
+
+def asked(attack, threat="public-init", **sections):
+    problems: list[str] = []
+    values = {"attack": attack, "threat": threat, "eval": {"round": 1, "ceiling": 0}, **sections}
+    return required(resolve_attack(values, {}, problems), problems)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def prototypes(folder):
+    return trained(folder, "fedgh")
+
+
+@pytest.fixture(scope="module")
+def heads(folder):
+    return trained(folder, "lg-fedavg")
+
+
+def true_shares(run):
+    counts = torch.tensor(run.record["class_counts"]).double()
+    return counts / counts.sum(1, keepdim=True)
+
+
+def apart(run, seen, client, copy):
+    """How far a copy's representations of public images are from the client's own."""
+    true = outputs(run.extractor(client, 1), seen.aux.float())
+    made = outputs(copy.get_submodule("extractor"), seen.aux.float())
+    return float((made - true).norm() / (true - true.mean(0)).norm())
+
+
+def test_class_shares_are_sought_where_uploads_do_not_count_them(prototypes):
+    seen = prepare_attack(prototypes, asked("shadow")).observation
+    true = true_shares(prototypes)
+    shape = torch.distributions.Dirichlet(torch.full((1,), CONCENTRATION).expand(10))
+    missed, drawn_apart, sought_apart, guessed = [], [], [], []
+    for client in range(3):
+        uploaded = ClassMeans.uploaded(sent_by(seen, (client, 1)))
+        found = _Rehearsal(seen, Context(3), (client, 1), False).sought(uploaded, 6)
+        assert found.sum().item() == pytest.approx(1) and not found[true[client] == 0].any()
+        missed.append((found - true[client]).abs().sum())
+        torch.manual_seed(client)
+        guess = (shape.sample((200,)) * (true[client] > 0)).double()
+        guessed.append((guess / guess.sum(1, keepdim=True) - true[client]).abs().sum(1).mean())
+        for tries, apart_by in ((0, drawn_apart), (6, sought_apart)):
+            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, tries=tries)
+            apart_by.append(apart(prototypes, seen, client, copy))
+    assert sum(missed) < 0.6 * sum(guessed)
+    assert sum(sought_apart) < 0.7 * sum(drawn_apart)
+
+
+def test_shares_that_are_counted_are_used_as_they_are(prototypes):
+    seen = prepare_attack(prototypes, asked("shadow")).observation
+    client, counts = 0, torch.tensor(prototypes.record["class_counts"][0])
+    named = ClassMeans.uploaded(sent_by(seen, (client, 1))).classes
+    told = [
+        dataclasses.replace(u, artifacts=(*u.artifacts, Counts(counts[named])))
+        if (u.client, u.round) == (client, 1)
+        else u
+        for u in seen.uploads
+    ]
+    counting = dataclasses.replace(seen, uploads=tuple(told))
+    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, tries=8)
+    own = _Rehearsal(seen, Context(3), (client, 1), False)(0, counts.double())
+    for name, value in copy.state_dict().items():
+        assert value.equal(own.state_dict()[name]), name
+
+
+def test_a_search_leaves_out_what_is_not_finite(prototypes):
+    seen = prepare_attack(prototypes, asked("shadow")).observation
+    uploaded = ClassMeans.uploaded(sent_by(seen, (0, 1)))
+    lost = uploaded.vectors.clone()
+    lost[1:] = torch.nan
+    rehearsal = _Rehearsal(seen, Context(3), (0, 1), False)
+    assert rehearsal.sought(ClassMeans(lost, uploaded.classes), 2) is None
+
+
+def test_heads_tell_class_shares(heads):
+    seen = prepare_attack(heads, asked("head")).observation
+    true = true_shares(heads)
+    missed = [(shares_told(seen, (client, 1)) - true[client]).abs().sum() for client in range(5)]
+    uniform = [(0.1 - one).abs().sum() for one in true]
+    assert sum(missed) < 0.3 * sum(uniform)
+    assert shares_told(seen, (0, 2)) is None
+
+
+def errors_of(trial, attack, observation=None):
+    outcome = attack(observation or trial.observation, Context(trial.attack_seed))
+    card = trial.score(outcome)
+    return {m.key: m for m in card.measures if not m.group}
+
+
+def test_heads_are_read_without_an_extractor(heads):
+    trial = prepare_attack(heads, asked("head"))
+    assert not len(trial.observation.extractors)
+    rehearsed = errors_of(trial, HeadUpdate())
+    found = errors_of(trial, HeadUpdate(centre="found"))
+    assert rehearsed["relative_error"].value < 0.6 * found["relative_error"].value
+    assert rehearsed["identified"].value > 0.8
+    assert rehearsed["centred_cosine"].value > 0.6
+
+
+def test_noise_in_place_of_heads_tells_no_prototypes(heads):
+    trial = prepare_attack(heads, asked("head"))
+    seen, rng = trial.observation, torch.Generator().manual_seed(5)
+
+    def noised(upload):
+        made = []
+        for one in upload.artifacts:
+            if hasattr(one, "params"):
+                noise = {
+                    name: value + value.std() * torch.randn(value.shape, generator=rng)
+                    for name, value in one.params.items()
+                }
+                one = dataclasses.replace(one, params=noise)
+            made.append(one)
+        return dataclasses.replace(upload, artifacts=tuple(made))
+
+    blind = dataclasses.replace(
+        seen,
+        targets=tuple(map(noised, seen.targets)),
+        uploads=tuple(map(noised, seen.uploads)),
+    )
+    found = errors_of(trial, HeadUpdate(), blind)
+    assert found["identified"].over < -0.2 and found["centred_cosine"].value < 0.4
+
+
+def test_prototypes_read_off_heads_are_inverted_without_an_extractor(heads):
+    own = {"name": "shadow", "moves": 0, "views": 1, "shadows": 2}
+    settings = asked(own, target="recovered-prototypes", via={"name": "head"})
+    evaluation = dataclasses.replace(settings.evaluation, targets=4)
+    settings = dataclasses.replace(settings, evaluation=evaluation)
+    trial = prepare_attack(heads, settings)
+    assert not len(trial.observation.extractors)
+    found = settings.attack(trial.observation, Context(trial.attack_seed))
+    assert found.images.isfinite().all()
+    rows = trial.score(found).rows
+    assert (rows["psnr"] > rows["psnr_mismatched"]).all()
+
+
+def test_a_rehearsed_centre_needs_the_start(heads):
+    settings = asked({"name": "head", "centre": "rehearsed"}, threat="fedre-paper")
+    with pytest.raises(FedreError, match="needs ARCHITECTURE"):
+        check_ahead(heads.settings, settings)
