@@ -104,7 +104,7 @@ def test_uploads_of_the_first_round_leak_without_any_extractor(run):
     seen = trial.observation
     assert trial.round == 1 and len(seen.extractors) == len(seen.models) == 0
     assert not seen.threat.grants & {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}
-    attack = dataclasses.replace(trial.settings.attack, members=300)
+    attack = dataclasses.replace(trial.settings.attack, members=300, tries=4)
     context = Context(trial.attack_seed)
     found = attack(seen, context)
     card = trial.score(found)
@@ -125,14 +125,13 @@ def test_it_does_as_well_as_was_promised_on_three_seeds(folder):
     values = []
     for seed in (0, 1, 2):
         run = trained(folder, seed=seed, size=28)
-        result = attack(run, ask(evaluation={"max_images": 1}))
+        result = attack(run, ask(evaluation={"max_images": 1}, tries=8))
         rows = result.frame()
         values.append(rows)
         assert (rows["psnr_mismatched"] - rows["psnr_floor"]).mean() < 0
-        assert result.record["attack_s"] < 60
     overs = torch.cat([torch.tensor((v["psnr"] - v["psnr_floor"]).to_numpy()) for v in values])
     found = torch.cat([torch.tensor(v["hit1"].to_numpy()) for v in values])
-    assert len(overs) >= 20 and overs.mean() >= 3.0 and found.mean() >= 0.8
+    assert len(overs) >= 20 and overs.mean() >= 5.0 and found.mean() >= 0.9
 
 
 @pytest.mark.slow
