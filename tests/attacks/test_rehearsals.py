@@ -168,6 +168,7 @@ def test_noise_in_place_of_heads_tells_no_prototypes(heads):
     assert found["identified"].over < -0.2 and found["centred_cosine"].value < 0.4
 
 
+@pytest.mark.slow
 def test_prototypes_read_off_heads_are_inverted_without_an_extractor(heads):
     own = {"name": "shadow", "moves": 0, "views": 1, "shadows": 2}
     settings = asked(own, target="recovered-prototypes", via={"name": "head"})
