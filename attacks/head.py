@@ -208,14 +208,14 @@ class HeadUpdate(Attack):
 
     def _public(self, case: HeadCase, observation: Observation, context: Context) -> _Public | None:
         """Public images of each class through the client's model, or None."""
-        means = self._source(case, observation)
-        if means == "found":
+        source = self._source(case, observation)
+        if source == "found":
             return None
         if observation.aux_labels is None:
             raise IncompatibleError(
-                f"'attack.centre={means}' needs labels of the auxiliary images."
+                f"'attack.centre={source}' needs labels of the auxiliary images."
             )
-        if means == "rehearsed":
+        if source == "rehearsed":
             return self._rehearsed(case, observation, context)
         (reps,) = aux_reps(
             observation, context.device, case.client, [case.round], length=case.weight.shape[1],

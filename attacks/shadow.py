@@ -35,15 +35,14 @@ class Shadow(Shadows, Attack):
     shadow is moved so that its means of the client's *other* classes agree with the prototypes that
     the client uploaded of them; the target's own class is left out. The penalty is chosen on
     held-out images of a shadow that was held out: it has to stand for what differs between shadows.
+    Candidates about that answer are then moved as `ensemble-kalman` moves them, each through a
+    shadow of its own, so that what differs between shadows counts as noise; the answer is their
+    mean.
 
     How often each class occurs decides where training leads. The shares are counted where labels of
     single samples or counts are uploaded, and read off the change of a head where one is. Where
     prototypes are, those are sought under which a shadow has class means like the uploaded ones:
     `tries` draws, then twice as many about the best of them. Elsewhere each shadow draws its own.
-
-    Candidates about that answer are then moved as `ensemble-kalman` moves them, each through a
-    shadow of its own, so that what differs between shadows counts as noise; the answer is their
-    mean.
 
     Drift makes shadows useless after a few rounds, so the first one is attacked unless
     ``eval.round`` says otherwise. With ``start=random`` the shadows begin with random weights of

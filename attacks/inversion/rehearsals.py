@@ -14,6 +14,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Observation, Upload
 
+from ..running.channels import bounded_each, row_as_compared
 from ..running.driver import Tick
 from ..running.features import classes_told, counts_told
 from ..running.modules import frozen, outputs
@@ -141,7 +142,8 @@ class _Rehearsal:
         """Shares of classes (C,) under which copies have class means like those uploaded.
 
         Shares are drawn, then drawn anew about the best of them; the answer is the mean of the
-        best. None where there is nothing to compare.
+        best. None where there is nothing to compare. Copies are bounded and masked as the client
+        declares to be.
 
         Args:
             means: what the client uploaded of its classes.
@@ -169,7 +171,8 @@ class _Rehearsal:
                 share = share / share.sum()
                 copy = self(AFTER_COPIES + stage * tries + one, share)
                 reps = outputs(copy.get_submodule("extractor"), pictures)
-                missed = ClassMeans.of(reps, labels[held]).vectors - means.vectors
+                made = ClassMeans.of(bounded_each(seen.channel, reps), labels[held]).vectors
+                missed = row_as_compared(seen.channel, made, means.vectors) - means.vectors
                 best.append((float(missed.square().sum().nan_to_num(torch.inf)), share))
             best = sorted(best, key=lambda found: found[0])[:BEST]
         return torch.stack([share for _, share in best]).mean(0)
