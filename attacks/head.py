@@ -39,7 +39,7 @@ from .gradient.heads import (
     simulate_and_match,
 )
 from .gradient.matrices import implied_bias
-from .inversion.rehearsals import rehearsable, rehearsed_models
+from .inversion.rehearsals import class_shares, rehearsable, rehearsed_models
 from .mixtures.through import aux_reps, class_means
 from .running.channels import least_bound
 from .running.modules import outputs
@@ -239,13 +239,10 @@ class HeadUpdate(Attack):
         assert observation.aux is not None
         rehearsable(observation, random=False)
         aux = observation.aux.float().to(context.device)
-        copies = rehearsed_models(
-            observation,
-            context,
-            (case.client, case.round),
-            REHEARSALS,
-            share=self._share(case).double(),
-        )
+        owner = (case.client, case.round)
+        shares = class_shares(observation, context, owner, told=self._share(case).double())
+        assert shares is not None
+        copies = rehearsed_models(observation, context, owner, REHEARSALS, shares.mean(0))
         reps = [outputs(one.get_submodule("extractor"), aux).cpu() for one in copies]
         return _public_means(case, observation, reps)
 

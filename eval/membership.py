@@ -52,6 +52,16 @@ GRANTED = ModelRule(
 )
 """Beside representations and prototypes, which are attacked with the client's model."""
 
+WITHHELD = ModelRule(
+    "the client's model",
+    "the log-probability of the label under the client's model, which this attacker does not hold",
+    FLOOR,
+    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
+    "sees the image alone above 0. The attacker holds no model of the client; what that would tell "
+    "without the upload is its own line",
+)
+"""Beside representations and prototypes that are attacked without the client's model."""
+
 RECEIVED = ModelRule(
     "the model before the upload",
     "minus the loss under the model that the server held before the upload",

@@ -18,7 +18,7 @@ from ..running.channels import bounded_each, row_as_compared
 from ..running.driver import Tick
 from ..running.features import classes_told, counts_told
 from ..running.modules import frozen, outputs
-from .class_means import ClassMeans
+from .class_means import ClassMeans, Mixes
 from .map_jobs import LEAST_AUX
 
 CONCENTRATION = 0.5
@@ -63,15 +63,46 @@ def rehearsable(observation: Observation, *, random: bool) -> None:
         )
 
 
+def class_shares(
+    observation: Observation,
+    context: Context,
+    owner: Owner,
+    *,
+    told: Tensor | None = None,
+    tries: int = 0,
+    random: bool = False,
+) -> Tensor | None:
+    """Class shares (g, C) that a client may have, equally likely; None where nothing tells them.
+
+    They are not divided by their sums: counts are returned as they are.
+
+    Args:
+        owner: the client, and the round.
+        told: shares (C,) where its uploads do not count them; None: sought where class means or
+            mixtures of them were uploaded.
+        tries: rehearsals of each stage of that search; 0: no search.
+        random: rehearse from random weights; then nothing is sought.
+    """
+    sent = sent_by(observation, owner)
+    counted = counts_told(sent, observation.num_classes, observation.channel)
+    if counted is not None:
+        return counted[None]
+    if told is not None:
+        return told[None]
+    mixes = Mixes.uploaded(sent, observation.num_classes, observation.channel)
+    if mixes is None or not tries or random:
+        return None
+    return _Rehearsal(observation, context, owner, random).sought(mixes, tries)
+
+
 def rehearsed_models(
     observation: Observation,
     context: Context,
     owner: Owner,
     count: int,
+    share: Tensor | None,
     *,
     random: bool = False,
-    share: Tensor | None = None,
-    tries: int = 0,
     tick: Tick | None = None,
 ) -> list[nn.Module]:
     """Copies of a client that were trained on auxiliary images, as they are after the round.
@@ -79,19 +110,11 @@ def rehearsed_models(
     Args:
         owner: the client, and the round.
         count: how many.
+        share: class shares of the client (C,); None: each copy draws its own.
         random: begin with random weights in place of the initial model.
-        share: class shares of the client (C,), where its uploads do not count them; None: sought
-            where prototypes were uploaded, else drawn.
-        tries: rehearsals of each stage of that search; 0: none, shares are drawn.
         tick: told of each copy that is done.
     """
     rehearse = _Rehearsal(observation, context, owner, random)
-    sent = sent_by(observation, owner)
-    counted = counts_told(sent, observation.num_classes, observation.channel)
-    share = share if counted is None else counted
-    uploaded = ClassMeans.uploaded(sent)
-    if share is None and uploaded is not None and tries and not random:
-        share = rehearse.sought(uploaded, tries)
     made = []
     for number in range(count):
         made.append(rehearse(number, share))
@@ -138,24 +161,25 @@ class _Rehearsal:
         )
         return frozen(after[round], device)
 
-    def sought(self, means: ClassMeans, tries: int) -> Tensor | None:
-        """Shares of classes (C,) under which copies have class means like those uploaded.
+    def sought(self, mixes: Mixes, tries: int) -> Tensor | None:
+        """Shares of classes (`BEST`, C) under which copies make rows like those uploaded.
 
-        Shares are drawn, then drawn anew about the best of them; the answer is the mean of the
-        best. None where there is nothing to compare. Copies are bounded and masked as the client
+        Shares are drawn, then drawn anew about the best of them; the best of all are returned.
+        None where there is nothing to compare. Copies are bounded and masked as the client
         declares to be.
 
         Args:
-            means: what the client uploaded of its classes.
+            mixes: what the client uploaded of its class means.
             tries: copies of each stage.
         """
         seen = self.observation
         assert seen.aux is not None and seen.aux_labels is not None
         labels = seen.aux_labels.cpu()
-        means = means.finite().among(labels)
-        if len(means.classes) < 2:
+        mixes = mixes.among(labels)
+        classes = mixes.classes
+        if len(classes) < 2:
             return None
-        held = torch.isin(labels, means.classes)
+        held = torch.isin(labels, classes)
         pictures = seen.aux[held].float().to(self.context.device)
         rng = stream(self.context.seed, "class shares", client=self.owner[0], round=self.owner[1])
         best: list[tuple[float, Tensor]] = []
@@ -167,15 +191,15 @@ class _Rehearsal:
                     spread = SPREAD * torch.randn(len(share), generator=rng, dtype=torch.float64)
                     share = about[one % len(about)] * spread.exp()
                 else:
-                    share[means.classes] = dirichlet(len(means.classes), rng)
+                    share[classes] = dirichlet(len(classes), rng)
                 share = share / share.sum()
                 copy = self(AFTER_COPIES + stage * tries + one, share)
                 reps = outputs(copy.get_submodule("extractor"), pictures)
-                made = ClassMeans.of(bounded_each(seen.channel, reps), labels[held]).vectors
-                missed = row_as_compared(seen.channel, made, means.vectors) - means.vectors
+                made = mixes.of(ClassMeans.of(bounded_each(seen.channel, reps), labels[held]))
+                missed = row_as_compared(seen.channel, made, mixes.rows) - mixes.rows
                 best.append((float(missed.square().sum().nan_to_num(torch.inf)), share))
             best = sorted(best, key=lambda found: found[0])[:BEST]
-        return torch.stack([share for _, share in best]).mean(0)
+        return torch.stack([share for _, share in best])
 
 
 def dirichlet(count: int, rng: torch.Generator) -> Tensor:

@@ -25,7 +25,7 @@ from ..running.objectives import l2rel
 from .class_means import ClassMeans
 from .ensemble import FINEST, Waves, moved
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .rehearsals import Owner, rehearsable, rehearsed_models, sent_by
+from .rehearsals import Owner, class_shares, rehearsable, rehearsed_models, sent_by
 from .simulate import SHIFTS, folds_of, views
 
 FOLDS = 4
@@ -98,14 +98,16 @@ def rehearsed_answers(
 
         def answer(name: str, tick: Tick) -> Piece:
             owner = owners[name]
+            shares = class_shares(
+                observation, context, owner, told=share.get(owner), tries=how.tries, random=random
+            )
             models = rehearsed_models(
                 observation,
                 context,
                 owner,
                 how.shadows,
+                None if shares is None else shares.mean(0),
                 random=random,
-                share=share.get(owner),
-                tries=how.tries,
                 tick=tick,
             )
             return _client(observation, context, owner, found[owner], how, models)
@@ -199,7 +201,7 @@ class _Team:
             others: what the client uploaded of its other classes; None: copies are not moved.
         """
         shape = (-1, *self.pictures[0].shape[1:])
-        shifts = [_shift(mean, others).to(reps) for mean in self.means]
+        shifts = [mean.towards(others).to(reps) for mean in self.means]
         moved_sums = [
             [part.moved(shift) for part in own]
             for own, shift in zip(self.sums, shifts, strict=True)
@@ -326,19 +328,6 @@ def _errors(
             errors.append(images[where] - made.clamp(0, 1))
             shadow.append(torch.full((len(made),), number, device=images.device))
     return torch.cat(errors), torch.cat(shadow)
-
-
-def _shift(shadow: ClassMeans, others: ClassMeans | None) -> Tensor:
-    """What is added to a shadow's representations (d,) so that both have these class means."""
-    none = torch.zeros(shadow.vectors.shape[1])
-    if others is None:
-        return none
-    differences = [
-        vector - shadow.vectors[shadow.classes == label][0]
-        for vector, label in zip(others.vectors, others.classes, strict=True)
-        if bool((shadow.classes == label).any())
-    ]
-    return torch.stack(differences).mean(0) if differences else none
 
 
 def _penalty(sums: Sequence[Sequence[Sums]]) -> float:

@@ -10,10 +10,11 @@ import torch
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.gradient.head_cases import shares_told
 from fedre_privacy.attacks.head import HeadUpdate
-from fedre_privacy.attacks.inversion.class_means import ClassMeans
+from fedre_privacy.attacks.inversion.class_means import ClassMeans, Mixes
 from fedre_privacy.attacks.inversion.rehearsals import (
     CONCENTRATION,
     _Rehearsal,
+    class_shares,
     rehearsed_models,
     sent_by,
 )
@@ -78,15 +79,14 @@ def test_class_shares_are_sought_where_uploads_do_not_count_them(prototypes):
     shape = torch.distributions.Dirichlet(torch.full((1,), CONCENTRATION).expand(10))
     missed, drawn_apart, sought_apart, guessed = [], [], [], []
     for client in range(3):
-        uploaded = ClassMeans.uploaded(sent_by(seen, (client, 1)))
-        found = _Rehearsal(seen, Context(3), (client, 1), False).sought(uploaded, 6)
+        found = class_shares(seen, Context(3), (client, 1), tries=6).mean(0)
         assert found.sum().item() == pytest.approx(1) and not found[true[client] == 0].any()
         missed.append((found - true[client]).abs().sum())
         torch.manual_seed(client)
         guess = (shape.sample((200,)) * (true[client] > 0)).double()
         guessed.append((guess / guess.sum(1, keepdim=True) - true[client]).abs().sum(1).mean())
-        for tries, apart_by in ((0, drawn_apart), (6, sought_apart)):
-            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, tries=tries)
+        for share, apart_by in ((None, drawn_apart), (found, sought_apart)):
+            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, share)
             apart_by.append(apart(prototypes, seen, client, copy))
     assert sum(missed) < 0.6 * sum(guessed)
     assert sum(sought_apart) < 0.7 * sum(drawn_apart)
@@ -103,7 +103,8 @@ def test_shares_that_are_counted_are_used_as_they_are(prototypes):
         for u in seen.uploads
     ]
     counting = dataclasses.replace(seen, uploads=tuple(told))
-    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, tries=8)
+    (share,) = class_shares(counting, Context(3), (client, 1), tries=8)
+    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, share)
     own = _Rehearsal(seen, Context(3), (client, 1), False)(0, counts.double())
     for name, value in copy.state_dict().items():
         assert value.equal(own.state_dict()[name]), name
@@ -111,11 +112,11 @@ def test_shares_that_are_counted_are_used_as_they_are(prototypes):
 
 def test_a_search_leaves_out_what_is_not_finite(prototypes):
     seen = prepare_attack(prototypes, asked("shadow")).observation
-    uploaded = ClassMeans.uploaded(sent_by(seen, (0, 1)))
-    lost = uploaded.vectors.clone()
+    uploaded = Mixes.uploaded(sent_by(seen, (0, 1)), 10, seen.channel)
+    lost = uploaded.rows.clone()
     lost[1:] = torch.nan
     rehearsal = _Rehearsal(seen, Context(3), (0, 1), False)
-    assert rehearsal.sought(ClassMeans(lost, uploaded.classes), 2) is None
+    assert rehearsal.sought(Mixes(lost, uploaded.weights), 2) is None
 
 
 def test_heads_tell_class_shares(heads):

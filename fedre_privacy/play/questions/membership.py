@@ -21,6 +21,7 @@ from fedre_privacy.eval.membership import (
     GRANTED,
     HALF_GRANTED,
     RECEIVED,
+    WITHHELD,
     ModelRule,
     comparable,
     evaluate_membership,
@@ -164,7 +165,7 @@ def asked_about(
         kind,
         counterfactual,
         _before(observation) if models else granted_model(source, candidates),
-        (HALF_GRANTED if granted else RECEIVED) if models else GRANTED,
+        (HALF_GRANTED if granted else RECEIVED) if models else (GRANTED if granted else WITHHELD),
     )
 
 
