@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import yaml
 
-from fedre_privacy.attacks.base import RECOVERED, attacks, can_read
+from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.schema import parse_yaml, short
+from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import datasets
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.eval.metrics.base import Metric, metrics
@@ -38,11 +39,12 @@ from .settings import (
 ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "update": ("inverting-gradients",),
     "labels": ("labels",),
-    "membership": ("membership", "loss-membership"),
-    "source": ("membership", "alignment", "loss-membership"),
+    "membership": ("membership", "shadow-membership", "loss-membership"),
+    "source": ("membership", "shadow-membership", "alignment", "loss-membership"),
     "property": ("property",),
 }
-"""Attacks for a target, where they are not the default one; the first that can read is taken."""
+"""Attacks for a target, where they are not the default one; the first that can read and is granted
+what it needs is taken."""
 
 T = TypeVar("T")
 
@@ -206,17 +208,18 @@ def resolve_attack(
     target = values.get("target") or DEFAULTS["target"]
     if target not in TARGETS:
         problems.append(unknown("target", str(target), TARGETS))
-    usual = _usual_attack(str(target), uploads)
+    threat, unknown_threat = None, []
+    try:
+        threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
+    except ConfigError as error:
+        unknown_threat = list(error.problems)
+    usual = _usual_attack(str(target), uploads, threat)
     value = values.get("attack") or {}
     value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
     attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
     if attack is None and value["name"] in TARGETS:
         problems.append(f"'{value['name']}' is a target, not an attack (--target, target=).")
-    threat = None
-    try:
-        threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
-    except ConfigError as error:
-        problems.extend(error.problems)
+    problems.extend(unknown_threat)
     section = values.get("eval") or {}
     evaluation = None
     if isinstance(section, Mapping):
@@ -261,8 +264,12 @@ def resolve_attack(
     return AttackSettings(str(target), attack, threat, evaluation, chosen, via)
 
 
-def _usual_attack(target: str, uploads: Collection[type[Artifact]]) -> str:
+def _usual_attack(
+    target: str, uploads: Collection[type[Artifact]], threat: ThreatModel | None
+) -> str:
     """The attack for a target where none is named."""
     names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
-    able = [n for n in names if any(can_read(attacks.get(n), kind) for kind in uploads)]
-    return (able or names)[0]
+    read = {n: {k for k in uploads if can_read(attacks.get(n), k)} for n in names}
+    able = [n for n in names if read[n]]
+    granted = [n for n in able if threat and needed_for(attacks.get(n), read[n]) <= threat.grants]
+    return (granted or able or names)[0]

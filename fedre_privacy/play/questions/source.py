@@ -74,7 +74,13 @@ class SourceQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> SourceTrial:
         evaluation = settings.evaluation
-        source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
+        source = TargetSource(
+            run,
+            data,
+            round=evaluation.round,
+            seed=evaluation.seed,
+            earliest=settings.earliest,
+        )
         asked = draw_sources(source, evaluation.candidates, source.seed)
         _, aux = held_out(source, ALL)
         seen = asked_about(source, settings, aux, asked.candidates)
