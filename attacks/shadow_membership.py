@@ -229,14 +229,14 @@ class _Scene:
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
         if not bool(artifact.rep.isfinite().all()) or not float(variance.max()) > 0:
             return out
-        means = self.known.means().mean(0)
-        basis = self.known.basis(weights, float(variance.median()))
-        shift = artifact.rep.double().cpu()[None] - encoding @ means
+        rows = encoding @ self.known.means
+        basis = self.known.basis(rows, float(variance.median()))
+        shift = artifact.rep.double().cpu()[None] - rows.mean(0)
         for label in self.labels.unique().tolist():
             mine = self.labels == label
             if float(weights[label]) <= 0:
                 continue
-            own = self.reps[:, mine].mean(0) - means[label]
+            own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
             weight = weights[label] / self.samples[:, label]
             out[mine] = log_odds(basis, shift, own, weight, variance)[0]
         return out
@@ -253,21 +253,17 @@ class _Scene:
             mine, here = self.labels == label, rows[labels == label]
             if uploaded is None or not len(here):
                 continue
-            others = uploaded.without(label)
-            known, shifts = self._moved(others)
             samples = torch.ones(1).double() if single else self.samples[:, label]
-            alone = torch.nn.functional.one_hot(torch.tensor(label), self.known.num_classes)
-            basis = known.basis(alone.double(), float((1 / samples).median()))
-            mean = known.means().mean(0)[label]
-            own = (self.reps[:, mine] + shifts[:, None]).mean(0) - mean
-            odds = log_odds(basis, here - mean, own, 1 / samples, 1 / samples)
+            means = self.known.means[:, label] + self._shifts(uploaded.without(label))
+            basis = self.known.basis(means, float((1 / samples).median()))
+            own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
+            odds = log_odds(basis, here - means.mean(0), own, 1 / samples, 1 / samples)
             out[mine] = odds.logsumexp(0)
         return out
 
-    def _moved(self, others: ClassMeans) -> tuple[Copies, Tensor]:
-        """Copies whose class means agree with others, and how far each was moved (M, d)."""
+    def _shifts(self, others: ClassMeans) -> Tensor:
+        """How far each copy is moved (M, d), so that its class means agree with others."""
         present = self.known.labels.unique()
-        means = self.known.means()[:, present]
-        shifts = torch.stack([ClassMeans(one, present).towards(others) for one in means])
-        moved = Copies(self.known.reps + shifts[:, None], self.known.labels, self.known.num_classes)
-        return moved, shifts
+        return torch.stack(
+            [ClassMeans(one[present], present).towards(others) for one in self.known.means]
+        )

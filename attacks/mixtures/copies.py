@@ -9,6 +9,7 @@ part R - mu ~ N(0, s S + k N), with s the sum of squared weights of all samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Copies:
     labels: Tensor
     num_classes: int
 
+    @cached_property
     def means(self) -> Tensor:
         """Class means of each copy (M, C, d); classes without an image get the mean of all."""
         hot = torch.nn.functional.one_hot(self.labels.long(), self.num_classes).double()
@@ -38,32 +40,34 @@ class Copies:
         found = hot.T @ self.reps / counts.clamp(min=1)
         return torch.where(counts > 0, found, self.reps.mean(1, keepdim=True))
 
-    def basis(self, weights: Tensor, size: float) -> Basis:
-        """Coordinates in which classes and copies vary independently.
+    @cached_property
+    def _covariances(self) -> tuple[Tensor, Tensor]:
+        """Within classes, and of what copies disagree by on single images beyond their class."""
+        inner = self.reps - self.means[:, self.labels.long()]
+        middle = inner.mean(0)
+        apart = (inner - middle).flatten(0, 1)
+        freedom = max(1, len(middle) - len(self.labels.unique()))
+        between = freedom * max(1, len(self.reps) - 1)
+        return middle.T @ middle / freedom, apart.T @ apart / between
+
+    def basis(self, rows: Tensor, size: float) -> Basis:
+        """Coordinates in which images of a class, and copies, vary independently.
 
         Args:
-            weights: of class means in the upload (C,).
+            rows: the mean of the upload, as each copy makes it (M, d).
             size: sum of squared weights of its samples; so much of what copies disagree by on
                 single images counts as well.
         """
-        means = self.means()
-        middle = self.reps.mean(0)
-        inner = middle - means.mean(0)[self.labels.long()]
-        present = len(self.labels.unique())
-        within = inner.T @ inner / max(1, len(inner) - present)
-        mixed = weights @ means
-        apart = mixed - mixed.mean(0)
-        single = self.reps - means[:, self.labels.long()] - inner
-        freedom = max(1, len(self.reps) - 1)
-        noise = apart.T @ apart / freedom
-        flat = single.flatten(0, 1)
-        noise = noise + size * (flat.T @ flat) / (freedom * max(1, len(inner) - present))
-        level = noise.diagonal().mean() + EVEN * within.diagonal().mean().clamp(min=1e-12)
-        noise = noise + level * torch.eye(len(noise)).to(noise)
-        values, vectors = symmetric_eigen(noise)
-        white = vectors * values.clamp(min=1e-30).rsqrt()
-        spread, turn = symmetric_eigen(white.T @ within @ white)
-        return Basis(white @ turn, spread.clamp(min=0))
+        within, single = self._covariances
+        apart = rows - rows.mean(0)
+        noise = apart.T @ apart / max(1, len(rows) - 1) + size * single
+        even = noise.diagonal().mean() + EVEN * within.diagonal().mean().clamp(min=1e-12)
+        noise = noise + even * torch.eye(len(noise)).to(noise)
+        factor: Tensor = torch.linalg.cholesky(noise)
+        half: Tensor = torch.linalg.solve_triangular(factor, within, upper=False)
+        white: Tensor = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        spread, turn = symmetric_eigen(white)
+        return Basis(torch.linalg.solve_triangular(factor.T, turn, upper=True), spread.clamp(min=0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,12 +55,13 @@ def test_possible_sizes_are_averaged_over():
 
 def test_coordinates_make_disagreement_even():
     known = copies(0.5)
-    basis = known.basis(torch.tensor([0.2, 0.8, 0.0]).double(), 0.1)
-    means = known.means().mean(0)
-    inner = known.reps.mean(0) - means[known.labels]
-    spread = (inner @ basis.turn).var(0)
-    assert torch.allclose(spread, basis.spread, rtol=0.05)
-    assert torch.allclose(known.means()[:, 0], known.reps[:, known.labels == 0].mean(1))
+    rows = torch.tensor([0.2, 0.8, 0.0]).double() @ known.means
+    basis = known.basis(rows, 0.1)
+    inner = (known.reps - known.means[:, known.labels]).mean(0)
+    assert torch.allclose((inner @ basis.turn).var(0), basis.spread, rtol=0.05)
+    turned = (rows - rows.mean(0)) @ basis.turn
+    assert float(turned.var(0).max()) < 1 < float((rows - rows.mean(0)).var(0).max() / 0.02)
+    assert torch.allclose(known.means[:, 0], known.reps[:, known.labels == 0].mean(1))
 
 
 def asked(size: int, distance: float, seed: int, *, noise: bool = False) -> float:
@@ -74,12 +75,12 @@ def asked(size: int, distance: float, seed: int, *, noise: bool = False) -> floa
         row = row.mean() + row.std() * normal(DIM, seed=seed + 9)
     others = CENTRES[0] + normal(100, DIM, seed=seed + 11)
     candidates = torch.cat([own[0], others])
-    means = known.means().mean(0)
+    rows = weights @ known.means
     variance = (weights.square() / size).sum()[None]
     odds = log_odds(
-        known.basis(weights, float(variance)),
-        (row - weights @ means)[None],
-        candidates - means[0],
+        known.basis(rows, float(variance)),
+        (row - rows.mean(0))[None],
+        candidates - known.means[:, 0].mean(0),
         weights[:1] / size,
         variance,
     )
@@ -102,7 +103,8 @@ def test_noise_in_place_of_the_upload_tells_nothing():
 
 def test_a_client_far_from_its_copies_is_not_over_read():
     """Odds shrink towards zero where copies are off, and stay finite."""
-    basis = copies(0.3).basis(torch.tensor([1.0, 0.0, 0.0]).double(), 0.1)
+    known = copies(0.3)
+    basis = known.basis(known.means[:, 0], 0.1)
     one = torch.ones(1).double()
     near = log_odds(basis, normal(1, DIM, seed=3), normal(1, DIM, seed=4), one / 10, one / 10)
     far = log_odds(basis, 300 * normal(1, DIM, seed=3), normal(1, DIM, seed=4), one / 10, one / 10)
