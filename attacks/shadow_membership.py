@@ -210,7 +210,7 @@ class _Scene:
         covered = torch.zeros(len(self.labels), dtype=torch.bool)
         for artifact in sent:
             if isinstance(artifact, EntangledRep):
-                found = self._mixture(artifact)
+                found = self._entangled(artifact)
             elif isinstance(artifact, Prototypes | Representations):
                 found = self._labelled(artifact)
             else:
@@ -221,7 +221,7 @@ class _Scene:
             return torch.full_like(total, torch.nan)
         return torch.where(covered, total, total[covered].min())
 
-    def _mixture(self, artifact: EntangledRep) -> Tensor:
+    def _entangled(self, artifact: EntangledRep) -> Tensor:
         """Each candidate against the one mixed row; NaN where its class is not in it."""
         encoding = unsmoothed(self.observation.channel, artifact.encoding).double().cpu()
         weights = torch.where(encoding > 0, encoding, 0.0)
