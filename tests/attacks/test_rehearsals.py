@@ -20,7 +20,9 @@ from fedre_privacy.attacks.inversion.rehearsals import (
 )
 from fedre_privacy.attacks.running.modules import outputs
 from fedre_privacy.core.artifacts import Counts
+from fedre_privacy.core.channels import Bound, Channel, Masking
 from fedre_privacy.core.errors import FedreError
+from fedre_privacy.core.types import KnownDefense
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
@@ -187,3 +189,47 @@ def test_a_rehearsed_centre_needs_the_start(heads):
     settings = asked({"name": "head", "centre": "rehearsed"}, threat="fedre-paper")
     with pytest.raises(FedreError, match="needs ARCHITECTURE"):
         check_ahead(heads.settings, settings)
+
+
+class Turned(torch.nn.Module):
+    """What a copy makes of any image: a vector whose angle and length follow from a share."""
+
+    def __init__(self, share):
+        super().__init__()
+        angle = share[2] * torch.pi / 2
+        self.row = torch.stack([angle.cos(), angle.sin(), 4 * share[2]]) * (0.1 + share[2])
+
+    def forward(self, images):
+        return self.row.float().expand(len(images), -1)
+
+
+@pytest.mark.parametrize("kind", ["each", "bound", "mask"])
+def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch, kind):
+    """Lengths and the last coordinate are hidden by the defence; the angle is what is told."""
+    seen = prepare_attack(prototypes, asked("shadow")).observation
+    true = torch.tensor([0.2, 0.2, 0.6])
+    row = Turned(true)(torch.zeros(1))[0]
+    channel = {
+        "each": Channel(each=(Bound(0.1),)),
+        "bound": Channel(rows=(Bound(0.1),)),
+        "mask": Channel(rows=(Masking(1.0), Bound(0.1))),
+    }[kind]
+    if kind == "mask":
+        row = row * torch.tensor([1.0, 1.0, 0.0])
+    sent = row * 0.1 / row.norm()
+    monkeypatch.setattr(
+        _Rehearsal,
+        "__call__",
+        lambda self, number, share: torch.nn.ModuleDict({"extractor": Turned(share)}),
+    )
+    weights = torch.zeros(1, 10)
+    weights[0, :3] = 1 / 3
+    missed = []
+    for known in (channel, Channel()):
+        told = dataclasses.replace(seen, defenses=(KnownDefense("stub", {}, known),))
+        rehearsal = _Rehearsal(told, Context(3), (0, 1), False)
+        share = rehearsal.sought(Mixes(sent[None], weights), 24).mean(0)
+        made = Turned(share).row
+        made = made * (sent != 0) if kind == "mask" else made
+        missed.append(float(1 - torch.cosine_similarity(made, sent.double(), 0)))
+    assert missed[0] < 0.02 and missed[0] < 0.5 * missed[1], missed
