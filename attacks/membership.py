@@ -26,7 +26,13 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .mixtures.gaussians import ClassStatistics, class_statistics, log_likelihoods, tracing
+from .mixtures.gaussians import (
+    SIZES,
+    ClassStatistics,
+    class_statistics,
+    log_likelihoods,
+    tracing,
+)
 from .mixtures.over_rounds import alikeness, joint_odds
 from .running.channels import bounded_each
 from .running.messages import Sent, are_shares, asked_of, image_keys, messages_of
@@ -34,8 +40,6 @@ from .running.modules import frozen, outputs
 
 SCORES = ("auto", "tracing", "likelihood-ratio")
 REFERENCES = ("auto", "aux", "others", "joint")
-SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
-"""Samples per class considered where their number is not known, equally likely."""
 
 
 @attacks.register("membership")

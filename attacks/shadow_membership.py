@@ -18,8 +18,8 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
 from .inversion.rehearsals import Owner, class_shares, rehearsable, rehearsed_models, sent_by
-from .membership import SIZES
 from .mixtures.copies import Copies, log_odds
+from .mixtures.gaussians import SIZES
 from .running.channels import bounded_each, unsmoothed
 from .running.driver import Piece, Tick, in_groups
 from .running.features import counts_told

@@ -17,6 +17,8 @@ SHRINK = 0.1
 """Added to the covariance: this times its mean variance."""
 NOISE = 1e-4
 """Relative variance that always remains: single precision, a sample that is the whole upload."""
+SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
+"""Samples per class considered where their number is not known, equally likely."""
 
 
 @dataclass(frozen=True, eq=False)

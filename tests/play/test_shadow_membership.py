@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes
-from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.models.families import PRIVATE, SHARED
@@ -179,3 +180,15 @@ def test_rows_that_are_not_finite_tell_nothing(mixtures):
     scores = trial.settings.attack(broken, Context(trial.attack_seed)).scores
     first = seen.candidates.clients == 0
     assert scores[first].isnan().all() and scores[~first].isfinite().all()
+
+
+def test_copies_that_diverge_are_one_error(mixtures):
+    trial = prepare_attack(mixtures, ask(**{**QUICK, "shadows": 2, "tries": 1}))
+    seen = trial.observation
+    lost = {}
+    for owner, model in seen.initial.items():
+        lost[owner] = copy.deepcopy(model)
+        for value in lost[owner].parameters():
+            value.data.fill_(torch.nan)
+    with pytest.raises(DivergedError):
+        trial.settings.attack(dataclasses.replace(seen, initial=lost), Context(trial.attack_seed))
