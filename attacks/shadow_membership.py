@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from .running.features import counts_told
 from .running.messages import asked_of
 from .running.modules import outputs
 
+UNKNOWN_START: dict[str, Any] = {"unknown_start": True, "settings": {"start": "random"}}
 UNSAID = "candidates of classes that are in no upload get the lowest score of their client"
 
 
@@ -75,7 +77,14 @@ class ShadowMembership(Attack):
     recovers = "membership"
     answers = "membership"
     earliest = True
-    suite = tuple(SuiteEntry(kind, "public-init", "membership", 55) for kind in consumes)
+    suite = (
+        SuiteEntry(Representations, "public-init", "membership", 55),
+        SuiteEntry(Prototypes, "public-init", "membership", 55),
+        SuiteEntry(EntangledRep, "public-init", "membership", 55),
+        SuiteEntry(Representations, "no-extractor", "membership", 55, **UNKNOWN_START),
+        SuiteEntry(Prototypes, "no-extractor", "membership", 55, **UNKNOWN_START),
+        SuiteEntry(EntangledRep, "no-extractor", "membership", 55, **UNKNOWN_START),
+    )
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
         "each": (Bound,),
         "encoding": (Smoothing,),

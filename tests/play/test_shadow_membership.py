@@ -18,6 +18,7 @@ from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.training import train
+from fedre_privacy.study.suite import default_suite
 
 
 def trained(folder, protocol, init=SHARED):
@@ -192,3 +193,18 @@ def test_copies_that_diverge_are_one_error(mixtures):
             value.data.fill_(torch.nan)
     with pytest.raises(DivergedError):
         trial.settings.attack(dataclasses.replace(seen, initial=lost), Context(trial.attack_seed))
+
+
+def test_a_benchmark_asks_about_members_from_random_weights_where_starts_are_private():
+    for init, threat, start in (
+        (SHARED, "public-init", "known"),
+        (PRIVATE, "no-extractor", "random"),
+    ):
+        problems: list[str] = []
+        training = resolve_training({"model": {"init": init}}, {}, problems)
+        (mine,) = [
+            values
+            for values in default_suite(training)
+            if values["attack"]["name"] == "shadow-membership"
+        ]
+        assert (mine["threat"], mine["attack"].get("start", "known")) == (threat, start)
