@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Bound, NoisySteps, Smoothing
+from fedre_privacy.core.channels import Bound, Masking, NoisySteps, Smoothing, usable
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import MembershipScores
@@ -21,7 +21,7 @@ from .inversion.class_means import ClassMeans
 from .inversion.rehearsals import Owner, class_shares, rehearsable, rehearsed_models, sent_by
 from .mixtures.copies import Copies, log_odds
 from .mixtures.gaussians import SIZES
-from .running.channels import bounded_each, unsmoothed
+from .running.channels import bounded_each, row_as_compared, unsmoothed
 from .running.driver import Piece, Tick, in_groups
 from .running.features import counts_told
 from .running.messages import asked_of
@@ -87,6 +87,7 @@ class ShadowMembership(Attack):
     )
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
         "each": (Bound,),
+        "rows": (Bound, Masking),
         "encoding": (Smoothing,),
         "training": (NoisySteps,),
     }
@@ -236,18 +237,19 @@ class _Scene:
         weights = torch.where(encoding > 0, encoding, 0.0)
         variance = (weights.square() / self.samples).sum(1)
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
-        if not bool(artifact.rep.isfinite().all()) or not float(variance.max()) > 0:
+        row = artifact.rep.double().cpu()[None]
+        if not bool(row.isfinite().all()) or not float(variance.max()) > 0:
             return out
-        rows = encoding @ self.known.means
-        basis = self.known.basis(rows, float(variance.median()))
-        shift = artifact.rep.double().cpu()[None] - rows.mean(0)
+        made, kept = encoding @ self.known.means, self._kept(row)
+        basis = self.known.basis(made, float(variance.median()), kept)
+        shift = self._undefended(row, made) - made.mean(0)
         for label in self.labels.unique().tolist():
             mine = self.labels == label
             if float(weights[label]) <= 0:
                 continue
             own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
             weight = weights[label] / self.samples[:, label]
-            out[mine] = log_odds(basis, shift, own, weight, variance)[0]
+            out[mine] = log_odds(basis, shift[:, kept], own[:, kept], weight, variance)[0]
         return out
 
     def _labelled(self, artifact: Prototypes | Representations) -> Tensor:
@@ -255,20 +257,38 @@ class _Scene:
         rows, labels = artifact.rows().double().cpu(), artifact.labels.cpu()
         usable = rows.isfinite().all(1)
         rows, labels = rows[usable], labels[usable]
-        uploaded = ClassMeans.of(rows, labels) if len(rows) else None
-        single = isinstance(artifact, Representations)
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
+        if not len(rows):
+            return out
+        uploaded, kept = ClassMeans.of(rows, labels), self._kept(rows)
+        single = isinstance(artifact, Representations)
         for label in self.labels.unique().tolist():
             mine, here = self.labels == label, rows[labels == label]
-            if uploaded is None or not len(here):
+            if not len(here):
                 continue
             samples = torch.ones(1).double() if single else self.samples[:, label]
-            means = self.known.means[:, label] + self._shifts(uploaded.without(label))
-            basis = self.known.basis(means, float((1 / samples).median()))
+            made = self.known.means[:, label] + self._shifts(uploaded.without(label))
+            basis = self.known.basis(made, float((1 / samples).median()), kept)
             own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
-            odds = log_odds(basis, here - means.mean(0), own, 1 / samples, 1 / samples)
+            shift = self._undefended(here, made) - made.mean(0)
+            odds = log_odds(basis, shift[:, kept], own[:, kept], 1 / samples, 1 / samples)
             out[mine] = odds.logsumexp(0)
         return out
+
+    def _kept(self, rows: Tensor) -> Tensor:
+        """Which numbers of uploaded rows (k, d) a declared mask left (d,) bool."""
+        masked = any(isinstance(one, Masking) for one in usable(self.observation.channel.rows))
+        return (rows != 0).any(0) if masked else torch.ones(rows.shape[1], dtype=torch.bool)
+
+    def _undefended(self, rows: Tensor, made: Tensor) -> Tensor:
+        """Uploaded rows (k, d) as long as they were before declared bounds and masks.
+
+        They are divided by how much these shorten the mean of what copies make of them (M, d).
+        """
+        middle, kept = made.mean(0, keepdim=True), self._kept(rows)
+        sent = row_as_compared(self.observation.channel, middle, kept.to(middle)[None])
+        gain = sent[:, kept].norm() / middle[:, kept].norm().clamp(min=1e-30)
+        return rows / gain if float(gain) > 0 else rows
 
     def _shifts(self, others: ClassMeans) -> Tensor:
         """How far each copy is moved (M, d), so that its class means agree with others."""

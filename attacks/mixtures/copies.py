@@ -50,16 +50,17 @@ class Copies:
         between = freedom * max(1, len(self.reps) - 1)
         return middle.T @ middle / freedom, apart.T @ apart / between
 
-    def basis(self, rows: Tensor, size: float) -> Basis:
+    def basis(self, rows: Tensor, size: float, kept: Tensor) -> Basis:
         """Coordinates in which images of a class, and copies, vary independently.
 
         Args:
             rows: the mean of the upload, as each copy makes it (M, d).
             size: sum of squared weights of its samples; so much of what copies disagree by on
                 single images counts as well.
+            kept: which numbers of a representation count (d,) bool.
         """
-        within, single = self._covariances
-        apart = rows - rows.mean(0)
+        within, single = (found[kept][:, kept] for found in self._covariances)
+        apart = (rows - rows.mean(0))[:, kept]
         noise = apart.T @ apart / max(1, len(rows) - 1) + size * single
         even = noise.diagonal().mean() + EVEN * within.diagonal().mean().clamp(min=1e-12)
         noise = noise + even * torch.eye(len(noise)).to(noise)

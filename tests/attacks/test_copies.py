@@ -10,6 +10,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import auc
 
 DIM, CLASSES, COPIES = 24, 3, 6
+ALL = torch.ones(DIM, dtype=torch.bool)
 CENTRES = torch.randn(CLASSES, DIM, generator=stream(0, "centres")).double()
 
 
@@ -56,7 +57,7 @@ def test_possible_sizes_are_averaged_over():
 def test_coordinates_make_disagreement_even():
     known = copies(0.5)
     rows = torch.tensor([0.2, 0.8, 0.0]).double() @ known.means
-    basis = known.basis(rows, 0.1)
+    basis = known.basis(rows, 0.1, ALL)
     inner = (known.reps - known.means[:, known.labels]).mean(0)
     assert torch.allclose((inner @ basis.turn).var(0), basis.spread, rtol=0.05)
     turned = (rows - rows.mean(0)) @ basis.turn
@@ -78,7 +79,7 @@ def asked(size: int, distance: float, seed: int, *, noise: bool = False) -> floa
     rows = weights @ known.means
     variance = (weights.square() / size).sum()[None]
     odds = log_odds(
-        known.basis(rows, float(variance)),
+        known.basis(rows, float(variance), ALL),
         (row - rows.mean(0))[None],
         candidates - known.means[:, 0].mean(0),
         weights[:1] / size,
@@ -104,7 +105,7 @@ def test_noise_in_place_of_the_upload_tells_nothing():
 def test_a_client_far_from_its_copies_is_not_over_read():
     """Odds shrink towards zero where copies are off, and stay finite."""
     known = copies(0.3)
-    basis = known.basis(known.means[:, 0], 0.1)
+    basis = known.basis(known.means[:, 0], 0.1, ALL)
     one = torch.ones(1).double()
     near = log_odds(basis, normal(1, DIM, seed=3), normal(1, DIM, seed=4), one / 10, one / 10)
     far = log_odds(basis, 300 * normal(1, DIM, seed=3), normal(1, DIM, seed=4), one / 10, one / 10)
