@@ -106,7 +106,7 @@ def rehearsed_answers(
                 context,
                 owner,
                 how.shadows,
-                shares,
+                None if shares is None else shares.mean(0),
                 random=random,
                 tick=tick,
             )
