@@ -241,8 +241,7 @@ class HeadUpdate(Attack):
         aux = observation.aux.float().to(context.device)
         owner = (case.client, case.round)
         shares = class_shares(observation, context, owner, told=self._share(case).double())
-        assert shares is not None
-        copies = rehearsed_models(observation, context, owner, REHEARSALS, shares.mean(0))
+        copies = rehearsed_models(observation, context, owner, REHEARSALS, shares)
         reps = [outputs(one.get_submodule("extractor"), aux).cpu() for one in copies]
         return _public_means(case, observation, reps)
 

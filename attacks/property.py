@@ -39,12 +39,12 @@ from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import PropertyScores
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Knowledge, Observation, Property
+from fedre_privacy.core.types import Observation, Property
 from fedre_privacy.core.units import plural
 
 from .base import Attack, Context, attacks
 from .gradient.victims import family
-from .inversion.rehearsals import classes_drawn, rehearsable
+from .inversion.rehearsals import Rehearsing, classes_drawn, rehearsable
 from .running.driver import kept
 from .running.features import Blocks, Scale, blocks_of, counts_told
 from .running.logistic import fitted_shares
@@ -60,7 +60,7 @@ VALUES = (Bound, Masking, Noise, UnknownNoise, RandomRounding)
 
 @attacks.register("property")
 @dataclass(frozen=True, kw_only=True)
-class PropertyInference(Attack):
+class PropertyInference(Rehearsing, Attack):
     """Tell from an upload what share of a client's images is of one class, or dark, and so on.
 
     The server rehearses each client on auxiliary images from the weights that it began with, with
@@ -97,16 +97,6 @@ class PropertyInference(Attack):
         LowRankChange,
         MatrixBlocks,
     )
-    needs = frozenset(
-        {
-            Knowledge.UPLOADS,
-            Knowledge.HEAD,
-            Knowledge.TRAINING,
-            Knowledge.AUX_DATA,
-            Knowledge.ARCHITECTURE,
-            Knowledge.INITIAL_MODEL,
-        }
-    )
     recovers = "properties"
     answers = "property"
     earliest = True
@@ -119,17 +109,6 @@ class PropertyInference(Attack):
     }
 
     shadows: int = knob(200, help="rehearsals in all, dealt out to the clients", ge=10)
-    start: str = knob(
-        "known",
-        help="weights that the rehearsals begin with: those before the first round, or random ones "
-        "of the architecture",
-        choices=("known", "random"),
-    )
-
-    @property
-    def required(self) -> frozenset[Knowledge]:
-        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
-        return self.needs - unknown
 
     def run(self, observation: Observation, context: Context) -> PropertyScores:
         rehearsable(observation, random=self.start == "random")

@@ -7,12 +7,12 @@ from typing import Any
 
 from fedre_privacy.core.artifacts import EntangledRep, HeadState, Prototypes, Representations
 from fedre_privacy.core.channels import NoisySteps, Smoothing, joined
-from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.core.types import Observation
 
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
+from .inversion.rehearsals import Rehearsing
 from .inversion.rehearsed import Shadows, rehearsed_answers
 from .running.channels import ROWS_REPEATED
 
@@ -25,7 +25,7 @@ UNKNOWN_START: dict[str, Any] = {
 
 @attacks.register("shadow")
 @dataclass(frozen=True, kw_only=True)
-class Shadow(Shadows, Attack):
+class Shadow(Shadows, Rehearsing, Attack):
     """Recover images from early uploads through copies of the client that the server trained.
 
     Where clients of one architecture begin with weights that the server knows, it trains a few
@@ -63,16 +63,6 @@ class Shadow(Shadows, Attack):
     """
 
     consumes = (Representations, Prototypes, EntangledRep)
-    needs = frozenset(
-        {
-            Knowledge.UPLOADS,
-            Knowledge.HEAD,
-            Knowledge.TRAINING,
-            Knowledge.AUX_DATA,
-            Knowledge.ARCHITECTURE,
-            Knowledge.INITIAL_MODEL,
-        }
-    )
     recovers = "inputs"
     earliest = True
     suite = (
@@ -83,18 +73,6 @@ class Shadow(Shadows, Attack):
         SuiteEntry(Prototypes, "no-extractor", fewest_first=True, **UNKNOWN_START),
     )
     adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
-
-    start: str = knob(
-        "known",
-        help="weights that the rehearsal begins with: those before the first round, or random ones "
-        "of the architecture",
-        choices=("known", "random"),
-    )
-
-    @property
-    def required(self) -> frozenset[Knowledge]:
-        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
-        return self.needs - unknown
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         owners = {(upload.client, upload.round) for upload in observation.targets}

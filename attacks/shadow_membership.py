@@ -13,17 +13,23 @@ from fedre_privacy.core.channels import Bound, Masking, NoisySteps, Smoothing, u
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import MembershipScores
-from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.core.types import Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
-from .inversion.rehearsals import Owner, class_shares, rehearsable, rehearsed_models, sent_by
+from .inversion.rehearsals import (
+    Owner,
+    Rehearsing,
+    class_shares,
+    rehearsable,
+    rehearsed_models,
+    sent_by,
+)
 from .mixtures.copies import Copies, log_odds
 from .mixtures.gaussians import SIZES
 from .running.channels import bounded_each, row_as_compared, unsmoothed
 from .running.driver import Piece, Tick, in_groups
-from .running.features import counts_told
 from .running.messages import asked_of
 from .running.modules import outputs
 
@@ -33,7 +39,7 @@ UNSAID = "candidates of classes that are in no upload get the lowest score of th
 
 @attacks.register("shadow-membership")
 @dataclass(frozen=True, kw_only=True)
-class ShadowMembership(Attack):
+class ShadowMembership(Rehearsing, Attack):
     """Score candidates by the odds that an early upload holds them, through copies of the client.
 
     Copies of the client are trained as `shadow` trains them, with class shares that are counted,
@@ -64,16 +70,6 @@ class ShadowMembership(Attack):
 
     loops = {"shadows": 4, "tries": 2}
     consumes = (Representations, Prototypes, EntangledRep)
-    needs = frozenset(
-        {
-            Knowledge.UPLOADS,
-            Knowledge.HEAD,
-            Knowledge.TRAINING,
-            Knowledge.AUX_DATA,
-            Knowledge.ARCHITECTURE,
-            Knowledge.INITIAL_MODEL,
-        }
-    )
     recovers = "membership"
     answers = "membership"
     earliest = True
@@ -99,17 +95,6 @@ class ShadowMembership(Attack):
         "do not tell them; 0: shares are drawn",
         ge=0,
     )
-    start: str = knob(
-        "known",
-        help="weights that the rehearsal begins with: those before the first round, or random ones "
-        "of the architecture",
-        choices=("known", "random"),
-    )
-
-    @property
-    def required(self) -> frozenset[Knowledge]:
-        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
-        return self.needs - unknown
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         rehearsable(observation, random=self.start == "random")
@@ -163,7 +148,7 @@ class ShadowMembership(Attack):
             context,
             owner,
             self.shadows,
-            None if shares is None else shares.mean(0),
+            shares,
             random=random,
             tick=tick,
         )
@@ -190,10 +175,6 @@ class ShadowMembership(Attack):
 
     def _samples(self, observation: Observation, owner: Owner, shares: Tensor | None) -> Tensor:
         """Samples of each class, a row for each possibility (G, C)."""
-        sent = sent_by(observation, owner)
-        counted = counts_told(sent, observation.num_classes, observation.channel)
-        if counted is not None:
-            return counted.double().clamp(min=1)[None]
         if shares is None:
             return torch.tensor(SIZES).double()[:, None].expand(-1, observation.num_classes)
         assert observation.training is not None
@@ -242,7 +223,7 @@ class _Scene:
             return out
         made, kept = encoding @ self.known.means, self._kept(row)
         basis = self.known.basis(made, float(variance.median()), kept)
-        shift = self._undefended(row, made) - made.mean(0)
+        shift = self._undefended(row, made, kept) - made.mean(0)
         for label in self.labels.unique().tolist():
             mine = self.labels == label
             if float(weights[label]) <= 0:
@@ -270,7 +251,7 @@ class _Scene:
             made = self.known.means[:, label] + self._shifts(uploaded.without(label))
             basis = self.known.basis(made, float((1 / samples).median()), kept)
             own = (self.reps[:, mine] - self.known.means[:, [label]]).mean(0)
-            shift = self._undefended(here, made) - made.mean(0)
+            shift = self._undefended(here, made, kept) - made.mean(0)
             odds = log_odds(basis, shift[:, kept], own[:, kept], 1 / samples, 1 / samples)
             out[mine] = odds.logsumexp(0)
         return out
@@ -280,12 +261,12 @@ class _Scene:
         masked = any(isinstance(one, Masking) for one in usable(self.observation.channel.rows))
         return (rows != 0).any(0) if masked else torch.ones(rows.shape[1], dtype=torch.bool)
 
-    def _undefended(self, rows: Tensor, made: Tensor) -> Tensor:
+    def _undefended(self, rows: Tensor, made: Tensor, kept: Tensor) -> Tensor:
         """Uploaded rows (k, d) as long as they were before declared bounds and masks.
 
         They are divided by how much these shorten the mean of what copies make of them (M, d).
         """
-        middle, kept = made.mean(0, keepdim=True), self._kept(rows)
+        middle = made.mean(0, keepdim=True)
         sent = row_as_compared(self.observation.channel, middle, kept.to(middle)[None])
         gain = sent[:, kept].norm() / middle[:, kept].norm().clamp(min=1e-30)
         return rows / gain if float(gain) > 0 else rows

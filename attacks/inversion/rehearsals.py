@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Observation, Upload
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from ..running.channels import bounded_each, row_as_compared
 from ..running.driver import Tick
@@ -33,6 +35,35 @@ AFTER_COPIES = 1_000
 
 Owner = tuple[int, int]
 """A client and a round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsing:
+    """What an attack needs that rehearses clients, and where its rehearsals begin."""
+
+    needs: ClassVar[frozenset[Knowledge]] = frozenset(
+        {
+            Knowledge.UPLOADS,
+            Knowledge.HEAD,
+            Knowledge.TRAINING,
+            Knowledge.AUX_DATA,
+            Knowledge.ARCHITECTURE,
+            Knowledge.INITIAL_MODEL,
+        }
+    )
+
+    start: str = knob(
+        "known",
+        help="weights that rehearsals begin with: those before the first round, or random ones of "
+        "the architecture",
+        choices=("known", "random"),
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        """Knowledge that it cannot do without: of random weights the initial ones are not."""
+        unknown = {Knowledge.INITIAL_MODEL} if self.start == "random" else set()
+        return self.needs - unknown
 
 
 def rehearsable(observation: Observation, *, random: bool) -> None:
@@ -100,7 +131,7 @@ def rehearsed_models(
     context: Context,
     owner: Owner,
     count: int,
-    share: Tensor | None,
+    shares: Tensor | None,
     *,
     random: bool = False,
     tick: Tick | None = None,
@@ -110,11 +141,13 @@ def rehearsed_models(
     Args:
         owner: the client, and the round.
         count: how many.
-        share: class shares of the client (C,); None: each copy draws its own.
+        shares: of its classes (g, C), equally likely, of which the mean is taken; None: each copy
+            draws its own.
         random: begin with random weights in place of the initial model.
         tick: told of each copy that is done.
     """
     rehearse = _Rehearsal(observation, context, owner, random)
+    share = None if shares is None else shares.mean(0)
     made = []
     for number in range(count):
         made.append(rehearse(number, share))

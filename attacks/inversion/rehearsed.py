@@ -106,7 +106,7 @@ def rehearsed_answers(
                 context,
                 owner,
                 how.shadows,
-                None if shares is None else shares.mean(0),
+                shares,
                 random=random,
                 tick=tick,
             )

@@ -81,14 +81,15 @@ def test_class_shares_are_sought_where_uploads_do_not_count_them(prototypes):
     shape = torch.distributions.Dirichlet(torch.full((1,), CONCENTRATION).expand(10))
     missed, drawn_apart, sought_apart, guessed = [], [], [], []
     for client in range(3):
-        found = class_shares(seen, Context(3), (client, 1), tries=6).mean(0)
-        assert found.sum().item() == pytest.approx(1) and not found[true[client] == 0].any()
-        missed.append((found - true[client]).abs().sum())
+        found = class_shares(seen, Context(3), (client, 1), tries=6)
+        share = found.mean(0)
+        assert share.sum().item() == pytest.approx(1) and not share[true[client] == 0].any()
+        missed.append((share - true[client]).abs().sum())
         torch.manual_seed(client)
         guess = (shape.sample((200,)) * (true[client] > 0)).double()
         guessed.append((guess / guess.sum(1, keepdim=True) - true[client]).abs().sum(1).mean())
-        for share, apart_by in ((None, drawn_apart), (found, sought_apart)):
-            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, share)
+        for shares, apart_by in ((None, drawn_apart), (found, sought_apart)):
+            (copy,) = rehearsed_models(seen, Context(3), (client, 1), 1, shares)
             apart_by.append(apart(prototypes, seen, client, copy))
     assert sum(missed) < 0.6 * sum(guessed)
     assert sum(sought_apart) < 0.7 * sum(drawn_apart)
@@ -105,8 +106,8 @@ def test_shares_that_are_counted_are_used_as_they_are(prototypes):
         for u in seen.uploads
     ]
     counting = dataclasses.replace(seen, uploads=tuple(told))
-    (share,) = class_shares(counting, Context(3), (client, 1), tries=8)
-    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, share)
+    shares = class_shares(counting, Context(3), (client, 1), tries=8)
+    (copy,) = rehearsed_models(counting, Context(3), (client, 1), 1, shares)
     own = _Rehearsal(seen, Context(3), (client, 1), False)(0, counts.double())
     for name, value in copy.state_dict().items():
         assert value.equal(own.state_dict()[name]), name

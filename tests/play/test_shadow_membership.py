@@ -13,6 +13,7 @@ from fedre_privacy.core.artifacts import EntangledRep, Prototypes
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge
+from fedre_privacy.eval.membership import GRANTED, WITHHELD
 from fedre_privacy.models.families import PRIVATE, SHARED
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
@@ -133,6 +134,16 @@ def test_sources_are_told_without_any_extractor(prototypes):
     card = trial.score(trial.settings.attack(trial.observation, Context(trial.attack_seed)))
     source = next(m for m in card.measures if m.key == "source")
     assert source.over > 0.1
+
+
+def test_a_server_that_holds_the_model_is_measured_against_it(prototypes):
+    settings = ask(**QUICK)
+    assert prepare_attack(prototypes, settings).beside is WITHHELD
+    held = dataclasses.replace(
+        settings.threat, grants=settings.threat.grants | {Knowledge.EXTRACTOR}
+    )
+    trial = prepare_attack(prototypes, dataclasses.replace(settings, threat=held))
+    assert trial.beside is GRANTED
 
 
 def test_it_is_the_usual_attack_of_a_server_without_extractors(prototypes):

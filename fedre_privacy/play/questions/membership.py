@@ -163,7 +163,8 @@ def asked_about(
     run = source.run
     kinds = readable_kinds(run.settings.protocol, settings)
     models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
-    granted = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
+    needed = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
+    granted = Knowledge.EXTRACTOR in settings.threat.grants
     kind, uploads, counterfactual = (_models if models else _rows)(run, settings, source, aux)
     observation = observe(source, settings, uploads, aux, candidates=candidates)
     return Asked(
@@ -171,7 +172,7 @@ def asked_about(
         kind,
         counterfactual,
         _before(observation) if models else granted_model(source, candidates),
-        (HALF_GRANTED if granted else RECEIVED) if models else (GRANTED if granted else WITHHELD),
+        (HALF_GRANTED if needed else RECEIVED) if models else (GRANTED if granted else WITHHELD),
     )
 
 
