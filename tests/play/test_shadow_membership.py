@@ -114,8 +114,8 @@ def test_members_are_told_without_any_extractor(kind, request):
         assert auc_of(trial.score(rolled)).value < 0.6
 
 
-def test_the_same_seed_gives_the_same_scores_for_any_candidates(prototypes):
-    trial = prepare_attack(prototypes, ask(**{**QUICK, "shadows": 2, "tries": 1}))
+def test_the_same_seed_gives_the_same_scores_for_any_candidates(mixtures):
+    trial = prepare_attack(mixtures, ask(**{**QUICK, "shadows": 2, "tries": 1}))
     attack, context = trial.settings.attack, Context(trial.attack_seed)
     whole = attack(trial.observation, context).scores
     assert whole.equal(attack(trial.observation, context).scores)
