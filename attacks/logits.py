@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +22,11 @@ from .inversion.linear_map import Linear, Sums, choose_penalty, fit, total
 from .inversion.map_jobs import LEAST_AUX, MapJob
 from .inversion.simulate import folds_of, views
 from .running.channels import rows_sent_anew
+from .running.class_outputs import ClassOutputs
 from .running.driver import Piece, Tick, in_groups, reconstruction
-from .running.messages import are_shares
 from .running.modules import frozen, outputs
 from .running.objectives import l2rel
 
-LEAST = math.exp(-30)
-"""Probabilities below it count as it."""
 AVERAGED_VIEWS = 2
 """Views that enter simulated means: plain and mirrored."""
 
@@ -198,16 +195,12 @@ def _answer(
         for r in job.rounds
     ]
     sent = torch.cat(job.uploads)
-    shares = are_shares(sent)
-    least = _least(sent)
+    how = ClassOutputs.of(sent)
 
     def made(images: Tensor) -> Tensor:
         """Outputs of each round's model side by side, (n, T * C)."""
         found = [outputs(model, images) for model in models]
-        return torch.cat([one.softmax(1) if shares else one for one in found], 1)
-
-    def features(values: Tensor) -> Tensor:
-        return values.clamp(min=least).log() if shares else values
+        return torch.cat([how.made(one) for one in found], 1)
 
     draws = stream(context.seed, "simulate outputs", client=client, round=round)
     fresh = stream(context.seed, "defended outputs", client=client, round=round)
@@ -220,7 +213,7 @@ def _answer(
                 values.split(observation.num_classes, 1), job.uploads, strict=True
             )
         ]
-        return features(torch.cat(parts, 1))
+        return how.features(torch.cat(parts, 1))
 
     clean = [made(moved) for moved in views(aux, linear.views)]
     fold = folds_of(len(aux), FOLDS).to(device)
@@ -240,10 +233,10 @@ def _answer(
     if penalty is None:
         penalty = choose_penalty(total(folds[1:]), held)
     whole = fit(total(folds), penalty)
-    wanted = features(job.sent.flatten(1).to(device))
+    wanted = how.features(job.sent.flatten(1).to(device))
     answer = whole(wanted).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     prior = aux.mean(0, keepdim=True).expand_as(answer)
-    fits = [l2rel(features(made(one)), wanted) for one in (prior, answer)]
+    fits = [l2rel(how.features(made(one)), wanted) for one in (prior, answer)]
     tick(0, fits[-1])
     return {
         "images": answer.cpu(),
@@ -255,15 +248,3 @@ def _answer(
 
 def _sums(fold: Tensor, reps: Tensor, images: Tensor) -> list[Sums]:
     return [Sums.of(reps[fold == k], images[fold == k].flatten(1)) for k in range(FOLDS)]
-
-
-def _least(sent: Tensor) -> float:
-    """What probabilities below it count as, by what a client's uploads (m, C) resolve.
-
-    Zeros come from rounding, numbers below them from noise.
-    """
-    above = sent[sent > 0]
-    least = LEAST
-    if bool((sent <= 0).any()) and len(above):
-        least = max(least, float(above.min()) / 2, -float(sent.min()))
-    return least

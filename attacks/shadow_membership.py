@@ -8,8 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import Bound, Masking, NoisySteps, Smoothing, usable
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    ClassLogits,
+    EntangledRep,
+    Prototypes,
+    Representations,
+)
+from fedre_privacy.core.channels import (
+    Bound,
+    Channel,
+    Masking,
+    NoisySteps,
+    Smoothing,
+    StepsAt,
+    usable,
+)
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import MembershipScores
@@ -19,20 +33,20 @@ from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
 from .inversion.rehearsals import (
+    Compared,
     Owner,
     Rehearsing,
     class_shares,
     rehearsable,
     rehearsed_models,
-    sent_by,
 )
 from .mixtures.copies import Copies, log_odds
 from .mixtures.gaussians import SIZES
-from .running.channels import bounded_each, row_as_compared, unsmoothed
+from .running.channels import row_as_compared, unsmoothed
 from .running.driver import Piece, Tick, in_groups
 from .running.messages import asked_of
-from .running.modules import outputs
 
+READ = (Representations, Prototypes, EntangledRep, ClassLogits)
 UNKNOWN_START: dict[str, Any] = {"unknown_start": True, "settings": {"start": "random"}}
 UNSAID = "candidates of classes that are in no upload get the lowest score of their client"
 
@@ -52,7 +66,8 @@ class ShadowMembership(Rehearsing, Attack):
     The numbers of samples of classes follow from shares and the client's size. For prototypes
     copies are moved first, so that their means agree with those uploaded of other classes. A
     mixture is one test, a prototype one for its class, single representations one each, of which
-    the odds are added up.
+    the odds are added up. Mean outputs of classes (FD) are read as prototypes of what the whole
+    model makes, by the logarithms of its softmax.
 
     Drift makes copies useless after a few rounds, so the first one is attacked unless
     ``eval.round`` says otherwise. With ``start=random`` copies begin with random weights, which
@@ -69,17 +84,13 @@ class ShadowMembership(Rehearsing, Attack):
     """
 
     loops = {"shadows": 4, "tries": 2}
-    consumes = (Representations, Prototypes, EntangledRep)
+    consumes = READ
     recovers = "membership"
     answers = "membership"
     earliest = True
     suite = (
-        SuiteEntry(Representations, "public-init", "membership", 55),
-        SuiteEntry(Prototypes, "public-init", "membership", 55),
-        SuiteEntry(EntangledRep, "public-init", "membership", 55),
-        SuiteEntry(Representations, "no-extractor", "membership", 55, **UNKNOWN_START),
-        SuiteEntry(Prototypes, "no-extractor", "membership", 55, **UNKNOWN_START),
-        SuiteEntry(EntangledRep, "no-extractor", "membership", 55, **UNKNOWN_START),
+        *(SuiteEntry(kind, "public-init", "membership", 55) for kind in READ),
+        *(SuiteEntry(kind, "no-extractor", "membership", 55, **UNKNOWN_START) for kind in READ),
     )
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
         "each": (Bound,),
@@ -95,6 +106,12 @@ class ShadowMembership(Rehearsing, Attack):
         "do not tell them; 0: shares are drawn",
         ge=0,
     )
+
+    def adapts(self, observation: Observation) -> StepsAt:
+        """But for what is done to mean outputs of classes, which is not repeated."""
+        outputs = any(isinstance(a, ClassLogits) for u in observation.targets for a in u.artifacts)
+        found = super().adapts(observation)
+        return {place: kinds for place, kinds in found.items() if place != "rows" or not outputs}
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
         rehearsable(observation, random=self.start == "random")
@@ -153,14 +170,8 @@ class ShadowMembership(Rehearsing, Attack):
             tick=tick,
         )
         images = torch.cat([observation.aux, asked.images[mine]]).float().to(context.device)
-        reps = torch.stack(
-            [
-                bounded_each(
-                    observation.channel, outputs(model.get_submodule("extractor"), images)
-                ).double()
-                for model in models
-            ]
-        ).cpu()
+        compared = Compared.by(observation, owner)
+        reps = torch.stack([compared.made(model, images).double() for model in models]).cpu()
         known = Copies(
             reps[:, : len(observation.aux)], observation.aux_labels.cpu(), observation.num_classes
         )
@@ -169,9 +180,9 @@ class ShadowMembership(Rehearsing, Attack):
             reps[:, len(observation.aux) :],
             asked.labels[mine].cpu(),
             self._samples(observation, owner, shares),
-            observation,
+            compared.channel,
         )
-        return scene.scores(sent_by(observation, owner))
+        return scene.scores(compared.sent)
 
     def _samples(self, observation: Observation, owner: Owner, shares: Tensor | None) -> Tensor:
         """Samples of each class, a row for each possibility (G, C)."""
@@ -186,14 +197,15 @@ class ShadowMembership(Rehearsing, Attack):
 class _Scene:
     """Candidates of one client as its copies see them.
 
-    Shape: reps (M, m, d) of candidates, labels (m,), samples (G, C).
+    Shape: reps (M, m, d) of candidates, labels (m,), samples (G, C); channel: what rows went
+    through.
     """
 
     known: Copies
     reps: Tensor
     labels: Tensor
     samples: Tensor
-    observation: Observation
+    channel: Channel
 
     def scores(self, sent: list[Artifact]) -> Tensor:
         """Log-odds (m,) by all that the client uploaded."""
@@ -214,7 +226,7 @@ class _Scene:
 
     def _entangled(self, artifact: EntangledRep) -> Tensor:
         """Each candidate against the one mixed row; NaN where its class is not in it."""
-        encoding = unsmoothed(self.observation.channel, artifact.encoding).double().cpu()
+        encoding = unsmoothed(self.channel, artifact.encoding).double().cpu()
         weights = torch.where(encoding > 0, encoding, 0.0)
         variance = (weights.square() / self.samples).sum(1)
         out = torch.full((len(self.labels),), torch.nan, dtype=torch.float64)
@@ -258,7 +270,7 @@ class _Scene:
 
     def _kept(self, rows: Tensor) -> Tensor:
         """Which numbers of uploaded rows (k, d) a declared mask left (d,) bool."""
-        masked = any(isinstance(one, Masking) for one in usable(self.observation.channel.rows))
+        masked = any(isinstance(one, Masking) for one in usable(self.channel.rows))
         return (rows != 0).any(0) if masked else torch.ones(rows.shape[1], dtype=torch.bool)
 
     def _undefended(self, rows: Tensor, made: Tensor, kept: Tensor) -> Tensor:
@@ -267,7 +279,7 @@ class _Scene:
         They are divided by how much these shorten the mean of what copies make of them (M, d).
         """
         middle = made.mean(0, keepdim=True)
-        sent = row_as_compared(self.observation.channel, middle, kept.to(middle)[None])
+        sent = row_as_compared(self.channel, middle, kept.to(middle)[None])
         gain = sent[:, kept].norm() / middle[:, kept].norm().clamp(min=1e-30)
         return rows / gain if float(gain) > 0 else rows
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.artifacts import Artifact, ClassLogits, Prototypes
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from ..running.channels import bounded_each, row_as_compared
+from ..running.class_outputs import ClassOutputs
 from ..running.driver import Tick
 from ..running.features import classes_told, counts_told
 from ..running.modules import frozen, outputs
@@ -94,6 +96,41 @@ def rehearsable(observation: Observation, *, random: bool) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A client's uploads of a round, and what a copy of it makes of images to compare with them.
+
+    Mean outputs of classes (`ClassLogits`) stand as prototypes of what `ClassOutputs` makes of
+    them; what clients declare to do to them is not repeated.
+
+    Args:
+        sent: the uploads.
+        channel: declared steps that they went through.
+        outputs: how outputs are compared; None: representations are.
+    """
+
+    sent: list[Artifact]
+    channel: Channel
+    outputs: ClassOutputs | None
+
+    @classmethod
+    def by(cls, observation: Observation, owner: Owner) -> Compared:
+        """What the client uploaded in the round."""
+        sent = sent_by(observation, owner)
+        tables = [one for one in sent if isinstance(one, ClassLogits)]
+        if not tables:
+            return cls(sent, observation.channel, None)
+        how = ClassOutputs.of(torch.cat([one.outputs for one in tables]))
+        rows = [Prototypes(how.features(one.outputs), one.labels) for one in tables]
+        return cls([*rows], NOTHING, how)
+
+    def made(self, copy: nn.Module, images: Tensor) -> Tensor:
+        """What a copy makes of each image (n, C, H, W), (n, d)."""
+        if self.outputs is None:
+            return bounded_each(self.channel, outputs(copy.get_submodule("extractor"), images))
+        return self.outputs.features(self.outputs.made(outputs(copy, images)))
+
+
 def class_shares(
     observation: Observation,
     context: Context,
@@ -120,10 +157,11 @@ def class_shares(
         return counted[None]
     if told is not None:
         return told[None]
-    mixes = Mixes.uploaded(sent, observation.num_classes, observation.channel)
+    known = Compared.by(observation, owner)
+    mixes = Mixes.uploaded(known.sent, observation.num_classes, known.channel)
     if mixes is None or not tries or random:
         return None
-    return _Rehearsal(observation, context, owner, random).sought(mixes, tries)
+    return _Rehearsal(observation, context, owner, random).sought(known, mixes, tries)
 
 
 def rehearsed_models(
@@ -194,7 +232,7 @@ class _Rehearsal:
         )
         return frozen(after[round], device)
 
-    def sought(self, mixes: Mixes, tries: int) -> Tensor | None:
+    def sought(self, known: Compared, mixes: Mixes, tries: int) -> Tensor | None:
         """Shares of classes (`BEST`, C) under which copies make rows like those uploaded.
 
         Shares are drawn, then drawn anew about the best of them; the best of all are returned.
@@ -202,6 +240,7 @@ class _Rehearsal:
         declares to be.
 
         Args:
+            known: how copies are compared with the client.
             mixes: what the client uploaded of its class means.
             tries: copies of each stage.
         """
@@ -227,9 +266,8 @@ class _Rehearsal:
                     share[classes] = dirichlet(len(classes), rng)
                 share = share / share.sum()
                 copy = self(AFTER_COPIES + stage * tries + one, share)
-                reps = outputs(copy.get_submodule("extractor"), pictures)
-                made = mixes.of(ClassMeans.of(bounded_each(seen.channel, reps), labels[held]))
-                missed = row_as_compared(seen.channel, made, mixes.rows) - mixes.rows
+                made = mixes.of(ClassMeans.of(known.made(copy, pictures), labels[held]))
+                missed = row_as_compared(known.channel, made, mixes.rows) - mixes.rows
                 best.append((float(missed.square().sum().nan_to_num(torch.inf)), share))
             best = sorted(best, key=lambda found: found[0])[:BEST]
         return torch.stack([share for _, share in best])

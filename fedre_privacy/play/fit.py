@@ -24,7 +24,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.resolving import ATTACKS_FOR
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
-from fedre_privacy.threats.base import threats
+from fedre_privacy.threats.base import granting
 
 from .held import through_shared
 from .observe import effective, stale
@@ -165,9 +165,7 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "attack.start=random. Or train with model.init=shared."
         )
     elif needed - threat.grants:
-        options = [
-            f"--threat {name}" for name in threats.names() if needed <= threats.get(name).grants
-        ][:1]
+        options = [f"--threat {name}" for name in granting(needed)[:1]]
         options += [
             f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants
         ]

@@ -22,6 +22,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.entanglement.base import Draw, schemes
 from fedre_privacy.runs.public import split_secret
 from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
 from .held import shared_extractors
@@ -96,6 +97,12 @@ class TargetSource:
         uploads, _ = self.messages.of([self.round])
         self.uploads = {upload.client: upload for upload in uploads}
         self.clients = sorted(self.uploads)
+
+    @classmethod
+    def asked(cls, run: Run, data: ImageData, settings: AttackSettings) -> TargetSource:
+        """Of the round and the seed that settings ask for, or the attack's usual round."""
+        told = settings.evaluation
+        return cls(run, data, round=told.round, seed=told.seed, earliest=settings.earliest)
 
     @cached_property
     def shared(self) -> Modules:

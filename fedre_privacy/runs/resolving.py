@@ -38,7 +38,7 @@ from .settings import (
 
 ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "update": ("inverting-gradients",),
-    "labels": ("labels",),
+    "labels": ("matrix", "initial-matrix", "labels"),
     "membership": ("membership", "shadow-membership", "loss-membership"),
     "source": ("membership", "shadow-membership", "alignment", "loss-membership"),
     "property": ("property",),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from fedre_privacy.core.registry import Instances
-from fedre_privacy.core.types import ThreatModel
+from fedre_privacy.core.types import Knowledge, ThreatModel
 
 threats: Instances[ThreatModel] = Instances(
     "threat model", "fedre_privacy.threats", ThreatModel, see="fedre-attack list"
 )
+
+
+def granting(needed: Set[Knowledge]) -> list[str]:
+    """Names of the threat models that grant all of this knowledge."""
+    return [name for name in threats.names() if needed <= threats.get(name).grants]

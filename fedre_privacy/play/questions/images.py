@@ -115,13 +115,7 @@ class ImagesQuestion(Question):
             MissingInputError: the run lacks a round, an extractor, or its truth.
         """
         evaluation = settings.evaluation
-        source = TargetSource(
-            run,
-            data,
-            round=evaluation.round,
-            seed=evaluation.seed,
-            earliest=settings.earliest,
-        )
+        source = TargetSource.asked(run, data, settings)
         public, aux = held_out(source, evaluation.public)
         for metric in settings.metrics.values():
             metric.check(run.image_shape)

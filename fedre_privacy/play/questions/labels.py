@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import attacks, can_read, readers
+from fedre_privacy.attacks.base import attacks, can_read, needed_for, readers
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
@@ -17,6 +17,7 @@ from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.threats.base import granting
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
@@ -49,18 +50,22 @@ class LabelsQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> LabelTrial:
         evaluation = settings.evaluation
-        source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
+        source = TargetSource.asked(run, data, settings)
         _, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         if not targets:
             held = {type(a) for upload in source.uploads.values() for a in upload.artifacts}
             said = ", ".join(sorted(kind.__name__ for kind in held)) or "nothing"
             fitting = [n for n in readers(held) if attacks.get(n).answers == "labels"]
+            ways = [
+                f"--attack {name} --threat {threat}"
+                for name in fitting
+                for threat in granting(needed_for(attacks.get(name), held))[:1]
+            ]
             raise IncompatibleError(
                 f"Attack '{settings.attack.name}' reads nothing of what clients uploaded in round "
                 f"{source.round}: {said}.",
-                next_step=" or ".join(f"Use --attack {name} --threat strong." for name in fitting)
-                or "See: fedre-attack list.",
+                next_step=f"Use {', or '.join(ways)}." if ways else "See: fedre-attack list.",
             )
         observation = observe(source, settings, targets, aux)
         return LabelTrial(

@@ -78,13 +78,7 @@ class MembershipQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> MembershipTrial:
         evaluation = settings.evaluation
-        source = TargetSource(
-            run,
-            data,
-            round=evaluation.round,
-            seed=evaluation.seed,
-            earliest=settings.earliest,
-        )
+        source = TargetSource.asked(run, data, settings)
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
         seen = asked_about(source, settings, aux, asked.candidates)

@@ -68,13 +68,7 @@ class PropertyQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PropertyTrial:
         evaluation = settings.evaluation
-        source = TargetSource(
-            run,
-            data,
-            round=evaluation.round,
-            seed=evaluation.seed,
-            earliest=settings.earliest,
-        )
+        source = TargetSource.asked(run, data, settings)
         public, aux = held_out(source, evaluation.public)
         properties = properties_of(public, data.classes)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))

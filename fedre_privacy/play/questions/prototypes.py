@@ -50,7 +50,7 @@ class PrototypesQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PrototypeTrial:
         evaluation = settings.evaluation
-        source = TargetSource(run, data, round=evaluation.round, seed=evaluation.seed)
+        source = TargetSource.asked(run, data, settings)
         public, aux = held_out(source, evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         observation = observe(source, settings, targets, aux)

@@ -74,13 +74,7 @@ class SourceQuestion(Question):
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> SourceTrial:
         evaluation = settings.evaluation
-        source = TargetSource(
-            run,
-            data,
-            round=evaluation.round,
-            seed=evaluation.seed,
-            earliest=settings.earliest,
-        )
+        source = TargetSource.asked(run, data, settings)
         asked = draw_sources(source, evaluation.candidates, source.seed)
         _, aux = held_out(source, ALL)
         seen = asked_about(source, settings, aux, asked.candidates)
