@@ -11,6 +11,7 @@ from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import ConfigError, nearest, unknown
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.schema import parse_yaml, short
@@ -38,7 +39,7 @@ from .settings import (
 
 ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
     "update": ("inverting-gradients",),
-    "labels": ("matrix", "initial-matrix", "labels"),
+    "labels": ("labels", "matrix", "initial-matrix"),
     "membership": ("membership", "shadow-membership", "loss-membership"),
     "source": ("membership", "shadow-membership", "alignment", "loss-membership"),
     "property": ("property",),
@@ -267,9 +268,10 @@ def resolve_attack(
 def _usual_attack(
     target: str, uploads: Collection[type[Artifact]], threat: ThreatModel | None
 ) -> str:
-    """The attack for a target where none is named."""
+    """The attack for a target where none is named; numbers of samples count as no upload."""
     names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
-    read = {n: {k for k in uploads if can_read(attacks.get(n), k)} for n in names}
+    sent = [kind for kind in uploads if Role.OPEN not in kind.roles]
+    read = {n: {k for k in sent if can_read(attacks.get(n), k)} for n in names}
     able = [n for n in names if read[n]]
     granted = [n for n in able if threat and needed_for(attacks.get(n), read[n]) <= threat.grants]
     return (granted or able or names)[0]

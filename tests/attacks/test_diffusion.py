@@ -212,6 +212,24 @@ def test_a_broken_extractor_harms_no_other(problem):
     assert bool(found.images[8:].isfinite().all())
 
 
+class Attends(nn.Module):
+    """Attention among the rows of an image, as in a vision transformer."""
+
+    def forward(self, images):
+        rows = images.squeeze(1)[:, None]
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows).flatten(1)
+
+
+def test_extractors_with_attention_are_read(problem, observe):
+    truth = problem.aux[:4]
+    net = nn.Sequential(Attends(), nn.Linear(256, 48)).eval().requires_grad_(False)
+    seen = observe([net(truth)], {(0, 1): net}, threat="strong")
+    found = Diffusion(**BRIEF)(
+        replace(seen, aux=problem.aux[4:], aux_labels=problem.aux_labels[4:])
+    )
+    assert float(found.trace[-1].median()) < 0.5 * float(found.trace[0].median())
+
+
 def test_bad_settings_and_too_few_images_are_one_error(problem):
     with pytest.raises(ConfigError, match="noise has to fall"):
         Diffusion(noisiest=0.1, cleanest=0.2)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.gradient.matrix_classes import class_shares
+from fedre_privacy.attacks.initial_matrix import InitialMatrix
 from fedre_privacy.attacks.matrix import MatrixClasses
 from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
@@ -124,6 +125,55 @@ def test_what_is_missing_is_said():
         MatrixClasses()(seen(holding(HELD), broadcast=False))
     with pytest.raises(IncompatibleError, match="needs extractor and head of client 0 in round 1"):
         MatrixClasses()(replace(seen(holding(HELD)), heads={}))
+
+
+def without_models(observation, round=1):
+    """What a server sees that knows the model before the first round and no other."""
+    upload = replace(observation.targets[0], round=round)
+    model = nn.Sequential()
+    model.add_module("extractor", observation.extractors[0, 1])
+    model.add_module("head", observation.heads[0, 1])
+    return replace(
+        observation,
+        threat=threats.get("public-init"),
+        targets=(upload,),
+        uploads=(upload,),
+        broadcasts=(replace(observation.broadcasts[0], round=round),),
+        initial={(0, 0): model},
+        extractors={},
+        heads={},
+    )
+
+
+def test_the_model_before_the_round_is_read_where_it_is_held():
+    whole = seen(holding(HELD))
+    other = head_of(torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(9)))
+    flat, before = nn.Flatten(), whole.heads[0, 1]
+    both = replace(
+        whole, extractors={(0, 0): flat, (0, 1): flat}, heads={(0, 0): before, (0, 1): other}
+    )
+    assert said(both) == HELD
+    assert said(replace(both, heads={(0, 1): other})) != HELD
+
+
+def test_the_initial_model_tells_classes_without_the_clients_own():
+    whole = seen(holding(HELD))
+    found = InitialMatrix()(without_models(whole))
+    assert found.proportions.equal(MatrixClasses()(whole).proportions)
+
+
+def test_the_initial_model_is_asked_about_the_first_round_alone():
+    with pytest.raises(IncompatibleError, match="reads the first round; round 2 is attacked"):
+        InitialMatrix()(without_models(seen(holding(HELD)), round=2))
+    with pytest.raises(IncompatibleError, match="initial model of client 0 is not known"):
+        InitialMatrix()(replace(without_models(seen(holding(HELD))), initial={}))
+
+
+def test_images_of_another_length_are_one_error():
+    whole = seen(holding(HELD))
+    short = nn.Sequential(nn.Flatten(), nn.Linear(DIM, 32))
+    with pytest.raises(IncompatibleError, match="returns 32 values; its blocks turn 64"):
+        MatrixClasses()(replace(whole, extractors={(0, 1): short}))
 
 
 def test_weights_of_a_known_sum_are_found():

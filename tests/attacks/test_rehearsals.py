@@ -13,6 +13,7 @@ from fedre_privacy.attacks.head import HeadUpdate
 from fedre_privacy.attacks.inversion.class_means import ClassMeans, Mixes
 from fedre_privacy.attacks.inversion.rehearsals import (
     CONCENTRATION,
+    Compared,
     _Rehearsal,
     class_shares,
     rehearsed_models,
@@ -119,7 +120,8 @@ def test_a_search_leaves_out_what_is_not_finite(prototypes):
     lost = uploaded.rows.clone()
     lost[1:] = torch.nan
     rehearsal = _Rehearsal(seen, Context(3), (0, 1), False)
-    assert rehearsal.sought(Mixes(lost, uploaded.weights), 2) is None
+    mixes = Mixes(lost, uploaded.weights)
+    assert rehearsal.sought(Compared.by(seen, (0, 1)), mixes, 2) is None
 
 
 def test_heads_tell_class_shares(heads):
@@ -229,7 +231,8 @@ def test_a_search_defends_its_copies_as_clients_declare(prototypes, monkeypatch,
     for known in (channel, Channel()):
         told = dataclasses.replace(seen, defenses=(KnownDefense("stub", {}, known),))
         rehearsal = _Rehearsal(told, Context(3), (0, 1), False)
-        share = rehearsal.sought(Mixes(sent[None], weights), 24).mean(0)
+        compared = Compared.by(told, (0, 1))
+        share = rehearsal.sought(compared, Mixes(sent[None], weights), 24).mean(0)
         made = Turned(share).row
         made = made * (sent != 0) if kind == "mask" else made
         missed.append(float(1 - torch.cosine_similarity(made, sent.double(), 0)))

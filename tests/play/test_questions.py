@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.pixel import PixelInversion
-from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.artifacts import Counts, EntangledRep, MatrixBlocks, Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge
@@ -301,3 +301,30 @@ def test_a_guarantee_says_what_no_attack_on_images_exceeds(kept, tiny, tmp_path)
     assert said.startswith("found among 100 at most 6.8% of the time by any attack")
     assert "Bound" not in prepare_attack(run, ask("representations", "pixel")).lines()  # not sent
     assert "Bound" not in prepare_attack(kept, ask("representations", "pixel")).lines()
+
+
+@pytest.mark.parametrize(
+    ("uploads", "threat", "name"),
+    [
+        ((MatrixBlocks, Counts), "strong", "matrix"),
+        ((MatrixBlocks, Counts), "public-init", "initial-matrix"),
+        ((Prototypes,), "strong", "labels"),
+    ],
+)
+def test_the_usual_attack_on_labels_is_one_that_may_read_them(uploads, threat, name):
+    problems: list[str] = []
+    asked = resolve_attack({"target": "labels", "threat": threat}, {}, problems, uploads=uploads)
+    assert asked is not None and not problems and asked.attack.name == name
+
+
+def test_classes_behind_blocks_are_told_without_models_and_not_without_their_start(tiny, tmp_path):
+    settings = tiny(protocol="fedral", train={"rounds": 2}, record={"keep_first": True})
+    run = train(settings, runs=tmp_path)
+    trial = prepare_attack(run, ask("labels", "initial-matrix", "public-init"))
+    assert trial.round == 1 and not trial.observation.extractors and not trial.observation.heads
+    with pytest.raises(IncompatibleError) as said:
+        prepare_attack(run, ask("labels", "labels", "realistic"))
+    assert (
+        "--attack initial-matrix --threat public-init, or --attack matrix --threat strong"
+        in str(said.value)
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.artifacts import EntangledRep, Prototypes
+from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge
@@ -64,6 +64,11 @@ def mixtures(folder):
     return trained(folder, "fedre")
 
 
+@pytest.fixture(scope="module")
+def outputs(folder):
+    return trained(folder, "fd")
+
+
 def auc_of(card, group=""):
     return next(m for m in card.measures if m.key == "auc" and m.group == group)
 
@@ -80,7 +85,7 @@ def noised(observation, seed):
             if isinstance(one, EntangledRep):
                 made.append(dataclasses.replace(one, rep=noise[0]))
             else:
-                name = "means" if isinstance(one, Prototypes) else "reps"
+                name = next(n for n in ("means", "outputs", "reps") if hasattr(one, n))
                 made.append(dataclasses.replace(one, **{name: noise}))
         return dataclasses.replace(upload, artifacts=tuple(made))
 
@@ -112,6 +117,22 @@ def test_members_are_told_without_any_extractor(kind, request):
     for shift in (1, 2, 3):
         rolled = MembershipScores(found.scores.roll(shift), found.notes)
         assert auc_of(trial.score(rolled)).value < 0.6
+
+
+@pytest.mark.slow
+def test_mean_outputs_tell_members_of_small_classes_without_any_model(outputs):
+    trial = prepare_attack(outputs, ask(**QUICK))
+    seen, attack, context = trial.observation, trial.settings.attack, Context(trial.attack_seed)
+    assert trial.round == 1 and not seen.extractors and not seen.heads and not seen.models
+
+    def small(observation, how=attack):
+        return auc_of(trial.score(how(observation, context)), "2-30").value
+
+    told = small(seen)
+    noise = sum(small(noised(seen, s)) for s in range(4)) / 4
+    random = small(seen, dataclasses.replace(attack, start="random"))
+    assert auc_of(trial.score(attack(seen, context))).over > 0.08
+    assert told > 0.65 and told > noise + 0.12 and told > random + 0.12 and abs(noise - 0.5) < 0.1
 
 
 def test_the_same_seed_gives_the_same_scores_for_any_candidates(mixtures):
