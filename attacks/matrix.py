@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedre_privacy.core.artifacts import MatrixBlocks
@@ -12,6 +12,11 @@ from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.matrix_classes import Model, estimated
+
+AFTER = (
+    "models before the round were not kept: those after it, which tell less, stand for them; train "
+    "with record.keep_every=1"
+)
 
 
 @attacks.register("matrix")
@@ -50,7 +55,16 @@ class MatrixClasses(Attack):
     suite = (SuiteEntry(MatrixBlocks, "strong", place=60),)
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
-        return estimated(observation, context, partial(_model_of, observation))
+        found = estimated(observation, context, partial(_model_of, observation))
+        later = {_before(upload) for upload in observation.targets if upload.round > 1}
+        if later <= set(observation.heads):
+            return found
+        return replace(found, notes=(*found.notes, AFTER))
+
+
+def _before(upload: Upload) -> tuple[int, int]:
+    """The client, and the round before."""
+    return upload.client, upload.round - 1
 
 
 def _model_of(observation: Observation, upload: Upload) -> Model:
@@ -59,7 +73,7 @@ def _model_of(observation: Observation, upload: Upload) -> Model:
     Raises:
         IncompatibleError: neither is held.
     """
-    for owner in ((upload.client, upload.round - 1), (upload.client, upload.round)):
+    for owner in (_before(upload), (upload.client, upload.round)):
         if owner in observation.extractors and owner in observation.heads:
             return observation.extractors[owner], observation.heads[owner]
     raise IncompatibleError(

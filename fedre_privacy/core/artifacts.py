@@ -347,6 +347,7 @@ class MatrixBlocks(Artifact):
     """Diagonal blocks of a square matrix (FedRAL)."""
 
     kind = "matrix-blocks"
+    over_rounds = True
     roles = frozenset({Role.TRAINED, Role.STARTED_FROM})
     blocks: Tensor = wire(Content.PARAMETERS, "(m, r / m, r / m)")
 

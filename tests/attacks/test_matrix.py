@@ -154,6 +154,17 @@ def test_the_model_before_the_round_is_read_where_it_is_held():
     )
     assert said(both) == HELD
     assert said(replace(both, heads={(0, 1): other})) != HELD
+    upload, sent = replace(whole.targets[0], round=2), replace(whole.broadcasts[0], round=2)
+    later = replace(
+        whole,
+        targets=(upload,),
+        uploads=(upload,),
+        broadcasts=(sent,),
+        extractors={(0, 2): flat},
+        heads={(0, 2): before},
+    )
+    assert "before the round were not kept" in MatrixClasses()(later).notes[0]
+    assert not MatrixClasses()(both).notes
 
 
 def test_the_initial_model_tells_classes_without_the_clients_own():

@@ -76,9 +76,9 @@ def test_keys_and_emptiness_are_refused():
 
 def test_uploads_that_are_read_over_rounds_keep_every_model():
     jobs = planned(wanted(protocols=["fedgh"], schemes=["rap", "rsr"]))
-    jobs += planned(wanted(protocols=["fd", "fedavg"], attacks=None))
+    jobs += planned(wanted(protocols=["fd", "fedral", "fedavg"], attacks=None))
     kept = {job.label: job.training.record.keep_every for job in jobs}
-    assert kept == {"fedgh": 0, "rap": 1, "rsr": 1, "fd": 1, "fedavg": 0}
+    assert kept == {"fedgh": 0, "rap": 1, "rsr": 1, "fd": 1, "fedral": 1, "fedavg": 0}
 
 
 def test_the_suite_fits_what_is_uploaded():
