@@ -159,10 +159,13 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     if first:
         step = f"Use --set via.name={' or '.join(first)}."
     elif needed & settings.threat.grants - threat.grants:
+        random = (
+            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
+            "attack.start=random. Or train"
+        )
         step = (
             "Each client draws its own initial weights (model.init=private), so nobody knows them. "
-            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
-            "attack.start=random. Or train with model.init=shared."
+            f"{random if hasattr(settings.attack, 'start') else 'Train'} with model.init=shared."
         )
     elif needed - threat.grants:
         options = [f"--threat {name}" for name in granting(needed)[:1]]

@@ -16,6 +16,7 @@ from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval.label_scores import evaluate_labels
 from fedre_privacy.play.attack import attack, prepare_attack
+from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.prototypes import PrototypesQuestion
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
@@ -318,7 +319,13 @@ def test_the_usual_attack_on_labels_is_one_that_may_read_them(uploads, threat, n
 
 
 def test_classes_behind_blocks_are_told_without_models_and_not_without_their_start(tiny, tmp_path):
-    settings = tiny(protocol="fedral", train={"rounds": 2}, record={"keep_first": True})
+    settings = tiny(protocol="fedral", train={"rounds": 2})
+    check_ahead(settings, ask("labels", "initial-matrix", "public-init"))
+    private = tiny(protocol="fedral", train={"rounds": 2}, model={"init": "private"})
+    with pytest.raises(
+        IncompatibleError, match=r"nobody knows them\. Train with model\.init=shared"
+    ):
+        check_ahead(private, ask("labels", "initial-matrix", "public-init"))
     run = train(settings, runs=tmp_path)
     trial = prepare_attack(run, ask("labels", "initial-matrix", "public-init"))
     assert trial.round == 1 and not trial.observation.extractors and not trial.observation.heads

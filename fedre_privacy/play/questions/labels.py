@@ -40,6 +40,7 @@ class LabelsQuestion(Question):
     """Infer the labels behind the uploads of every client."""
 
     is_target = True
+    from_recording = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
         readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
