@@ -197,9 +197,9 @@ def test_attack_that_cannot_read_the_target(cli: Any, nowhere: Path, plugin: Non
         ),
         (
             "fedral",
-            "labels: labels (Counts), matrix (MatrixBlocks); membership: loss-membership "
-            "(MatrixBlocks); property: property (MatrixBlocks); prototypes: head "
-            "(MatrixBlocks).",
+            "labels: initial-matrix (MatrixBlocks), labels (Counts), matrix (MatrixBlocks); "
+            "membership: loss-membership (MatrixBlocks); property: property (MatrixBlocks); "
+            "prototypes: head (MatrixBlocks).",
             "Ask what it ",
         ),
     ],
