@@ -20,8 +20,8 @@ class InitialMatrix(Attack):
     """Tell a client's classes and shares from the first round's change of FedRAL's matrix.
 
     As `matrix`, through the weights that the client began with in place of its own model. They are
-    known wherever a seed is public or the server ships the first model. In the first round the
-    client's model is still near them, and the steps that move the matrix most are the first ones.
+    known wherever a seed is public or the server ships the first model. The steps of the first
+    round begin there.
 
     Shape:      diagonal blocks (m, d / m, d / m) before and after; output one row per client:
                 beliefs and shares (K, C). A class without public images is not held.

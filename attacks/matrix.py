@@ -28,8 +28,8 @@ class MatrixClasses(Attack):
     softmax less its one-hot label. Public images of a class through the client's model say what
     that is in the mean; the change is written as a sum of these, with a weight of zero or more for
     each class (least squares). The weights over their sum are the shares, and a class with more
-    than a trace of them is held. The model is that before the round where it is held too, since the
-    first steps move the matrix most; else that after it.
+    than a trace of them is held. The model is that before the round where it is held too, which
+    tells more; else that after it.
 
     Shape:      diagonal blocks (m, d / m, d / m) before and after; output one row per client:
                 beliefs and shares (K, C). A class without public images is not held.

@@ -159,14 +159,15 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
     if first:
         step = f"Use --set via.name={' or '.join(first)}."
     elif needed & settings.threat.grants - threat.grants:
-        random = (
-            "Attack from random weights, as that attacker has to: --threat no-extractor --set "
-            "attack.start=random. Or train"
-        )
         step = (
             "Each client draws its own initial weights (model.init=private), so nobody knows them. "
-            f"{random if hasattr(settings.attack, 'start') else 'Train'} with model.init=shared."
+            "Train with model.init=shared."
         )
+        if hasattr(settings.attack, "start"):
+            step += (
+                " Or attack from random weights, as that attacker has to: --threat no-extractor "
+                "--set attack.start=random."
+            )
     elif needed - threat.grants:
         options = [f"--threat {name}" for name in granting(needed)[:1]]
         options += [
