@@ -119,6 +119,8 @@ class Attack:
     """Steerings of which an active server must have used one; empty: it attacks any server."""
     earliest: ClassVar[bool] = False
     """Whether it attacks the first round that was recorded, unless it is told which."""
+    first_alone: ClassVar[bool] = False
+    """Whether it reads the first round and no other."""
     adds_rounds: ClassVar[bool] = False
     """Whether it reads the uploads of earlier rounds itself, as far as they were observed."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()

@@ -45,6 +45,7 @@ class InitialMatrix(Attack):
     recovers = "labels"
     answers = "labels"
     earliest = True
+    first_alone = True
     suite = (SuiteEntry(MatrixBlocks, "public-init", place=60),)
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
@@ -60,7 +61,7 @@ def _model_of(observation: Observation, upload: Upload) -> Model:
     if upload.round != 1:
         raise IncompatibleError(
             f"Attack 'initial-matrix' reads the first round; round {upload.round} is attacked.",
-            next_step="Train with --set record.keep_first=true, and leave eval.round out.",
+            next_step="Leave eval.round out.",
         )
     model = observation.initial.get((upload.client, 0))
     if model is None:

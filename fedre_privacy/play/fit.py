@@ -52,6 +52,11 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
             f"{asked} {wanted}, whose extractors would not be kept: record.keep_every is {every}. "
             f"Add --set {add}."
         )
+    if settings.attack.first_alone and wanted > 1:
+        problems.append(
+            f"Attack '{settings.attack.name}' reads the first round alone, and 'eval.round' is "
+            f"{wanted}. Leave eval.round out."
+        )
     if settings.attack.several_rounds and wanted > 1 and not (every and every < wanted):
         problems.append(
             f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "

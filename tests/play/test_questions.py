@@ -321,6 +321,8 @@ def test_the_usual_attack_on_labels_is_one_that_may_read_them(uploads, threat, n
 def test_classes_behind_blocks_are_told_without_models_and_not_without_their_start(tiny, tmp_path):
     settings = tiny(protocol="fedral", train={"rounds": 2})
     check_ahead(settings, ask("labels", "initial-matrix", "public-init"))
+    with pytest.raises(ConfigError, match="reads the first round alone, and 'eval.round' is 2"):
+        check_ahead(settings, ask("labels", "initial-matrix", "public-init", eval={"round": 2}))
     private = tiny(protocol="fedral", train={"rounds": 2}, model={"init": "private"})
     with pytest.raises(
         IncompatibleError, match=r"nobody knows them\. Train with model\.init=shared"
