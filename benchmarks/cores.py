@@ -5,7 +5,11 @@ in turn on all threads; *one*, every client in turn on one thread; *cores*, a cl
 as the package does it. Each is timed on an idle machine and beside processes that never rest. What
 was uploaded must be the same bytes for any number of cores.
 
+With --against DIR, a checkout of another version, rounds of that version and of this one take
+turns in processes of their own, each as it trains by default, with nothing set for its threads.
+
 Usage: python benchmarks/cores.py [--protocols fedre,fedavg] [--cores 2] [--busy 1] [--repeats 3]
+                                  [--against DIR]
 """
 
 from __future__ import annotations
@@ -31,6 +35,31 @@ from fedre_privacy.federation.recorder import Recorder
 
 WAYS = ("threads", "one", "cores")
 SPIN = "while True: pass"
+ALONE = """
+import sys, tempfile, time
+from pathlib import Path
+import torch
+from rounds import build
+from fedre_privacy.federation import loop
+from fedre_privacy.federation.recorder import Recorder
+name, (cores, rounds, clients, samples) = sys.argv[1], map(int, sys.argv[2:])
+torch.set_num_threads(cores)
+fed = build(
+    name, clients=clients, samples=samples, batch=32, rounds=rounds, architecture="cnn4",
+    device=torch.device("cpu"),
+)
+with tempfile.TemporaryDirectory() as folder:
+    recorder, kept = Recorder(Path(folder) / "uploads"), Path(folder) / "checkpoints"
+    begun = time.perf_counter()
+    loop.run(
+        fed.protocol, fed.clients, fed.server, fed.setting, recorder=recorder, checkpoints=kept,
+        report=lambda event: None, keep=lambda *made: None,
+    )
+    print((time.perf_counter() - begun) / rounds)
+"""
+"""Seconds of a round in whatever version is imported."""
+PARTS = ("attacks", "defenses", "eval")
+"""Folders of a checkout that the package holds under its own name."""
 
 
 def seconds_of(
@@ -75,6 +104,43 @@ def neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
+@contextmanager
+def importable(checkout: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process that imports the package and benchmarks of a checkout."""
+    if not (checkout / "benchmarks" / "rounds.py").is_file():
+        raise SystemExit(f"{checkout} is no checkout of fedre-privacy: no benchmarks/rounds.py")
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "fedre_privacy"
+        package.mkdir()
+        for part in [*(checkout / "fedre_privacy").iterdir(), *(checkout / p for p in PARTS)]:
+            (package / part.name).symlink_to(part.resolve())
+        path = os.pathsep.join([folder, str((checkout / "benchmarks").resolve())])
+        given = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+        yield given | {"PYTHONPATH": path}
+
+
+def beside(other: Path, protocols: Sequence[str], repeats: int, size: Sequence[int]) -> None:
+    """Print seconds of rounds of two versions that take turns, and their ratio."""
+    here = Path(__file__).resolve().parent.parent
+    with importable(other) as theirs, importable(here) as ours:
+        for name in protocols:
+            pairs = []
+            for _ in range(repeats):
+                command = [sys.executable, "-P", "-c", ALONE, name, *map(str, size)]
+                done = [
+                    subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+                    for env in (theirs, ours)
+                ]
+                pairs.append([float(one.stdout) for one in done])
+            then, now = zip(*pairs, strict=True)
+            ratios = [b / a for a, b in pairs]
+            told = "  ".join(
+                f"{what} {statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})"
+                for what, v in (("other", then), ("this", now), ("this/other", ratios))
+            )
+            print(f"{name:<10} {told}", flush=True)
+
+
 def parser() -> argparse.ArgumentParser:
     """The options."""
     options = tools.options(__doc__)
@@ -85,6 +151,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--clients", type=int, default=10)
     options.add_argument("--samples", type=int, default=320, help="training images of each client")
+    options.add_argument("--against", type=Path, help="a checkout of another version")
     return options
 
 
@@ -93,6 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser().parse_args(arguments)
     size = (chosen.rounds, chosen.clients, chosen.samples)
     print(f"seconds of a round, {chosen.clients} clients, {chosen.cores} cores; median (range)")
+    if chosen.against is not None:
+        beside(chosen.against, chosen.protocols.split(","), chosen.repeats, (chosen.cores, *size))
+        return
     for name in chosen.protocols.split(","):
         for busy in (0, chosen.busy):
             taken: dict[str, list[float]] = {way: [] for way in WAYS}

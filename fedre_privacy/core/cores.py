@@ -13,13 +13,13 @@ import signal
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 
 FRAME = struct.Struct("<qq")
-"""Before what a copy sends: the item's place in the list, and how many bytes follow."""
+"""What a copy says of an answer: the item's place in the list, and how many bytes it has."""
 
 TOKENS = 4096
 """Most pieces that the list is handed out in: their numbers must fit a pipe."""
@@ -44,7 +44,7 @@ def single_threaded(device: torch.device) -> Iterator[int]:
 
 def can_copy() -> bool:
     """Whether this system can copy a process that computes."""
-    return sys.platform == "linux" and hasattr(os, "fork")
+    return sys.platform == "linux" and hasattr(os, "fork") and hasattr(os, "memfd_create")
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
@@ -92,75 +92,109 @@ def spread(
     os.close(hand)
     sys.stdout.flush()
     sys.stderr.flush()
-    running: dict[int, int] = {}
+    running: dict[_Desk, int] = {}
     left = set(items)
     try:
         for _ in range(min(copies, len(pieces))):
-            ours, theirs = os.pipe()
+            desk = _Desk()
             with warnings.catch_warnings():
                 # Python 3.12 warns of threads, which torch's own, idle as long as one computes, are
                 warnings.simplefilter("ignore", DeprecationWarning)
                 copy = os.fork()
             if not copy:
-                _work_on(work, items, size, tokens, theirs)
-            os.close(theirs)
-            running[ours] = copy
-        for item, data in _frames(running):
+                _work_on(work, items, size, tokens, desk)
+            desk.at_home()
+            running[desk] = copy
+        for item, data in _answers(running):
             take(items[item], data)
             left.discard(items[item])
     finally:
         os.close(tokens)
-        for end, copy in running.items():
-            os.close(end)
+        for desk, copy in running.items():
+            desk.close()
             with suppress(ProcessLookupError):
                 os.kill(copy, signal.SIGKILL)
             os.waitpid(copy, 0)
     return [item for item in items if item in left]
 
 
+class _Desk:
+    """Memory that a copy shares with this process, and two pipes that say what lies there.
+
+    One answer lies there at a time, so that a copy is at most one answer ahead.
+    """
+
+    def __init__(self) -> None:
+        self.memory = os.memfd_create("answers")
+        self.told, self.tells = os.pipe()
+        self.allowed, self.allows = os.pipe()
+
+    def at_copy(self) -> None:
+        """Let go of this process's ends, in a copy."""
+        os.close(self.told)
+        os.close(self.allows)
+
+    def at_home(self) -> None:
+        """Let go of the copy's ends, here."""
+        os.close(self.tells)
+        os.close(self.allowed)
+
+    def put(self, place: int, data: bytes, first: bool) -> None:
+        """Lay an answer there, once the one before was taken."""
+        if not first and not os.read(self.allowed, 1):
+            raise BrokenPipeError("the process that asked is gone")
+        view = memoryview(data)
+        while view:
+            view = view[os.pwrite(self.memory, view, len(data) - len(view)) :]
+        os.write(self.tells, FRAME.pack(place, len(data)))
+
+    def take(self) -> tuple[int, bytes] | None:
+        """The place and the bytes of the next answer, or None after the last."""
+        frame = os.read(self.told, FRAME.size)
+        if not frame:
+            return None
+        place, count = FRAME.unpack(frame)
+        data = os.pread(self.memory, count, 0)
+        while len(data) < count:  # the system reads at most 2 GiB at once
+            data += os.pread(self.memory, count - len(data), len(data))
+        with suppress(BrokenPipeError):  # after its last answer a copy waits for nothing
+            os.write(self.allows, b".")
+        return place, data
+
+    def close(self) -> None:
+        """Let go of all that is open here."""
+        for end in (self.memory, self.told, self.allows):
+            os.close(end)
+
+
 def _work_on(
-    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, out: int
+    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, desk: _Desk
 ) -> None:
     """What a copy does; it never returns."""
     try:
         end_with_parent(signal.SIGKILL)
         keep_memory()
         torch.set_num_threads(1)
+        desk.at_copy()
+        first = True
         while token := os.read(tokens, 4):
-            (first,) = struct.unpack("<i", token)
-            for place in range(first, min(first + size, len(items))):
-                data = work(items[place])
-                _send(out, FRAME.pack(place, len(data)))
-                _send(out, data)
+            (begin,) = struct.unpack("<i", token)
+            for place in range(begin, min(begin + size, len(items))):
+                desk.put(place, work(items[place]), first)
+                first = False
     finally:
         os._exit(0)
 
 
-def _send(end: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(end, view) :]
-
-
-def _frames(running: dict[int, int]) -> Iterator[tuple[int, bytes]]:
-    """What copies send, piece by piece, until all have ended."""
-    kept: dict[int, bytearray] = {end: bytearray() for end in running}
+def _answers(running: Iterable[_Desk]) -> Iterator[tuple[int, bytes]]:
+    """Answers of copies with their places, as they come, until all have ended."""
     with selectors.DefaultSelector() as ready:
-        for end in running:
-            ready.register(end, selectors.EVENT_READ)
-        while kept:
+        for desk in running:
+            ready.register(desk.told, selectors.EVENT_READ, desk)
+        while ready.get_map():
             for key, _ in ready.select():
-                end = key.fd
-                data = os.read(end, 1 << 20)
-                if not data:
-                    ready.unregister(end)
-                    del kept[end]
-                    continue
-                kept[end] += data
-                while len(kept[end]) >= FRAME.size:
-                    place, count = FRAME.unpack_from(kept[end])
-                    if len(kept[end]) < FRAME.size + count:
-                        break
-                    frame = bytes(kept[end][FRAME.size : FRAME.size + count])
-                    del kept[end][: FRAME.size + count]
-                    yield place, frame
+                answer = key.data.take()
+                if answer is None:
+                    ready.unregister(key.fileobj)
+                else:
+                    yield answer

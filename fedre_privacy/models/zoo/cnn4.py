@@ -32,14 +32,18 @@ class FedAvgCnn(Architecture):
 
 
 def two_convolutions(channels: int, first: int, second: int) -> list[nn.Module]:
-    """Return two 5x5 convolutions without padding, each with ReLU and 2x2 pooling, flattened."""
+    """Return two 5x5 convolutions without padding, each with ReLU and 2x2 pooling, flattened.
+
+    Pooling comes first: the ReLU of the largest value is the largest of the ReLUs, to the last bit
+    and with the same gradient, and has a quarter of the work.
+    """
     return [
         nn.Conv2d(channels, first, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(first, second, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
     ]
 
