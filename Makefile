@@ -21,7 +21,8 @@ test-flower: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow or not slow" \
 		tests/flower/test_processes.py tests/flower/test_capture.py tests/flower/test_refusals.py \
 		tests/flower/test_failures.py tests/flower/test_posts.py tests/nvflare/test_capture.py \
-		tests/notebooks/test_notebooks.py::test_flower_app
+		tests/notebooks/test_notebooks.py::test_flower_app \
+		tests/notebooks/test_notebooks.py::test_nvflare_job
 
 # Ratios against plain versions, and what bounds them; DATA=FILE.npz adds gradient matching.
 bench: $(STAMP)

@@ -12,6 +12,7 @@ import pytest
 
 NAMES = (
     "first_attack", "own_module", "bring_your_own_uploads", "new_scheme", "frontier", "flower_app",
+    "nvflare_job",
 )  # fmt: skip
 
 
@@ -107,6 +108,15 @@ def test_flower_app(cells, execute, monkeypatch):
     pytest.importorskip("flwr", reason="Flower is not installed: extra 'flower'")
     monkeypatch.delitem(sys.modules, "stock_task", raising=False)  # another test's app has one
     found = execute(cells("flower_app"))
+    assert found["code"] == 0 and found["rows"]["hit1"]["value"] == 1.0
+    assert found["rows"]["psnr"]["value"] > found["rows"]["psnr"]["floor"] + 10
+
+
+@pytest.mark.slow
+def test_nvflare_job(cells, execute):
+    pytest.importorskip("nvflare", reason="NVFLARE is not installed: extra 'nvflare'")
+    found = execute(cells("nvflare_job"))
+    assert found["told"]["nodes"] == {"0": "site-1", "1": "site-2"}
     assert found["code"] == 0 and found["rows"]["hit1"]["value"] == 1.0
     assert found["rows"]["psnr"]["value"] > found["rows"]["psnr"]["floor"] + 10
 
