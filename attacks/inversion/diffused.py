@@ -88,7 +88,9 @@ class _Kind:
         room = pairs_that_fit(aux, len(self.jobs))
 
         def work(job: MapJob) -> MapWork:
-            return prepare_work(self.observation, self.context, job, aux, self.linear, room=room)
+            return prepare_work(
+                self.observation, self.context, job, aux, self.linear, room=room, crossed=False
+            )
 
         return each(work, self.jobs, self.cores)
 

@@ -23,20 +23,21 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation
 
 from ..running.channels import row_as_compared, rows_as_sent
-from ..running.driver import Piece, Tick, in_tiles_of, join, reconstruction
+from ..running.driver import Piece, Tick, in_groups, reconstruction
 from ..running.modules import outputs
 from ..running.objectives import l2rel
 from ..running.tiles import cpu_tile
 from .aux_pairs import FOLDS
 from .denoiser import cosines
 from .linear_map import Linear
-from .map_jobs import MapJob, jobs_of
+from .map_jobs import jobs_of
 from .map_work import MapWork, aux_images, prepare_work
 from .optimise import spread_of
 
@@ -52,6 +53,8 @@ auxiliary images. Candidates about one image move less, since the representation
 error open; where many images made it they match its representation by noise, and move further."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
+NULL = 1e-9
+"""Least squared length along an axis, in parts of the greatest; single precision ends there."""
 TINY = 1e-12
 
 
@@ -112,31 +115,50 @@ def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Ten
     Returns:
         Changes of the coefficients (m, k).
     """
-    errors = waves.new_zeros(len(PENALTIES), int(band.max()) + 1)
+    live = (reps != reps[0]).any(0)  # units that are off for all candidates say nothing
+    width, reps, wanted = reps.shape[1], reps[:, live], wanted[live]
+    order, sizes = band.argsort(stable=True), torch.bincount(band).tolist()
+    tried = torch.tensor(PENALTIES).to(waves)
+    errors = waves.new_zeros(len(tried), len(sizes))  # up to a constant
     maps = []
     for one in fold.unique().tolist():
         out = fold == one
         rep, wave = reps[~out].mean(0), waves[~out].mean(0)
         near = reps[~out] - rep
-        values, axes = symmetric_eigen((near.T @ near).double())
-        values, axes = values.clamp(min=0).to(reps), axes.to(reps)
-        scale = values.mean() + TINY
+        values, axes = principal(near)
         both = axes.T @ (near.T @ (waves[~out] - wave))
+        shrink = 1 / (values + tried[:, None] * (near.square().sum() / width + TINY))
         seen, missed = (reps[out] - rep) @ axes, waves[out] - wave
-        for number, penalty in enumerate(PENALTIES):
-            error = missed - (seen / (values + penalty * scale)) @ both
-            errors[number].index_add_(0, band, error.square().sum(0))
-        maps.append((out, axes, values, scale, both))
-    penalties = torch.tensor(PENALTIES).to(errors)[errors.argmin(0)]
+        energy, agree = seen.T @ seen, (seen.T @ missed) * both
+        parts = zip(both[:, order].split(sizes, 1), agree[:, order].split(sizes, 1), strict=True)
+        for number, (to_band, agreeing) in enumerate(parts):
+            squared = ((shrink @ (energy * (to_band @ to_band.T))) * shrink).sum(1)
+            errors[:, number] += squared - 2 * shrink @ agreeing.sum(1)
+        maps.append((out, axes, shrink, both))
+    chosen = errors.argmin(0)[band]
     moved = torch.empty_like(waves)
-    for out, axes, values, scale, both in maps:
+    for out, axes, shrink, both in maps:
         missing = (wanted - reps[out]) @ axes
         found = waves.new_empty(len(missing), waves.shape[1])
-        for penalty in penalties.unique():
-            where = penalties[band] == penalty
-            found[:, where] = (missing / (values + penalty * scale)) @ both[:, where]
+        for number in chosen.unique().tolist():
+            where = chosen == number
+            found[:, where] = (missing * shrink[number]) @ both[:, where]
         moved[out] = found
     return moved
+
+
+def principal(near: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions in which rows (m, d) differ: squared lengths along them (r,), and axes (d, r).
+
+    Directions along which they hardly do are left out. Their numbers are rounding, and so small
+    that arithmetic on them takes many times as long.
+    """
+    few = near.shape[0] < near.shape[1]
+    values, vectors = symmetric_eigen((near @ near.T if few else near.T @ near).double())
+    kept = values > NULL * values[-1:].clamp(min=TINY)
+    values, vectors = values[kept], vectors[:, kept]
+    axes = near.T.double() @ (vectors / values.sqrt()) if few else vectors
+    return values.to(near), axes.to(near)
 
 
 def moved(
@@ -174,33 +196,29 @@ def ensemble_answers(
     jobs = jobs_of(observation, linear)
     aux = aux_images(observation, context.device)
     waves = Waves(observation.image_shape, how.finest, context.device)
-    order = [(job, row) for job in jobs for row in range(len(job.index))]
     sent = rows_as_sent(observation)
+    some = cpu_tile(sum(len(job.index) for job in jobs))
+    if context.device.type != "cpu":
+        some = how.chunk or GPU_TILE
+    pieces = {
+        f"{job.name}-{first:06d}": (job, list(range(len(job.index)))[first : first + some])
+        for job in jobs
+        for first in range(0, len(job.index), some)
+    }
 
-    def answer(places: list[int], tick: Tick) -> Piece:
-        mine: dict[str, tuple[MapJob, list[int]]] = {}
-        for job, row in (order[place] for place in places):
-            mine.setdefault(job.name, (job, []))[1].append(row)
-        groups = []
-        for job, rows in mine.values():
-            work = prepare_work(observation, context, job, aux, linear, room=how.members)
-            groups.append(_Group.of(work, rows, observation, context, sent, how.steps))
+    def answer(name: str, tick: Tick) -> Piece:
+        job, rows = pieces[name]
+        work = prepare_work(observation, context, job, aux, linear, room=how.members)
+        group = _Group.of(work, rows, observation, context, sent, how.steps)
         for number in range(how.steps):
-            for group in groups:
-                group.move(waves)
-            tick(number, torch.cat([group.trace[-1] for group in groups]))
-        return join([group.piece(aux) for group in groups])
+            group.move(waves)
+            tick(number, group.trace[-1])
+        return group.piece(aux)
 
-    numbers = torch.tensor([int(job.index[row]) for job, row in order])
-    found = in_tiles_of(
-        answer,
-        range(len(order)),
-        context,
-        steps=how.steps,
-        cpu=cpu_tile(len(order)),
-        gpu=how.chunk or GPU_TILE,
-    )
-    return reconstruction(join([found], numbers), "budget spent")
+    with single_threaded(context.device) as cores:
+        groups = {name: job.index[rows] for name, (job, rows) in pieces.items()}
+        found = in_groups(answer, groups, context, steps=how.steps, cores=cores)
+    return reconstruction(found, "budget spent")
 
 
 @dataclass
@@ -238,10 +256,12 @@ class _Group:
         errors = work.pairs.images - work.picture
         members = torch.stack([work.answer[row] + errors for row in rows])
         wanted = work.job.reps[rows].to(members)
-        made = outputs(work.extract, work.pairs.images)
-        if work.upload is not None:
-            made = row_as_compared(observation.channel, made, work.pairs.reps)
-        noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
+        noise = torch.zeros((), device=errors.device)
+        if work.upload is not None or work.job.family != "single":
+            made = outputs(work.extract, work.pairs.images)
+            if work.upload is not None:
+                made = row_as_compared(observation.channel, made, work.pairs.reps)
+            noise = (made - work.pairs.reps).square().mean().sqrt() * math.sqrt(steps)
         room = (errors - errors.mean(0)).flatten(1).square().sum(1).mean()
         return cls(
             work.extract,

@@ -7,7 +7,7 @@ is chosen on held-out images without passing over them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,15 @@ class Sums:
         """Sum over pairs."""
         r, x = reps.double(), images.double()
         return cls(len(r), r.sum(0), x.sum(0), r.T @ r, r.T @ x)
+
+    def include(self, reps: Tensor, images: Tensor) -> Sums:
+        """The sums with more pairs among them; changes these."""
+        r, x = reps.double(), images.double()
+        self.reps.add_(r.sum(0))
+        self.images.add_(x.sum(0))
+        self.rep_rep.addmm_(r.T, r)
+        self.rep_image.addmm_(r.T, x)
+        return replace(self, count=self.count + len(r))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(

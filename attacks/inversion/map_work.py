@@ -54,8 +54,13 @@ def prepare_work(
     linear: Linear,
     *,
     room: int,
+    crossed: bool = True,
 ) -> MapWork:
-    """Fit the maps of one extractor, answer its targets, and keep up to `room` pairs."""
+    """Fit the maps of one extractor, answer its targets, and keep up to `room` pairs.
+
+    Args:
+        crossed: answer the pairs too, each by a map that was fitted without it.
+    """
     client, round = job.owner
     extract = frozen(observation.extractors[job.owner], context.device)
     draws = stream(context.seed, f"simulate {job.family}", client=client, round=round)
@@ -68,15 +73,13 @@ def prepare_work(
         clean = [bounded_each(channel, r) for r in clean]
         reps = [rows_sent_anew(channel, r, upload, fresh) for r in clean]
     fold = folds_of(len(aux), FOLDS).to(context.device)
-    sums = [
-        total(
-            [
-                Sums.of(r[fold == one], moved[fold == one].flatten(1))
-                for r, moved in zip(reps, views(aux, linear.views), strict=True)
-            ]
-        )
-        for one in range(FOLDS)
-    ]
+    sums: list[Sums] = []
+    for number, (r, moved) in enumerate(zip(reps, views(aux, linear.views), strict=True)):
+        parts = [(r[fold == one], moved[fold == one].flatten(1)) for one in range(FOLDS)]
+        if number == 0:
+            sums = [Sums.of(*part) for part in parts]
+        else:
+            sums = [known.include(*part) for known, part in zip(sums, parts, strict=True)]
     held = sums[0]
     if job.family == "single":
         pairs = some_views(aux, reps, linear.views, room, draws) if room else None
@@ -94,13 +97,14 @@ def prepare_work(
     if penalty is None:
         penalty = choose_penalty(total(sums[1:]), held)
     whole = fit(total(sums), penalty)
-    parts: list[LinearMap] = []
+    without: list[LinearMap] = []
     picture = None
     if room and pairs is not None:
         pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
-        parts = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
+    if room and pairs is not None and crossed:
+        without = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
         picture = torch.empty_like(pairs.images)
-        for one, part in enumerate(parts):
+        for one, part in enumerate(without):
             where = pairs.fold == one
             made = part(pairs.reps[where]).reshape(-1, *aux.shape[1:])
             picture[where] = made.clamp(0, 1)
@@ -109,7 +113,7 @@ def prepare_work(
     start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
     fits = [l2rel(start, targets), l2rel(outputs(extract, answer), targets)]
     kept = pairs if room else None
-    return MapWork(job, upload, extract, whole, parts, kept, picture, answer, fits)
+    return MapWork(job, upload, extract, whole, without, kept, picture, answer, fits)
 
 
 def pairs_that_fit(aux: Tensor, jobs: int) -> int:
