@@ -46,6 +46,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "diffusion, linear": ("diffusion", {"updates": 1, "lr": 1e-12}),
     "diffusion, 1 sample": ("diffusion", {"samples": 1}),
     "diffusion": ("diffusion", {}),
+    "kalman, 1 step": ("ensemble-kalman", {"steps": 1}),
     "ensemble-kalman": ("ensemble-kalman", {}),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""

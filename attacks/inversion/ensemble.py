@@ -53,8 +53,8 @@ auxiliary images. Candidates about one image move less, since the representation
 error open; where many images made it they match its representation by noise, and move further."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
-NULL = 1e-9
-"""Least squared length along an axis, in parts of the greatest; single precision ends there."""
+NULL = 1e-7
+"""Least sum of squares along a direction, in parts of the greatest; single precision ends there."""
 TINY = 1e-12
 
 
@@ -67,7 +67,7 @@ class Moves:
         help="candidates of each target, at most one for each version of each auxiliary image",
         ge=2 * FOLDS,
     )
-    steps: int = knob(5, help="times that all candidates are moved", ge=1)
+    steps: int = knob(3, help="times that all candidates are moved", ge=1)
     finest: float = knob(
         FINEST, help="frequencies above are left alone", unit="half waves across the image", gt=0
     )
@@ -90,15 +90,14 @@ class Waves:
 
     def of(self, images: Tensor) -> Tensor:
         """Coefficients (.., k) of images."""
-        made = torch.einsum("ih,...chw,jw->...cij", self.down, images, self.across)
+        made = self.down @ images @ self.across.T
         return made.flatten(-3)[..., self.kept]
 
     def images(self, coefficients: Tensor) -> Tensor:
         """Images with these coefficients (.., k) and no others."""
         whole = coefficients.new_zeros(*coefficients.shape[:-1], math.prod(self.shape))
         whole[..., self.kept] = coefficients
-        whole = whole.unflatten(-1, self.shape)
-        return torch.einsum("ih,...cij,jw->...chw", self.down, whole, self.across)
+        return self.down.T @ whole.unflatten(-1, self.shape) @ self.across
 
 
 def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Tensor) -> Tensor:
@@ -116,49 +115,65 @@ def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Ten
         Changes of the coefficients (m, k).
     """
     live = (reps != reps[0]).any(0)  # units that are off for all candidates say nothing
-    width, reps, wanted = reps.shape[1], reps[:, live], wanted[live]
+    width, centre, middle = reps.shape[1], reps.mean(0)[live], waves.mean(0)
+    reps, waves, wanted = reps[:, live] - centre, waves - middle, wanted[live] - centre
     order, sizes = band.argsort(stable=True), torch.bincount(band).tolist()
     tried = torch.tensor(PENALTIES).to(waves)
     errors = waves.new_zeros(len(tried), len(sizes))  # up to a constant
+    folds = [_Fold.of(reps, waves, fold == one) for one in fold.unique().tolist()]
+    scatter, both = sum(one.scatter for one in folds), sum(one.both for one in folds)
     maps = []
-    for one in fold.unique().tolist():
-        out = fold == one
-        rep, wave = reps[~out].mean(0), waves[~out].mean(0)
-        near = reps[~out] - rep
-        values, axes = principal(near)
-        both = axes.T @ (near.T @ (waves[~out] - wave))
-        shrink = 1 / (values + tried[:, None] * (near.square().sum() / width + TINY))
-        seen, missed = (reps[out] - rep) @ axes, waves[out] - wave
-        energy, agree = seen.T @ seen, (seen.T @ missed) * both
-        parts = zip(both[:, order].split(sizes, 1), agree[:, order].split(sizes, 1), strict=True)
+    for one in folds:
+        count = len(reps) - len(one.reps)
+        rep, wave = -one.reps.sum(0) / count, -one.waves.sum(0) / count
+        left = scatter - one.scatter - count * torch.outer(rep, rep)
+        values, axes = principal(left)
+        to_wave = axes.T @ (both - one.both - count * torch.outer(rep, wave))
+        shrink = 1 / (values + tried[:, None] * (left.trace() / width + TINY))
+        seen, missed = (one.reps - rep) @ axes, one.waves - wave
+        energy, agree = seen.T @ seen, (seen.T @ missed) * to_wave
+        parts = zip(to_wave[:, order].split(sizes, 1), agree[:, order].split(sizes, 1), strict=True)
         for number, (to_band, agreeing) in enumerate(parts):
             squared = ((shrink @ (energy * (to_band @ to_band.T))) * shrink).sum(1)
             errors[:, number] += squared - 2 * shrink @ agreeing.sum(1)
-        maps.append((out, axes, shrink, both))
+        maps.append((one, axes, shrink, to_wave))
     chosen = errors.argmin(0)[band]
     moved = torch.empty_like(waves)
-    for out, axes, shrink, both in maps:
-        missing = (wanted - reps[out]) @ axes
+    for one, axes, shrink, to_wave in maps:
+        missing = (wanted - one.reps) @ axes
         found = waves.new_empty(len(missing), waves.shape[1])
         for number in chosen.unique().tolist():
             where = chosen == number
-            found[:, where] = (missing * shrink[number]) @ both[:, where]
-        moved[out] = found
+            found[:, where] = (missing * shrink[number]) @ to_wave[:, where]
+        moved[one.rows] = found
     return moved
 
 
-def principal(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions in which rows (m, d) differ: squared lengths along them (r,), and axes (d, r).
+@dataclass(frozen=True)
+class _Fold:
+    """Candidates of a fold, all candidates' means at zero, and sums over them."""
 
-    Directions along which they hardly do are left out. Their numbers are rounding, and so small
-    that arithmetic on them takes many times as long.
+    rows: Tensor
+    reps: Tensor
+    waves: Tensor
+    scatter: Tensor
+    both: Tensor
+
+    @classmethod
+    def of(cls, reps: Tensor, waves: Tensor, rows: Tensor) -> _Fold:
+        """The candidates (m,) of which `rows` is true."""
+        own, seen = reps[rows], waves[rows]
+        return cls(rows, own, seen, own.T @ own, own.T @ seen)
+
+
+def principal(scatter: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (d, r) in which a scatter (d, d) is not rounding, and its sums along them (r,).
+
+    Arithmetic on the numbers of other directions also takes many times as long: they are so small.
     """
-    few = near.shape[0] < near.shape[1]
-    values, vectors = symmetric_eigen((near @ near.T if few else near.T @ near).double())
+    values, axes = symmetric_eigen(scatter.double())
     kept = values > NULL * values[-1:].clamp(min=TINY)
-    values, vectors = values[kept], vectors[:, kept]
-    axes = near.T.double() @ (vectors / values.sqrt()) if few else vectors
-    return values.to(near), axes.to(near)
+    return values[kept].to(scatter), axes[:, kept].to(scatter)
 
 
 def moved(

@@ -47,6 +47,10 @@ ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
 """Attacks for a target, where they are not the default one; the first that can read and is granted
 what it needs is taken."""
 
+WITH_IMAGES = "ensemble-kalman"
+"""Attack on images of a server that holds public images: stronger than the default one, in no more
+time (docs/priors.md)."""
+
 T = TypeVar("T")
 
 LISTED = {"defense": "defences", "steering": "steerings"}
@@ -269,7 +273,12 @@ def _usual_attack(
     target: str, uploads: Collection[type[Artifact]], threat: ThreatModel | None
 ) -> str:
     """The attack for a target where none is named; numbers of samples count as no upload."""
-    names = ATTACKS_FOR.get(target, (DEFAULTS["attack"],))
+    if target not in ATTACKS_FOR:
+        stronger = attacks.get(WITH_IMAGES)
+        fits = target != "uploaded" or any(can_read(stronger, kind) for kind in uploads)
+        granted_too = threat is not None and stronger.needs <= threat.grants
+        return WITH_IMAGES if fits and granted_too else DEFAULTS["attack"]
+    names = ATTACKS_FOR[target]
     sent = [kind for kind in uploads if Role.OPEN not in kind.roles]
     read = {n: {k for k in sent if can_read(attacks.get(n), k)} for n in names}
     able = [n for n in names if read[n]]

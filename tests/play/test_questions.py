@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.pixel import PixelInversion
-from fedre_privacy.core.artifacts import Counts, EntangledRep, MatrixBlocks, Prototypes
+from fedre_privacy.core.artifacts import (
+    Counts,
+    EntangledRep,
+    MatrixBlocks,
+    ModelState,
+    Prototypes,
+)
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge
@@ -315,6 +321,25 @@ def test_a_guarantee_says_what_no_attack_on_images_exceeds(kept, tiny, tmp_path)
 def test_the_usual_attack_on_labels_is_one_that_may_read_them(uploads, threat, name):
     problems: list[str] = []
     asked = resolve_attack({"target": "labels", "threat": threat}, {}, problems, uploads=uploads)
+    assert asked is not None and not problems and asked.attack.name == name
+
+
+@pytest.mark.parametrize(
+    ("target", "uploads", "threat", "name"),
+    [
+        ("prototypes", (EntangledRep,), "strong", "ensemble-kalman"),
+        ("representations", (ModelState,), "strong", "ensemble-kalman"),
+        ("uploaded", (Prototypes,), "strong", "ensemble-kalman"),
+        ("uploaded", (ModelState,), "strong", "dip"),
+        ("prototypes", (Prototypes,), "fedre-paper", "dip"),
+        ("uploaded", (Prototypes,), "realistic", "dip"),
+    ],
+)
+def test_the_usual_attack_on_images_uses_public_ones_where_they_are_granted(
+    target, uploads, threat, name
+):
+    problems: list[str] = []
+    asked = resolve_attack({"target": target, "threat": threat}, {}, problems, uploads=uploads)
     assert asked is not None and not problems and asked.attack.name == name
 
 
