@@ -7,7 +7,13 @@ from typing import ClassVar
 
 import torch
 
-from fedre_privacy.core.artifacts import GradientState, ModelState, SmallModelState
+from fedre_privacy.core.artifacts import (
+    GradientState,
+    LowRankChange,
+    LowRankModel,
+    ModelState,
+    SmallModelState,
+)
 from fedre_privacy.core.config import knob, part
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -44,7 +50,7 @@ class Imprint(Attack):
                 steering.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState)
+    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.AUX_DATA})
     simulates: ClassVar[bool] = False
     recovers = "inputs"

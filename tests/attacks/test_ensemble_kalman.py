@@ -10,7 +10,7 @@ from torch import nn
 
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.ensemble_kalman import EnsembleKalman
-from fedre_privacy.attacks.inversion.ensemble import Waves, changes
+from fedre_privacy.attacks.inversion.ensemble import PENALTIES, Waves, changes
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.core.channels import Channel, Noise
 from fedre_privacy.core.errors import IncompatibleError
@@ -61,6 +61,43 @@ def test_candidates_come_to_the_mean_given_a_linear_representation():
     gain = torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
     assert torch.allclose(moved.mean(0), wanted @ gain, atol=0.1)
     assert torch.allclose(torch.cov(moved.T), prior - prior @ weight @ gain, atol=0.3)
+
+
+def plainly(reps, waves, wanted, band, fold):
+    """`changes` as described: a ridge regression for each fold and penalty, in double precision."""
+    moved, errors = torch.zeros(len(PENALTIES), *waves.shape, dtype=torch.double), 0
+    reps, waves, wanted = reps.double(), waves.double(), wanted.double()
+    for one in fold.unique():
+        out = fold == one
+        rep, wave = reps[~out].mean(0), waves[~out].mean(0)
+        near, seen = reps[~out] - rep, reps[out] - rep
+        for number, penalty in enumerate(PENALTIES):
+            ridge = (penalty * near.square().sum() / reps.shape[1] + 1e-12) * torch.eye(len(wanted))
+            way = torch.linalg.solve(near.T @ near + ridge, near.T @ (waves[~out] - wave))
+            moved[number, out] = (wanted - reps[out]) @ way
+            missed = (waves[out] - wave - seen @ way).square().sum(0)
+            told = torch.zeros(len(PENALTIES), int(band.max()) + 1, dtype=torch.double)
+            told[number].index_add_(0, band, missed)
+            errors = errors + told
+    best = errors.argmin(0)[band]
+    return moved.gather(0, best.expand(1, len(reps), -1))[0].float()
+
+
+@pytest.mark.parametrize("dead", [0, 12, 40])
+def test_changes_are_those_of_ridge_regressions_without_the_fold(dead):
+    """Also with units that are off for all candidates, and with nothing but these."""
+    draws = torch.Generator().manual_seed(dead)
+    waves = torch.randn(120, 15, generator=draws)
+    reps = waves @ torch.randn(15, 40, generator=draws) + 0.3 * torch.randn(
+        120, 40, generator=draws
+    )
+    reps[:, :dead] = 0
+    wanted, fold = torch.randn(40, generator=draws), torch.arange(120) % 4
+    wanted[:dead] = 0
+    band = torch.arange(15) % 3
+    found = changes(reps, waves, wanted, band, fold)
+    assert torch.allclose(found, plainly(reps, waves, wanted, band, fold), atol=2e-4)
+    assert dead < 40 or not bool(found.any())
 
 
 def test_what_a_representation_does_not_tell_is_not_moved():
