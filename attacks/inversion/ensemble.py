@@ -97,7 +97,8 @@ class Waves:
         """Images with these coefficients (.., k) and no others."""
         whole = coefficients.new_zeros(*coefficients.shape[:-1], math.prod(self.shape))
         whole[..., self.kept] = coefficients
-        return self.down.T @ whole.unflatten(-1, self.shape) @ self.across
+        images: Tensor = self.down.T @ whole.unflatten(-1, self.shape) @ self.across
+        return images
 
 
 def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Tensor) -> Tensor:
