@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 BATCH = 256
 """Images per pass; a constant, so that results do not depend on memory."""
+PASS = BATCH * 3 * 32 * 32
+"""Values of images per pass, at most: 64 colour images of 64 pixels."""
 
 
 def frozen(module: nn.Module, device: torch.device) -> nn.Module:
@@ -27,17 +29,17 @@ def outputs(
     module: Callable[[Tensor], Tensor],
     images: Tensor,
     *,
-    batch: int = BATCH,
+    batch: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """What a module makes of images (n, C, H, W), (n, d), without gradients.
 
     Args:
-        batch: images per pass.
+        batch: images per pass; none: `BATCH`, or fewer of large images, whose maps leave the cache.
         device: where the module is; what it makes is brought to the CPU. None: module and images
             are on one device, and so is what is returned.
     """
-    parts = images.split(batch)
+    parts = images.split(batch or max(1, min(BATCH, PASS // max(1, images[:1].numel()))))
     with torch.no_grad():
         if device is None:
             return torch.cat([module(part) for part in parts])
