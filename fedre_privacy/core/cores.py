@@ -92,65 +92,65 @@ def spread(
     os.close(hand)
     sys.stdout.flush()
     sys.stderr.flush()
-    running: dict[_Desk, int] = {}
+    running: dict[_Answers, int] = {}
     left = set(items)
     try:
         for _ in range(min(copies, len(pieces))):
-            desk = _Desk()
+            answers = _Answers()
             with warnings.catch_warnings():
                 # Python 3.12 warns of threads, which torch's own, idle as long as one computes, are
                 warnings.simplefilter("ignore", DeprecationWarning)
                 copy = os.fork()
             if not copy:
-                _work_on(work, items, size, tokens, desk)
-            desk.at_home()
-            running[desk] = copy
-        for item, data in _answers(running):
+                _work_on(work, items, size, tokens, answers)
+            answers.close_for_parent()
+            running[answers] = copy
+        for item, data in _as_they_come(running):
             take(items[item], data)
             left.discard(items[item])
     finally:
         os.close(tokens)
-        for desk, copy in running.items():
-            desk.close()
+        for answers, copy in running.items():
+            answers.close()
             with suppress(ProcessLookupError):
                 os.kill(copy, signal.SIGKILL)
             os.waitpid(copy, 0)
     return [item for item in items if item in left]
 
 
-class _Desk:
-    """Memory that a copy shares with this process, and two pipes that say what lies there.
+class _Answers:
+    """Where a copy leaves its answers for this process: shared memory, and two pipes about it.
 
-    One answer lies there at a time, so that a copy is at most one answer ahead.
+    The memory holds one answer at a time, so that a copy is at most one answer ahead.
     """
 
     def __init__(self) -> None:
         self.memory = os.memfd_create("answers")
-        self.told, self.tells = os.pipe()
-        self.allowed, self.allows = os.pipe()
+        self.written, self.say_written = os.pipe()
+        self.read, self.say_read = os.pipe()
 
-    def at_copy(self) -> None:
-        """Let go of this process's ends, in a copy."""
-        os.close(self.told)
-        os.close(self.allows)
+    def close_for_copy(self) -> None:
+        """Close this process's ends of the pipes, in a copy."""
+        os.close(self.written)
+        os.close(self.say_read)
 
-    def at_home(self) -> None:
-        """Let go of the copy's ends, here."""
-        os.close(self.tells)
-        os.close(self.allowed)
+    def close_for_parent(self) -> None:
+        """Close the copy's ends of the pipes, in this process."""
+        os.close(self.say_written)
+        os.close(self.read)
 
-    def put(self, place: int, data: bytes, first: bool) -> None:
-        """Lay an answer there, once the one before was taken."""
-        if not first and not os.read(self.allowed, 1):
+    def write(self, place: int, data: bytes, first: bool) -> None:
+        """Write an answer, once the one before was read; called in the copy."""
+        if not first and not os.read(self.read, 1):
             raise BrokenPipeError("the process that asked is gone")
         view = memoryview(data)
         while view:
             view = view[os.pwrite(self.memory, view, len(data) - len(view)) :]
-        os.write(self.tells, FRAME.pack(place, len(data)))
+        os.write(self.say_written, FRAME.pack(place, len(data)))
 
-    def take(self) -> tuple[int, bytes] | None:
+    def next(self) -> tuple[int, bytes] | None:
         """The place and the bytes of the next answer, or None after the last."""
-        frame = os.read(self.told, FRAME.size)
+        frame = os.read(self.written, FRAME.size)
         if not frame:
             return None
         place, count = FRAME.unpack(frame)
@@ -158,42 +158,42 @@ class _Desk:
         while len(data) < count:  # the system reads at most 2 GiB at once
             data += os.pread(self.memory, count - len(data), len(data))
         with suppress(BrokenPipeError):  # after its last answer a copy waits for nothing
-            os.write(self.allows, b".")
+            os.write(self.say_read, b".")
         return place, data
 
     def close(self) -> None:
-        """Let go of all that is open here."""
-        for end in (self.memory, self.told, self.allows):
+        """Close the memory and this process's ends."""
+        for end in (self.memory, self.written, self.say_read):
             os.close(end)
 
 
 def _work_on(
-    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, desk: _Desk
+    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, answers: _Answers
 ) -> None:
     """What a copy does; it never returns."""
     try:
         end_with_parent(signal.SIGKILL)
         keep_memory()
         torch.set_num_threads(1)
-        desk.at_copy()
+        answers.close_for_copy()
         first = True
         while token := os.read(tokens, 4):
             (begin,) = struct.unpack("<i", token)
             for place in range(begin, min(begin + size, len(items))):
-                desk.put(place, work(items[place]), first)
+                answers.write(place, work(items[place]), first)
                 first = False
     finally:
         os._exit(0)
 
 
-def _answers(running: Iterable[_Desk]) -> Iterator[tuple[int, bytes]]:
+def _as_they_come(running: Iterable[_Answers]) -> Iterator[tuple[int, bytes]]:
     """Answers of copies with their places, as they come, until all have ended."""
     with selectors.DefaultSelector() as ready:
-        for desk in running:
-            ready.register(desk.told, selectors.EVENT_READ, desk)
+        for answers in running:
+            ready.register(answers.written, selectors.EVENT_READ, answers)
         while ready.get_map():
             for key, _ in ready.select():
-                answer = key.data.take()
+                answer = key.data.next()
                 if answer is None:
                     ready.unregister(key.fileobj)
                 else:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.core.artifacts import GradientState, ModelState
+from fedre_privacy.blocks.compression import pack
+from fedre_privacy.core.artifacts import GradientState, LowRankChange, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.models.split import load_parameters
@@ -84,6 +85,22 @@ def test_several_local_steps_are_read_too(dense, small, small_labels, trained, w
     gaps = (mine[:, None] - found.images[None]).square().flatten(2).mean(2).amin(1)
     floor = psnr(small[60:].mean(0).expand_as(mine), mine)
     assert float((-10 * gaps.clamp(min=1e-6).log10()).mean()) > floor + 5
+
+
+def test_factors_that_keep_all_tell_images_and_those_of_95_percent_do_not(
+    dense, small, small_labels, trained, watch, psnr
+):
+    model, mine = steered("imprint", dense(), small[60:]), small[:16]
+    before = dict(model.named_parameters())
+    after = trained(model, mine, small_labels[:16], 0.06, 1)
+    change = {name: after[name] - before[name].detach() for name in before}
+    floor, gains = psnr(small[60:].mean(0).expand_as(mine), mine), []
+    for energy in (1.0, 0.95):
+        sent = LowRankChange(pack(change, energy))
+        found = attacks.get("imprint")()(watch([sent], model, size=16, threat="strong"))
+        gaps = (mine[:, None] - found.images[None]).square().flatten(2).mean(2).amin(1)
+        gains.append(float((-10 * gaps.clamp(min=1e-6).log10()).mean()) - floor)
+    assert gains[0] > 10 and gains[1] < gains[0] - 5, gains
 
 
 def batch_with_one(labels, wanted):
