@@ -133,6 +133,12 @@ FORMS = (
         "--protocols fedre --cores 2 --repeats 1 --rounds 1 --clients 2 --samples 40",
         r"^fedre +0 busy  threads [\d.]+ .*(.|\n)*^fedre +bytes of 1, 2 and 4 cores equal$",
     ),
+    Form(
+        "cores",
+        "--against",
+        f"--against {ROOT} --protocols fedre --repeats 1 --rounds 1 --clients 2 --samples 40",
+        r"^fedre +other [\d.]+ .*this [\d.]+ .*this/other [\d.]+ ",
+    ),
     Form("rounds", "--memory", "--clients 2 --protocols fedre", "^2 clients of cnn-5, fedre: "),
     Form(
         "rounds",
