@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
@@ -116,7 +117,7 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
             next_step="Add for example 'protocols: [fedre, fedgh]'.",
         )
     shared = merge(dict(sweep.get("base") or {}), base)
-    variants = [_declared(variant, shared) for variant in variants]
+    variants = _told_apart([_declared(variant, shared) for variant in variants])
     attacks = sweep.get("attacks")
     seeds = tuple(sweep.get("seeds") or (0, 1, 2))
     targets = sweep.get("targets")
@@ -142,6 +143,20 @@ def _declared(variant: Variant, shared: Values) -> Variant:
     if not active:  # problems are reported where all settings of the variant are
         return variant
     return Variant(f"{variant.label}, {active}", variant.values)
+
+
+def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """Variants of one label get labels of their own: means are over trainings of one label."""
+    shared = Counter(variant.label for variant in variants)
+    found, count = [], Counter[str]()
+    for variant in variants:
+        label, steering = variant.label, variant.values.get("steering")
+        if shared[label] > 1:
+            count[label] += 1
+            told = steering if isinstance(steering, str) else f"number {count[label]}"
+            variant = Variant(f"{label}: {told}", variant.values)
+        found.append(variant)
+    return found
 
 
 def _label(chosen: Any) -> str:

@@ -51,6 +51,18 @@ def wanted(**keys):
     return read_sweep({"name": "tiny", "seeds": [0], "attacks": LABELS, **keys}, BASE, name="")
 
 
+def test_settings_of_one_steering_are_variants_of_their_own():
+    """Means are over trainings of one label, so two settings of a steering must not share one."""
+    given = ["none", "null-head:rounds=1", "null-head:rounds=1,keep=0.1"]
+    jobs = planned(wanted(protocols=["fedgh"], steerings=given, seeds=[0, 1]))
+    marked = "fedgh, ACTIVE SERVER (null-head, round 1)"
+    assert [job.label for job in jobs[::2]] == [
+        "fedgh", f"{marked}: null-head:rounds=1", f"{marked}: null-head:rounds=1,keep=0.1",
+    ]  # fmt: skip
+    alone = planned(wanted(protocols=["fedgh"], steerings=given[:2]))
+    assert [job.label for job in alone] == ["fedgh", marked]
+
+
 def test_a_plan_resolves_every_job_and_refuses_all_problems_at_once():
     jobs = planned(wanted(protocols=["fedgh", "fedproto"], seeds=[0, 1]))
     assert [(job.label, job.seed) for job in jobs] == [
