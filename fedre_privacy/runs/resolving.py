@@ -48,8 +48,8 @@ ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
 what it needs is taken."""
 
 WITH_IMAGES = "ensemble-kalman"
-"""Attack on images of a server that holds public images: stronger than the default one, in no more
-time (docs/priors.md)."""
+"""Attack on images of a server that holds extractors and public images: stronger than the default
+one (docs/performance.md)."""
 
 T = TypeVar("T")
 
