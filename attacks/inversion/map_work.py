@@ -101,13 +101,13 @@ def prepare_work(
     picture = None
     if room and pairs is not None:
         pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
-    if room and pairs is not None and crossed:
-        without = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
-        picture = torch.empty_like(pairs.images)
-        for one, part in enumerate(without):
-            where = pairs.fold == one
-            made = part(pairs.reps[where]).reshape(-1, *aux.shape[1:])
-            picture[where] = made.clamp(0, 1)
+        if crossed:
+            without = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
+            picture = torch.empty_like(pairs.images)
+            for one, part in enumerate(without):
+                where = pairs.fold == one
+                made = part(pairs.reps[where]).reshape(-1, *aux.shape[1:])
+                picture[where] = made.clamp(0, 1)
     targets = job.reps.to(context.device)
     answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)
