@@ -23,10 +23,11 @@ from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.models.hidden import Hidden, first_hidden
 
 from .base import Attack, Context, attacks
-from .dip import DeepImagePrior
 from .gradient.disaggregate import Apart, apart
 from .gradient.inner import Seen, pictures
 from .gradient.victims import Victim, victims_of
+
+SECOND = ("dip", "linear", "diffusion", "ensemble-kalman")
 
 
 @attacks.register("spear")
@@ -39,14 +40,14 @@ class Spear(Attack):
     the layer is checked without truth: by the layer's own weights it must switch on just the units
     that its gradient says it did. What passes has a certificate. Where the layer sees pixels the
     image follows in closed form and the certificate is the image's; behind convolutions the layer's
-    input is what is certain, and `dip` seeks the image that gives it. What has no certificate is
+    input is what is certain, and another attack turns it into an image. What has no certificate is
     answered with grey.
 
     Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, certain ones first
     Needs:      UPLOADS, and the model that the protocol's own messages hold    Recovers: inputs
     Cost:       one singular value decomposition, then draws that double with each sample of the
-                batch: 8 take seconds, 12 half a minute; behind convolutions a `dip` for each image
+                batch: 8 take seconds, 12 half a minute; behind convolutions that of `by`
     Reference:  Dimitrov, Baader, Mueller, Vechev, SPEAR: Exact gradient inversion of batches in
                 federated learning, NeurIPS 2024.
     Deviations: vectors are refitted to all units that they leave at zero; the certificate compares
@@ -60,7 +61,19 @@ class Spear(Attack):
 
     most: int = knob(12, help="largest batch that is taken apart", ge=1, le=24)
     tries: int = knob(16384, help="draws of units for each gradient, at most", ge=1)
-    steps: int = knob(300, help="of dip, where convolutions stand before the layer", ge=1)
+    by: str = knob(
+        "auto",
+        help="attack that turns the layer's input into an image, where convolutions stand before "
+        "it; auto: ensemble-kalman where public images are known, and dip elsewhere",
+        choices=("auto", *SECOND),
+    )
+
+    @property
+    def required(self) -> frozenset[Knowledge]:
+        if self.by == "auto":
+            return self.needs
+        given = {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}  # it is in the broadcast model
+        return self.needs | (attacks.get(self.by).needs - given)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = victims_of(observation)
@@ -72,7 +85,10 @@ class Spear(Attack):
             ranks.add(found.rank)
             seen.append(Seen(victim, hidden.before, found.inputs[found.certified][:size]))
         taken = sum(len(one.inputs) for one in seen)
-        made = pictures(seen, DeepImagePrior(steps=self.steps), observation, context)
+        by = self.by
+        if by == "auto":
+            by = "dip" if observation.aux is None else "ensemble-kalman"
+        made = pictures(seen, attacks.get(by)(), observation, context, together=True)
         said = (
             f"{taken} of {made.fit.numel()} inputs of the first linear layer have a certificate; "
             f"ranks {', '.join(map(str, sorted(ranks)))}"

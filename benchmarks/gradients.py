@@ -4,13 +4,13 @@ Attacks clients with real images and prints one table per part. Usage:
 
     python benchmarks/gradients.py PART [PART ...] --data FILE.npz
 
-Parts: dlg, single, batch, analytic, labels, update, head, speed. FILE.npz holds x_train (N, H, W,
-C) or (N, C, H, W) and y_train, for example CIFAR-10. Victims' images come from the first half of
-the file, without those that settings were chosen on (--tuning attacks those instead); warm-up
-training and everything an attacker could hold come from the second. With --training FOLDER (an
-image folder or a .zip of one) models train on that, with flips and crops, without images close to
-any of the first half. Every number is printed beside the trivial answer's: the mean image of the
-second half, scored by the same rule.
+Parts: dlg, single, batch, analytic, spear, imprint, labels, update, head, speed. FILE.npz holds
+x_train (N, H, W, C) or (N, C, H, W) and y_train, for example CIFAR-10. Victims' images come from
+the first half of the file, without those that settings were chosen on (--tuning attacks those
+instead); warm-up training and everything an attacker could hold come from the second. With
+--training FOLDER (an image folder or a .zip of one) models train on that, with flips and crops,
+without images close to any of the first half. Every number is printed beside the trivial answer's:
+the mean image of the second half, scored by the same rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,8 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.attacks.gradient import labels as label_rules
+from fedre_privacy.attacks.gradient.bins import read_bins
+from fedre_privacy.attacks.gradient.disaggregate import apart
 from fedre_privacy.attacks.gradient.match import UpdateMatch
 from fedre_privacy.attacks.gradient.match import gradient as simulate
 from fedre_privacy.attacks.gradient.objectives import cosine
@@ -48,7 +50,9 @@ from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.metrics import metrics
 from fedre_privacy.eval.metrics.psnr_pfllib import published_floors
 from fedre_privacy.models.families import ModelSettings, build_model
-from fedre_privacy.models.split import Normalise
+from fedre_privacy.models.hidden import Hidden, first_hidden
+from fedre_privacy.models.split import Normalise, load_parameters
+from fedre_privacy.steering.base import Held, View, steerings
 from fedre_privacy.threats.base import threats
 
 CLASSES = 10
@@ -58,6 +62,8 @@ TUNED = 256
 """Images of the draw on which the attacks' settings were chosen; left out."""
 TUNED_HEAD = 1200
 """First images of the file, among which those are on which `head`'s settings were chosen."""
+AUX = 600
+"""Public images that attacks are given."""
 CLOSE = 0.02
 """Images whose thumbnails differ by less (root mean square) are copies of one picture."""
 METRICS = {name: metrics.get(name)() for name in ("psnr", "ssim", "psnr_pfllib")}
@@ -470,6 +476,96 @@ def analytic(data: Images, options: argparse.Namespace) -> None:
         print(f"    median error {float(gaps.median()):.1e}")
 
 
+def spear(data: Images, options: argparse.Namespace) -> None:
+    """Whole batches taken apart behind convolutions: certified inputs of a layer, then images."""
+    for name, model in victims("cnn4,cnn4-trained", data, options):
+        hidden = first_hidden(model)
+        assert isinstance(hidden, Hidden)
+        for size in (4, 8):
+            pairs = batches(data, options.images or 5, size, tuning=options.tuning)
+            sent = [gradient(model, x, y) for x, y in pairs]
+            told = observe(model, [GradientState(one) for one in sent], size)
+            told = replace(told, aux=data.public.images[:AUX], aux_labels=data.public.labels[:AUX])
+            for by in (options.attacks or "dip,ensemble-kalman").split(","):
+                attack = attacks.get("spear")(by=by)
+                found, seconds = timed(attack, told)
+                report(f"{name}, batch of {size}, by {by}", found, pairs, data)
+                print(f"    {seconds:.0f} s")
+            print(f"    {certificates(hidden, sent, pairs, 0.0)}")
+            for noise in (1e-5, 1e-3):
+                print(f"    noise of {noise:g}: {certificates(hidden, sent, pairs, noise)}")
+
+
+def certificates(
+    hidden: Hidden, sent: Sequence[Mapping[str, Tensor]], pairs: Pairs, noise: float
+) -> str:
+    """How many inputs `spear` gives a certificate, and how far they are from the true ones.
+
+    Args:
+        noise: added to gradients, in their standard deviations.
+    """
+    certain, draws, attack = [], stream(0, "noise on gradients"), attacks.get("spear")()
+    for client, one in enumerate(sent):
+        noisy = [
+            value + noise * value.std() * torch.randn(value.shape, generator=draws)
+            for value in (one[f"{hidden.name}.weight"], one[f"{hidden.name}.bias"])
+        ]
+        rng = stream(0, "spear", client=client, round=1)
+        made = apart(hidden.layer, *noisy, rng, most=attack.most, tries=attack.tries)
+        certain.append(made.inputs[made.certified])
+    return told(hidden, certain, pairs)
+
+
+def told(hidden: Hidden, certain: Sequence[Tensor], pairs: Pairs) -> str:
+    """How far inputs that have a certificate, of each batch, are from the true ones."""
+    errors = []
+    for inputs, (images, _) in zip(certain, pairs, strict=True):
+        with torch.no_grad():
+            true = hidden.before(images)
+        gaps = (inputs[:, None] - true).abs().amax(2).amin(1)
+        errors.append(gaps / true.abs().max())
+    gaps, count = torch.cat(errors), sum(len(y) for _, y in pairs)
+    worst = f"; largest error {float(gaps.max()):.0e} of the largest value" if len(gaps) else ""
+    return (
+        f"{len(gaps)} of {count} inputs have a certificate, {int((gaps > 1e-3).sum())} of them "
+        f"off by more than 1e-3, {int((gaps > 0.1).sum())} by more than 0.1{worst}"
+    )
+
+
+def imprint(data: Images, options: argparse.Namespace) -> None:
+    """Certificates of an imprinted layer behind convolutions, after one step and after two."""
+    for name, model in victims("cnn4", data, options):
+        held = Held(data.public.images, data.public.labels, lambda _, model=model: model)
+        before = {key: value.detach().clone() for key, value in model.named_parameters()}
+        view, rng = View((), (), 1, CLASSES, held), stream(0, "imprint")
+        (sent,) = steerings.get("imprint")().steer(view, 1, 0, (ModelState(before),), rng)
+        assert isinstance(sent, ModelState)
+        load_parameters(model, sent.params)
+        hidden = first_hidden(model)
+        assert isinstance(hidden, Hidden)
+        for size, steps in ((32, 1), (64, 2)):
+            pairs = batches(data, options.images or 15, size, tuning=options.tuning)
+            how = LocalTraining(0.06, 1, 32, {0: size})
+            changes = [
+                {key: sent.params[key] - after[key] for key in after}
+                for after in (local_update(model, x, y, how, i) for i, (x, y) in enumerate(pairs))
+            ]
+            for agree in (0.01, 0.001):
+                read = [
+                    read_bins(
+                        hidden.layer,
+                        one[f"{hidden.name}.weight"],
+                        one[f"{hidden.name}.bias"],
+                        agree,
+                    )
+                    for one in changes
+                ]
+                certain = [one.inputs[one.certified] for one in read]
+                print(f"{name}, {size} images, {steps} steps, directions agree to {agree:g}: "
+                      f"{told(hidden, certain, pairs)}")  # fmt: skip
+        load_parameters(model, before)
+
+
 def labels(data: Images, options: argparse.Namespace) -> None:
     """Label counts read off gradients and updates."""
     for name, model in victims("cnn4,cnn4-trained,resnet18", data, options):
@@ -639,6 +735,8 @@ PARTS: Mapping[str, Callable[[Images, argparse.Namespace], None]] = {
     "single": single,
     "batch": batch,
     "analytic": analytic,
+    "spear": spear,
+    "imprint": imprint,
     "labels": labels,
     "update": update,
     "head": head,
@@ -663,7 +761,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--local-steps", default="1,5,10", help="of update: comma list")
     options.add_argument("--tuning", action="store_true", help="attack images to tune on")
     options.add_argument("--tv", type=float, help="weight of total variation; none: the default")
-    options.add_argument("--attacks", default="", help="of dlg: comma list; empty: dlg,idlg")
+    options.add_argument(
+        "--attacks", default="", help="of dlg: comma list; empty: dlg,idlg; of spear: by which"
+    )
     options.add_argument("--restarts", type=int, default=0, help="starts; 0: 1 (dlg: 1, then 4)")
     options.add_argument("--combine", default="mean", help="of several starts, but for dlg")
     return options

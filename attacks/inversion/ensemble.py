@@ -51,6 +51,8 @@ FAR = 1.0
 """Squared distance to which the mean of candidates may move, in what linear answers err on
 auxiliary images. Candidates about one image move less, since the representation leaves some of that
 error open; where many images made it they match its representation by noise, and move further."""
+WIDE, USUAL = 512, 1000
+"""Candidates of a target whose representation has up to so many values."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
 NULL = 1e-7
@@ -62,9 +64,10 @@ TINY = 1e-12
 class Moves:
     """How candidates are moved: settings of `ensemble-kalman`."""
 
-    members: int = knob(
-        1000,
-        help="candidates of each target, at most one for each version of each auxiliary image",
+    members: int | None = knob(
+        None,
+        help="candidates of each target, at most one for each version of each auxiliary image; "
+        "none: 1,000, or two for each value of a representation that has more than 512",
         ge=2 * FOLDS,
     )
     steps: int = knob(3, help="times that all candidates are moved", ge=1)
@@ -72,6 +75,10 @@ class Moves:
         FINEST, help="frequencies above are left alone", unit="half waves across the image", gt=0
     )
     chunk: int | None = knob(None, help="targets at once on a GPU; none: 16", ge=1)
+
+    def candidates(self, width: int) -> int:
+        """How many candidates a target of so many values has; a regression needs more than that."""
+        return self.members or (USUAL if width <= WIDE else 2 * width)
 
 
 class Waves:
@@ -224,7 +231,9 @@ def ensemble_answers(
 
     def answer(name: str, tick: Tick) -> Piece:
         job, rows = pieces[name]
-        work = prepare_work(observation, context, job, aux, linear, room=how.members)
+        work = prepare_work(
+            observation, context, job, aux, linear, room=how.candidates(job.reps.shape[1])
+        )
         group = _Group.of(work, rows, observation, context, sent, how.steps)
         for number in range(how.steps):
             group.move(waves)

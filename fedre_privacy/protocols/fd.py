@@ -15,6 +15,7 @@ from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, o
 from fedre_privacy.blocks.traffic import Count, Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import ClassLogits, Counts, Prototypes
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Emission, Upload
 
 from .base import Protocol, protocols
@@ -74,7 +75,14 @@ class FD(Protocol):
         table[sent.labels], usable[sent.labels] = sent.outputs, True
         if self.target == "others" and "mine" in client.tensors:
             counts, refreshed = torch.zeros(2, setting.num_classes, dtype=torch.int64)
-            counts[sent.labels], refreshed[sent.labels] = only(message, Counts).values
+            told = only(message, Counts).values
+            if told.shape != (2, len(sent.labels)):
+                raise IncompatibleError(
+                    f"The server sent outputs of {len(sent.labels)} classes and counts of shape "
+                    f"{list(told.shape)}; 'fd' needs two counts for each class.",
+                    next_step="A steering must leave the classes of FD's table as they are.",
+                )
+            counts[sent.labels], refreshed[sent.labels] = told
             mine, sent_in = client.tensors["mine"].cpu(), client.tensors["sent_in"].cpu()
             own = usable & (sent_in == refreshed)
             alone = own & (counts < 2)

@@ -34,7 +34,7 @@ BRIEF: dict[str, dict[str, Any]] = {
     "dlg": {"inner": 2},
     "idlg": {"inner": 2},
     "joint-disentangle": {"channels": (4, 4)},
-    "spear": {"tries": 2048},
+    "spear": {"by": "linear", "tries": 2048},
 }
 """Settings beside ``steps``, of which every attack gets few."""
 ELSEWHERE = {"analytic"}

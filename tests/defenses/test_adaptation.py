@@ -82,7 +82,7 @@ QUICK = {
     "imprint": {"by": {"name": "linear", "views": 1}},
     "inverting-gradients": {"steps": 3},
     "update-inversion": {"steps": 3},
-    "spear": {"steps": 3, "tries": 2048},
+    "spear": {"by": "linear", "tries": 2048},
 }
 OFTEN = {("fedgh", "clip:norm=0.02"), ("fedre", "label-smoothing")}
 """Runs on which the attacks are asked in every test run; the others are slow."""

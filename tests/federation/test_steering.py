@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedre_privacy.core.artifacts import HeadState, Prototypes
+from fedre_privacy.core.artifacts import ClassLogits, HeadState, Prototypes
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.federation import loop
@@ -85,6 +85,41 @@ def test_classes_may_be_left_out(federation):
     fed.run(steering=[steering("withhold", rounds="2")])
     ((sent,),) = (b.artifacts for b in fed.broadcasts(2))
     assert sent.means.shape == (0, 6) and len(sent.labels) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsRows(Steering):
+    """Leaves all but the first rows of labelled classes out."""
+
+    name = "keeps-rows"
+    alters = (Prototypes, ClassLogits)
+    kept: int = 0
+
+    def steer(self, view, round, client, honest, rng):
+        return tuple(
+            a.take(torch.arange(len(a.labels))[: self.kept]) if isinstance(a, self.alters) else a
+            for a in honest
+        )
+
+
+LABELLED = [
+    name
+    for name in protocols.names()
+    if any(issubclass(kind, KeepsRows.alters) for kind in protocols.get(name).broadcasts)
+]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("name", LABELLED)
+def test_a_protocol_takes_a_message_without_some_classes_or_refuses_it(federation, name, kept):
+    fed = federation(protocols.get(name)(), rounds=3)
+    if name == "fd":  # its counts have no labels, so none of them can be left out
+        with pytest.raises(IncompatibleError, match="needs two counts for each class"):
+            fed.run(steering=[KeepsRows(kept=kept)])
+        fed = federation(protocols.get(name)(target="library"), rounds=3)
+    fed.run(steering=[KeepsRows(kept=kept)])
+    for upload in fed.uploads(3):
+        assert all(not artifact.problems() for artifact in upload.artifacts)
 
 
 # --- the contract ------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,13 @@ def test_noise_and_wrong_weights_get_no_certificate(dense, small, small_labels, 
     assert not bool(found.certified.any()) and bool((found.images == 0.5).all())
     other = attack(watch([GradientState(sent)], dense(seed=5), size=4))
     assert not bool(other.certified.any())
+    shifted = copy.deepcopy(model)
+    with torch.no_grad():
+        shifted.extractor.backbone[1].bias += 0.1  # a wrong bias alone
+    wrong = attack(watch([GradientState(sent)], shifted, size=4))
+    assert not bool(wrong.certified.any()) and bool(
+        attack(watch([GradientState(sent)], model, size=4)).certified.all()
+    )
 
 
 def test_over_many_batches_certified_means_right(dense, small, small_labels, gradient_of, watch):
@@ -92,7 +101,7 @@ def test_inputs_behind_convolutions_are_exact(digits, gradient_of, watch, psnr):
     gaps = (found.inputs[:, None] - true[None]).abs().amax(2).amin(1)
     assert bool(found.certified.all()) and float(gaps.max()) < 1e-3 * float(true.abs().max())
     observation = watch([GradientState(sent)], model, size=3, shape=(1, 16, 16))
-    answers = attacks.get("spear")(steps=120)(observation, Context(seed=0))
+    answers = attacks.get("spear")()(observation, Context(seed=0))
     assert not bool(answers.certified.any())  # of images; the inputs are told in words
     assert answers.stopped_because.startswith("3 of 3 inputs")
     error = (answers.images[:, None] - mine[None]).square().flatten(2).mean(2).amin(1)
