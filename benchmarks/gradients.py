@@ -484,11 +484,15 @@ def spear(data: Images, options: argparse.Namespace) -> None:
         for size in (4, 8):
             pairs = batches(data, options.images or 5, size, tuning=options.tuning)
             sent = [gradient(model, x, y) for x, y in pairs]
-            told = observe(model, [GradientState(one) for one in sent], size)
-            told = replace(told, aux=data.public.images[:AUX], aux_labels=data.public.labels[:AUX])
+            observation = replace(
+                observe(model, [GradientState(one) for one in sent], size),
+                threat=threats.get("strong"),
+                aux=data.public.images[:AUX],
+                aux_labels=data.public.labels[:AUX],
+            )
             for by in (options.attacks or "dip,ensemble-kalman").split(","):
                 attack = attacks.get("spear")(by=by)
-                found, seconds = timed(attack, told)
+                found, seconds = timed(attack, observation)
                 report(f"{name}, batch of {size}, by {by}", found, pairs, data)
                 print(f"    {seconds:.0f} s")
             print(f"    {certificates(hidden, sent, pairs, 0.0)}")

@@ -2,7 +2,7 @@
 
 Attacks single representations of recorded runs in several ways by an attacker who holds the
 extractors and auxiliary images, and prints PSNR, SSIM and how many are found, each beside its
-floor, the difference to the deep image prior with its default settings, and the processor seconds
+floor, the difference to one of the ways (--beside; dip unless told), and the processor seconds
 of all targets of a run. A prior that copies would answer with an auxiliary image: `copies` is the
 share of answers that are nearer to an auxiliary image than to the truth.
 
@@ -47,10 +47,10 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "diffusion, 1 sample": ("diffusion", {"samples": 1}),
     "diffusion": ("diffusion", {}),
     "kalman, 1 step": ("ensemble-kalman", {"steps": 1}),
+    "kalman, short": ("ensemble-kalman", {"steps": 1, "views": 4, "members": 500}),
     "ensemble-kalman": ("ensemble-kalman", {}),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""
-BEFORE = "dip"
 
 
 def with_aux(case: Case, given: str, seed: int) -> Case:
@@ -62,6 +62,8 @@ def with_aux(case: Case, given: str, seed: int) -> Case:
     images = made.load().images
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     aux = images[chosen[: len(before)]].float() / 255
+    if aux.shape[1] == 1:  # grey images, as colour images whose channels are equal
+        aux = aux.expand(-1, before.shape[1], -1, -1).contiguous()
     if aux.shape[1:] != before.shape[1:]:
         raise ConfigError(f"Images of {name} are {tuple(aux.shape[1:])}, not those of the run.")
     return replace(case, observation=replace(case.observation, aux=aux, aux_labels=None))
@@ -101,7 +103,7 @@ def scored(case: Case, way: str, seed: int) -> tuple[pd.DataFrame, float]:
 
 
 def told(way: str, rows: pd.DataFrame, before: pd.DataFrame | None) -> str:
-    """One line of the table."""
+    """One line of the table; `before` are the rows that it is compared with."""
     out = (
         f"{way:<20}{len(rows):>4}"
         f"{rows['psnr'].mean():>8.2f} ({rows['psnr_floor'].mean():.2f})"
@@ -122,8 +124,8 @@ def told(way: str, rows: pd.DataFrame, before: pd.DataFrame | None) -> str:
     return f"{out}   {told[0]:>22}   {told[1]:>22}"
 
 
-def table(rows: pd.DataFrame) -> str:
-    """All ways, one line each."""
+def table(rows: pd.DataFrame, beside: str) -> str:
+    """All ways, one line each, with the differences to the way `beside`."""
     parts = {
         way: rows[rows["way"] == way].sort_values(["run", "target"]).reset_index(drop=True)
         for way in WAYS
@@ -131,10 +133,10 @@ def table(rows: pd.DataFrame) -> str:
     }
     lines = [
         f"{'way':<20}{'n':>4}{'PSNR (floor)':>16}{'SSIM (floor)':>16}{'found (chance)':>15}"
-        f"{'copies':>7}{'seconds':>8}   {f'PSNR less {BEFORE}':>22}   {f'SSIM less {BEFORE}':>22}"
+        f"{'copies':>7}{'seconds':>8}   {f'PSNR less {beside}':>22}   {f'SSIM less {beside}':>22}"
     ]
     for way, part in parts.items():
-        lines.append(told(way, part, None if way == BEFORE else parts.get(BEFORE)))
+        lines.append(told(way, part, None if way == beside else parts.get(beside)))
     return "\n".join(lines)
 
 
@@ -143,6 +145,9 @@ def parser() -> argparse.ArgumentParser:
     made = case_options(__doc__, 24)
     made.add_argument("--rows", nargs="+", type=Path, default=[], help="scores written before")
     made.add_argument("--ways", default="", help="some of the ways, parted by ';'; default: all")
+    made.add_argument(
+        "--beside", default="dip", choices=WAYS, help="way that differences are taken to"
+    )
     made.add_argument("--aux", metavar="D[:PATH]", help="data set of the attacker's own images")
     made.add_argument("--out", type=Path, help="CSV file for the scores of single targets")
     return made
@@ -168,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 pd.concat(tables, ignore_index=True).to_csv(chosen.out, index=False)
     if not tables:
         parser().error("give runs, or --rows with scores written before")
-    print(table(pd.concat(tables, ignore_index=True)))
+    print(table(pd.concat(tables, ignore_index=True), chosen.beside))
 
 
 if __name__ == "__main__":

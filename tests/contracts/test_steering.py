@@ -9,6 +9,7 @@ from torch import nn
 from fedre_privacy.core.artifacts import (
     Artifact,
     HeadState,
+    MatrixBlocks,
     ModelState,
     Prototypes,
     SmallModelState,
@@ -36,6 +37,7 @@ HELD = Held(AUX, torch.arange(40) % 4, blank)
 HONEST: dict[type[Artifact], Artifact] = {
     HeadState: HeadState({"weight": ROWS, "bias": ROWS[:, 0].clone()}),
     Prototypes: Prototypes(ROWS[:3].abs(), torch.tensor([0, 2, 3])),
+    MatrixBlocks: MatrixBlocks(ROWS.reshape(2, 3, 4)[:, :, :3].contiguous()),
     ModelState: ModelState(SHIPPED),
     SmallModelState: SmallModelState(SHIPPED),
 }

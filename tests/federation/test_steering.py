@@ -1,5 +1,6 @@
 """A server that is not honest: what it may change, what it sees, and how a killed run goes on."""
 
+import copy
 import shutil
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,28 @@ def test_a_share_of_the_honest_head_may_be_kept(federation):
     sent, plain = (head(fed.broadcasts(1)[0])["weight"] for fed in (steered, honest))
     torch.testing.assert_close(centred(sent), 0.1 * centred(plain), rtol=1e-4, atol=1e-6)
     assert float(sent.norm()) == pytest.approx(float(plain.norm()), rel=1e-5)
+
+
+def test_under_a_null_matrix_the_first_step_changes_the_matrix_and_the_bias_alone(federation):
+    fed = federation(protocols.get("fedral")(blocks=(2,)), rounds=1, batch_size=64, dropout=0.0)
+    before = [copy.deepcopy(client.model) for client in fed.clients]
+    fed.run(steering=[steering("null-matrix")])
+    ((sent,),) = (b.artifacts for b in fed.broadcasts(1))
+    assert torch.equal(sent.blocks, -torch.eye(sent.blocks.shape[1]).expand_as(sent.blocks))
+    for model, client, upload in zip(before, fed.clients, fed.uploads(1), strict=True):
+        after = dict(client.model.named_parameters())
+        for name, value in model.named_parameters():
+            assert torch.equal(value, after[name]) == (name != "head.bias"), name
+        changed = torch.block_diag(*upload.artifacts[0].blocks) + torch.eye(len(torch.block_diag(*sent.blocks)))
+        assert float(changed.norm()) > 1e-4
+
+
+def test_a_share_of_the_honest_matrix_may_be_kept(federation):
+    honest, whole = (federation(protocols.get("fedral")()) for _ in range(2))
+    honest.run()
+    whole.run(steering=[steering("null-matrix", rounds="1", keep=1.0)])
+    for one, other in zip(honest.broadcasts(1), whole.broadcasts(1), strict=True):
+        torch.testing.assert_close(one.artifacts[0].blocks, other.artifacts[0].blocks)
 
 
 def test_messages_may_differ_between_clients(federation):
