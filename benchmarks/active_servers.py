@@ -137,7 +137,11 @@ def main() -> None:
         for how in filter(None, asked.attacks.split(";")):
             found = pair.leakage(partial(attacked, how=how, asked=asked))
             show(f"Leakage: {how}, round {asked.round}", found)
-        show("Detectors", pair.detection())
+        seen = pair.detection()
+        if len(seen):
+            show("Detectors", seen)
+        else:
+            print("\nDetectors: nothing was steered in the rounds that were trained")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,13 @@ FORMS = (
     Form("gradients", "single", f"{GRADIENTS},cnn4-trained", SCORE.format("1,")),
     Form("gradients", "batch", f"{GRADIENTS},cnn4-trained", SCORE.format("8,")),
     Form("gradients", "analytic", "--images 1", SCORE.format("32,")),
+    Form(
+        "gradients",
+        "spear",
+        f"{GRADIENTS} --attacks linear",
+        r"batch of 8, by linear\n +n 8, .*floor(.|\n)*of 8 inputs have a certificate",
+    ),
+    Form("gradients", "imprint", "--images 1 --models cnn4", r"to 0.001: \d+ of 64 inputs have"),
     Form("gradients", "labels", f"{GRADIENTS},cnn4-trained", r" n 8 B=32 +joint +labels right \d"),
     Form("gradients", "update", GRADIENTS, SCORE.format("4,")),
     Form("gradients", "head", GRADIENTS, r"^cnn4 +2 classes, .*cosine.*classes 2 of 2"),
@@ -197,14 +204,14 @@ FORMS = (
         "",
         "--seeds 1 --trained 2 --round 2 --set data.size=16 --set data.per_class=12 "
         "--set model.dim=16 --set train.clients=4 --out runs --attacks=",
-        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *consistency |nothing was steered)",
     ),
     Form(
         "active_servers",
         "--data",
         "--seeds 1 --trained 2 --round 2 --set data.per_class=12 --set model.dim=16 "
         "--set train.clients=4 --out runs --attacks=",
-        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*^ *consistency ",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *consistency |nothing was steered)",
     ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),

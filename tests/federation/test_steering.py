@@ -75,7 +75,9 @@ def test_under_a_null_matrix_the_first_step_changes_the_matrix_and_the_bias_alon
         after = dict(client.model.named_parameters())
         for name, value in model.named_parameters():
             assert torch.equal(value, after[name]) == (name != "head.bias"), name
-        changed = torch.block_diag(*upload.artifacts[0].blocks) + torch.eye(len(torch.block_diag(*sent.blocks)))
+        changed = torch.block_diag(*upload.artifacts[0].blocks) + torch.eye(
+            len(torch.block_diag(*sent.blocks))
+        )
         assert float(changed.norm()) > 1e-4
 
 
