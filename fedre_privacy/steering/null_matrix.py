@@ -23,7 +23,7 @@ class NullMatrix(Steering):
     what `head` reads classes off, without the noise that differing outputs put on it.
 
     Alters:     MatrixBlocks
-    Seen as:    a loss at receipt that jumps, as if nothing had been learnt
+    Seen as:    a norm that jumps, and a loss at receipt as if nothing had been learnt
     Reference:  none known; the null head of a shared matrix.
     """
 
