@@ -197,7 +197,7 @@ FORMS = (
         "heads",
         "",
         "--seeds 0 --rounds 1 --clients 3 --methods combined,ratio --out runs",
-        r"^lg-cifar, seed 0: accuracy(.|\n)*^ +combined +answers +\d+ of +\d+: cosine",
+        r"^lg-(cifar|digits), seed 0: accuracy(.|\n)*^ +combined +answers +\d+ of +\d+: cosine",
     ),
     Form(
         "active_servers",
