@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from fedre_privacy.attacks.base import (
     Attack,
@@ -17,12 +16,12 @@ from fedre_privacy.attacks.base import (
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.types import Knowledge, ThreatModel
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.resolving import ATTACKS_FOR, DEFAULTS
+from fedre_privacy.runs.resolving import ATTACKS_FOR
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
 from fedre_privacy.threats.base import granting
@@ -176,7 +175,6 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             )
     elif needed - threat.grants:
         options = [f"--threat {name}" for name in granting(needed)[:1]]
-        options += _other_seconds(settings.attack, threat)
         options += [
             f"--attack {n}" for n in fitting if needed_for(attacks.get(n), kinds) <= threat.grants
         ]
@@ -191,15 +189,6 @@ def check_fit(training: TrainSettings, settings: AttackSettings) -> None:
             "entangled (counterfactual)."
         )
     raise IncompatibleError(*problems, next_step=step)
-
-
-def _other_seconds(attack: Attack, threat: ThreatModel) -> list[str]:
-    """Settings by which an attack's second attack (`by`) needs no more than a threat grants."""
-    if not isinstance(getattr(attack, "by", None), Attack):
-        return []
-    usual = DEFAULTS["attack"]
-    other = replace(attack, by=attacks.get(usual)())  # type: ignore[call-arg]
-    return [f"--set attack.by={usual}"] if other.required <= threat.grants else []
 
 
 def check_steered(training: TrainSettings, attack: Attack) -> None:

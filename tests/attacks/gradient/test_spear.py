@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedre_privacy.attacks.gradient.disaggregate import apart
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.models.split import Normalise, SplitModel
+from fedre_privacy.threats.base import threats
 
 
 def errors(found, wanted):
@@ -107,6 +109,14 @@ def test_inputs_behind_convolutions_are_exact(digits, gradient_of, watch, psnr):
     error = (answers.images[:, None] - mine[None]).square().flatten(2).mean(2).amin(1)
     best = psnr(images[3:].mean(0).expand(3, 1, 16, 16), mine)
     assert float((-10 * error.log10()).mean()) > best + 6
+    public = replace(observation, threat=threats.get("strong"), aux=images[3:])
+    usual, named = (
+        attacks.get("spear")(**how)(public, Context(seed=0)).images
+        for how in ({}, {"by": "ensemble-kalman"})
+    )
+    assert torch.equal(usual, named) and not torch.equal(usual, answers.images)
+    error = (usual[:, None] - mine[None]).square().flatten(2).mean(2).amin(1)
+    assert float((-10 * error.log10()).mean()) > best + 3
 
 
 def test_one_step_of_training_is_a_gradient_and_more_steps_are_none(
