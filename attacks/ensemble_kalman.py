@@ -32,12 +32,13 @@ class EnsembleKalman(Linear, Moves, Calibrated):
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs
     Cost:       that of `linear`; for each target `steps` times `members` passes of the extractor
-                and `steps` times four eigendecompositions of (d, d)
+                and `steps` eigendecompositions of (d, d)
     Reference:  Iglesias, Law and Stuart, Ensemble Kalman methods for inverse problems, Inverse
                 Problems 2013; Emerick and Reynolds, Ensemble smoother with multiple data
                 assimilation, Computers & Geosciences 2013.
-    Deviations: ridge regressions fitted without the candidates that they move, in place of the
-                Kalman gain; penalties chosen by held-out error; high frequencies stay as drawn.
+    Deviations: ridge regressions fitted without the candidate that they move, in place of the
+                Kalman gain; penalties chosen by generalised cross-validation; high frequencies
+                stay as drawn.
     """
 
     consumes = (Representations, Prototypes, EntangledRep)

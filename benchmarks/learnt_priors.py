@@ -48,6 +48,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "diffusion": ("diffusion", {}),
     "kalman, 1 step": ("ensemble-kalman", {"steps": 1}),
     "kalman, short": ("ensemble-kalman", {"steps": 1, "views": 4, "members": 500}),
+    "kalman, 1,000": ("ensemble-kalman", {"members": 1000}),
     "ensemble-kalman": ("ensemble-kalman", {}),
 }
 """Names of the rows: attacks and settings. "diffusion, linear" has the linear denoiser alone."""

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation
@@ -35,29 +34,23 @@ from ..running.modules import outputs
 from ..running.objectives import l2rel
 from ..running.tiles import cpu_tile
 from .aux_pairs import FOLDS
-from .denoiser import cosines
 from .linear_map import Linear
 from .map_jobs import jobs_of
 from .map_work import MapWork, aux_images, prepare_work
+from .moving import moved, without_own
 from .optimise import spread_of
+from .waves import Waves
 
-PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
-"""Penalties tried for each band of frequencies, in mean eigenvalues of the scatter."""
-WIDENING = 1.5
-"""Each band of frequencies ends so many times higher than the one before."""
 FINEST = 19.2
 """Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""
 FAR = 1.0
 """Squared distance to which the mean of candidates may move, in what linear answers err on
 auxiliary images. Candidates about one image move less, since the representation leaves some of that
 error open; where many images made it they match its representation by noise, and move further."""
-WIDE, USUAL = 512, 1000
+WIDE, USUAL = 512, 600
 """Candidates of a target whose representation has up to so many values."""
 GPU_TILE = 16
 """Targets at once on a GPU."""
-NULL = 1e-7
-"""Least sum of squares along a direction, in parts of the greatest; single precision ends there."""
-TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +60,7 @@ class Moves:
     members: int | None = knob(
         None,
         help="candidates of each target, at most one for each version of each auxiliary image; "
-        "none: 1,000, or two for each value of a representation that has more than 512",
+        "none: 600, or two for each value of a representation that has more than 512",
         ge=2 * FOLDS,
     )
     steps: int = knob(3, help="times that all candidates are moved", ge=1)
@@ -79,133 +72,6 @@ class Moves:
     def candidates(self, width: int) -> int:
         """How many candidates a target of so many values has; a regression needs more than that."""
         return self.members or (USUAL if width <= WIDE else 2 * width)
-
-
-class Waves:
-    """Cosine coefficients of images (.., C, H, W) up to a frequency, in bands of frequencies."""
-
-    def __init__(self, shape: tuple[int, int, int], finest: float, device: torch.device) -> None:
-        channels, height, width = shape
-        self.shape = shape
-        self.down, self.across = cosines(height).to(device), cosines(width).to(device)
-        rows, columns = torch.arange(height) / height, torch.arange(width) / width
-        radius = (rows[:, None].square() + columns.square()).sqrt() * max(height, width)
-        steps = 1 + radius.clamp(min=0.5).log() / math.log(WIDENING)
-        whole = steps.clamp(min=0).floor().long().expand(shape).flatten()
-        kept = (radius <= finest).expand(shape).flatten().nonzero().flatten()
-        self.band, self.kept = whole[kept].to(device), kept.to(device)
-
-    def of(self, images: Tensor) -> Tensor:
-        """Coefficients (.., k) of images."""
-        made = self.down @ images @ self.across.T
-        return made.flatten(-3)[..., self.kept]
-
-    def images(self, coefficients: Tensor) -> Tensor:
-        """Images with these coefficients (.., k) and no others."""
-        whole = coefficients.new_zeros(*coefficients.shape[:-1], math.prod(self.shape))
-        whole[..., self.kept] = coefficients
-        images: Tensor = self.down.T @ whole.unflatten(-1, self.shape) @ self.across
-        return images
-
-
-def changes(reps: Tensor, waves: Tensor, wanted: Tensor, band: Tensor, fold: Tensor) -> Tensor:
-    """What should change in each candidate for its representation to become the one wanted.
-
-    The map that moves a candidate never saw it: one is fitted without each fold. Penalties are
-    those that err least, over all folds, on the candidates that were left out.
-
-    Args:
-        reps: representations (m, d) of the candidates of a target. waves: coefficients (m, k).
-        wanted: representation of the target (d,).
-        band: band of each coefficient (k,). fold: fold of each candidate (m,).
-
-    Returns:
-        Changes of the coefficients (m, k).
-    """
-    live = (reps != reps[0]).any(0)  # units that are off for all candidates say nothing
-    width, centre, middle = reps.shape[1], reps.mean(0)[live], waves.mean(0)
-    reps, waves, wanted = reps[:, live] - centre, waves - middle, wanted[live] - centre
-    order, sizes = band.argsort(stable=True), torch.bincount(band).tolist()
-    tried = torch.tensor(PENALTIES).to(waves)
-    errors = waves.new_zeros(len(tried), len(sizes))  # up to a constant
-    folds = [_Fold.of(reps, waves, fold == one) for one in fold.unique().tolist()]
-    scatter, both = sum(one.scatter for one in folds), sum(one.both for one in folds)
-    maps = []
-    for one in folds:
-        count = len(reps) - len(one.reps)
-        rep, wave = -one.reps.sum(0) / count, -one.waves.sum(0) / count
-        left = scatter - one.scatter - count * torch.outer(rep, rep)
-        values, axes = principal(left)
-        to_wave = axes.T @ (both - one.both - count * torch.outer(rep, wave))
-        shrink = 1 / (values + tried[:, None] * (left.trace() / width + TINY))
-        seen, missed = (one.reps - rep) @ axes, one.waves - wave
-        energy, agree = seen.T @ seen, (seen.T @ missed) * to_wave
-        parts = zip(to_wave[:, order].split(sizes, 1), agree[:, order].split(sizes, 1), strict=True)
-        for number, (to_band, agreeing) in enumerate(parts):
-            squared = ((shrink @ (energy * (to_band @ to_band.T))) * shrink).sum(1)
-            errors[:, number] += squared - 2 * shrink @ agreeing.sum(1)
-        maps.append((one, axes, shrink, to_wave))
-    chosen = errors.argmin(0)[band]
-    moved = torch.empty_like(waves)
-    for one, axes, shrink, to_wave in maps:
-        missing = (wanted - one.reps) @ axes
-        found = waves.new_empty(len(missing), waves.shape[1])
-        for number in chosen.unique().tolist():
-            where = chosen == number
-            found[:, where] = (missing * shrink[number]) @ to_wave[:, where]
-        moved[one.rows] = found
-    return moved
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """Candidates of a fold, all candidates' means at zero, and sums over them."""
-
-    rows: Tensor
-    reps: Tensor
-    waves: Tensor
-    scatter: Tensor
-    both: Tensor
-
-    @classmethod
-    def of(cls, reps: Tensor, waves: Tensor, rows: Tensor) -> _Fold:
-        """The candidates (m,) of which `rows` is true."""
-        own, seen = reps[rows], waves[rows]
-        return cls(rows, own, seen, own.T @ own, own.T @ seen)
-
-
-def principal(scatter: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions (d, r) in which a scatter (d, d) is not rounding, and its sums along them (r,).
-
-    Arithmetic on the numbers of other directions also takes many times as long: they are so small.
-    """
-    values, axes = symmetric_eigen(scatter.double())
-    kept = values > NULL * values[-1:].clamp(min=TINY)
-    return values[kept].to(scatter), axes[:, kept].to(scatter)
-
-
-def moved(
-    members: Tensor,
-    represent: Callable[[Tensor], Tensor],
-    wanted: Tensor,
-    waves: Waves,
-    fold: Tensor,
-) -> Tensor:
-    """Move the candidates of a target once.
-
-    Args:
-        members: candidates (m, C, H, W). fold: of each candidate (m,).
-        represent: images (m, C, H, W) to their representations (m, d), errors included.
-        wanted: representation of the target (d,).
-
-    Returns:
-        Candidates (m, C, H, W), not clamped; NaN where a representation is not finite.
-    """
-    members = members.clamp(0, 1)
-    reps = represent(members)
-    if not bool(reps.isfinite().all() & wanted.isfinite().all()):
-        return torch.full_like(members, torch.nan)
-    return members + waves.images(changes(reps, waves.of(members), wanted, waves.band, fold))
 
 
 def ensemble_answers(
@@ -256,7 +122,6 @@ class _Group:
     members: Tensor
     first: Tensor
     room: Tensor
-    fold: Tensor
     noise: Tensor
     draws: Sequence[torch.Generator]
     trace: list[Tensor]
@@ -295,7 +160,6 @@ class _Group:
             members,
             members.mean(1),
             room,
-            work.pairs.fold,
             noise,
             draws,
             [fits[torch.tensor(rows, device=fits.device)] for fits in work.fits],
@@ -305,7 +169,8 @@ class _Group:
         """Move all candidates once."""
         for target, wanted in enumerate(self.wanted):
             represent = partial(self.noised, wanted, self.draws[target])
-            self.members[target] = moved(self.members[target], represent, wanted, waves, self.fold)
+            before = self.members[target]
+            self.members[target] = moved(before, represent, wanted, waves, without_own)
         self.trace.append(l2rel(self.uploaded(self.answer(), self.wanted), self.wanted))
 
     def noised(self, wanted: Tensor, draws: torch.Generator, images: Tensor) -> Tensor:

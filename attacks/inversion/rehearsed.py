@@ -23,10 +23,12 @@ from ..running.driver import Piece, Tick, in_groups, reconstruction
 from ..running.modules import outputs
 from ..running.objectives import l2rel
 from .class_means import ClassMeans
-from .ensemble import FINEST, Waves, moved
+from .ensemble import FINEST
 from .linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
+from .moving import moved, without_fold
 from .rehearsals import Owner, class_shares, rehearsable, rehearsed_models, sent_by
 from .simulate import SHIFTS, folds_of, views
+from .waves import Waves
 
 FOLDS = 4
 
@@ -238,11 +240,12 @@ class _Team:
         chosen = torch.randperm(len(shadow), generator=self.draws)[: self.how.members]
         chosen = chosen.to(images.device)
         through = partial(self._represent, shifts, shadow[chosen])
+        changes = partial(without_fold, fold=shadow[chosen] % FOLDS)
         found = torch.empty_like(images)
         for target, (start, sought) in enumerate(zip(images, reps, strict=True)):
             members = start + errors[chosen]
             for _ in range(self.how.moves):
-                members = moved(members, through, sought, self.waves, shadow[chosen] % FOLDS)
+                members = moved(members, through, sought, self.waves, changes)
             found[target] = members.mean(0).clamp(0, 1)
         return found
 

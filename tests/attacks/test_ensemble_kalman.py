@@ -10,7 +10,6 @@ from torch import nn
 
 from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.ensemble_kalman import EnsembleKalman
-from fedre_privacy.attacks.inversion.ensemble import PENALTIES, Waves, changes
 from fedre_privacy.attacks.linear import LinearDecoder
 from fedre_privacy.core.channels import Channel, Noise
 from fedre_privacy.core.errors import IncompatibleError
@@ -19,95 +18,11 @@ from fedre_privacy.data.base import datasets
 from fedre_privacy.models.split import Normalise
 
 BRIEF = {"views": 2, "members": 100, "steps": 2}
-HERE = torch.device("cpu")
 
 
 def psnr_db(images, truth):
     mse = (images - truth).square().flatten(1).mean(1)
     return float((-10 * mse.clamp(min=1e-12).log10()).mean())
-
-
-# --- moves -------------------------------------------------------------------------------------
-
-
-def test_coefficients_up_to_all_frequencies_are_the_image():
-    images = torch.rand(3, 2, 6, 5)
-    waves = Waves((2, 6, 5), 9.0, HERE)
-    assert torch.allclose(waves.images(waves.of(images)), images, atol=1e-5)
-    low = Waves((2, 6, 5), 2.0, HERE)
-    kept = low.images(low.of(images))
-    assert low.of(images).shape[1] < 60
-    assert torch.allclose(low.images(low.of(kept)), kept, atol=1e-5)
-    assert torch.allclose(kept.mean((2, 3)), images.mean((2, 3)), atol=1e-5)
-
-
-def test_bands_rise_with_frequency_whatever_the_size():
-    for side in (8, 16, 64):
-        band = Waves((1, side, side), 19.2, HERE).band
-        along = band[: min(side, 20)]
-        assert bool((along.diff() >= 0).all()) and int(along[0]) < int(along[1]) < int(along[-1])
-
-
-def test_candidates_come_to_the_mean_given_a_linear_representation():
-    draw = torch.Generator().manual_seed(0)
-    spread = torch.tensor([3.0, 2.0, 1.0, 1.0, 0.5, 0.1])
-    weight = torch.randn(6, 3, generator=draw)
-    waves = torch.randn(4000, 6, generator=draw) * spread
-    wanted = (torch.randn(6, generator=draw) * spread) @ weight
-    moved = waves + changes(
-        waves @ weight, waves, wanted, torch.arange(6) // 2, torch.arange(4000) % 4
-    )
-    prior = torch.diag(spread.square())
-    gain = torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
-    assert torch.allclose(moved.mean(0), wanted @ gain, atol=0.1)
-    assert torch.allclose(torch.cov(moved.T), prior - prior @ weight @ gain, atol=0.3)
-
-
-def plainly(reps, waves, wanted, band, fold):
-    """`changes` as described: a ridge regression for each fold and penalty, in double precision."""
-    moved, errors = torch.zeros(len(PENALTIES), *waves.shape, dtype=torch.double), 0
-    reps, waves, wanted = reps.double(), waves.double(), wanted.double()
-    for one in fold.unique():
-        out = fold == one
-        rep, wave = reps[~out].mean(0), waves[~out].mean(0)
-        near, seen = reps[~out] - rep, reps[out] - rep
-        for number, penalty in enumerate(PENALTIES):
-            ridge = (penalty * near.square().sum() / reps.shape[1] + 1e-12) * torch.eye(len(wanted))
-            way = torch.linalg.solve(near.T @ near + ridge, near.T @ (waves[~out] - wave))
-            moved[number, out] = (wanted - reps[out]) @ way
-            missed = (waves[out] - wave - seen @ way).square().sum(0)
-            told = torch.zeros(len(PENALTIES), int(band.max()) + 1, dtype=torch.double)
-            told[number].index_add_(0, band, missed)
-            errors = errors + told
-    best = errors.argmin(0)[band]
-    return moved.gather(0, best.expand(1, len(reps), -1))[0].float()
-
-
-@pytest.mark.parametrize("dead", [0, 12, 40])
-def test_changes_are_those_of_ridge_regressions_without_the_fold(dead):
-    """Also with units that are off for all candidates, and with nothing but these."""
-    draws = torch.Generator().manual_seed(dead)
-    waves = torch.randn(120, 15, generator=draws)
-    reps = waves @ torch.randn(15, 40, generator=draws) + 0.3 * torch.randn(
-        120, 40, generator=draws
-    )
-    reps[:, :dead] = 0
-    wanted, fold = torch.randn(40, generator=draws), torch.arange(120) % 4
-    wanted[:dead] = 0
-    band = torch.arange(15) % 3
-    found = changes(reps, waves, wanted, band, fold)
-    assert torch.allclose(found, plainly(reps, waves, wanted, band, fold), atol=2e-4)
-    assert dead < 40 or not bool(found.any())
-
-
-def test_what_a_representation_does_not_tell_is_not_moved():
-    draw = torch.Generator().manual_seed(0)
-    waves = torch.randn(200, 8, generator=draw)
-    reps = torch.cat([waves[:, :2], torch.randn(200, 30, generator=draw)], -1)
-    band = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
-    change = changes(reps, waves, torch.zeros(32), band, torch.arange(200) % 4)
-    assert torch.allclose(change[:, :2], -waves[:, :2], atol=0.4)
-    assert float(change[:, 2:].square().mean()) < 0.1
 
 
 # --- the attack --------------------------------------------------------------------------------
