@@ -89,7 +89,7 @@ class _Kind:
 
         def work(job: MapJob) -> MapWork:
             return prepare_work(
-                self.observation, self.context, job, aux, self.linear, room=room, crossed=False
+                self.observation, self.context, job, aux, self.linear, room=room, crossed="no"
             )
 
         return each(work, self.jobs, self.cores)

@@ -97,9 +97,8 @@ def ensemble_answers(
 
     def answer(name: str, tick: Tick) -> Piece:
         job, rows = pieces[name]
-        work = prepare_work(
-            observation, context, job, aux, linear, room=how.candidates(job.reps.shape[1])
-        )
+        room = how.candidates(job.reps.shape[1])
+        work = prepare_work(observation, context, job, aux, linear, room=room, crossed="answers")
         group = _Group.of(work, rows, observation, context, sent, how.steps)
         for number in range(how.steps):
             group.move(waves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..running.driver import Piece
 from ..running.modules import BATCH, frozen, outputs
 from ..running.objectives import l2rel
 from .aux_pairs import FOLDS, AuxPairs, simulated, some_views
-from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, total
+from .linear_map import Linear, LinearMap, Sums, choose_penalty, fit, fitted, total
 from .map_jobs import MapJob
 from .simulate import folds_of, views
 
@@ -54,12 +55,13 @@ def prepare_work(
     linear: Linear,
     *,
     room: int,
-    crossed: bool = True,
+    crossed: Literal["maps", "answers", "no"] = "maps",
 ) -> MapWork:
     """Fit the maps of one extractor, answer its targets, and keep up to `room` pairs.
 
     Args:
-        crossed: answer the pairs too, each by a map that was fitted without it.
+        crossed: answer the pairs too, each by a map that was fitted without it, and keep these
+            maps, or the answers alone, which cost less.
     """
     client, round = job.owner
     extract = frozen(observation.extractors[job.owner], context.device)
@@ -96,18 +98,23 @@ def prepare_work(
     penalty = linear.penalty
     if penalty is None:
         penalty = choose_penalty(total(sums[1:]), held)
-    whole = fit(total(sums), penalty)
+    everything = total(sums)
+    whole = fit(everything, penalty)
     without: list[LinearMap] = []
     picture = None
     if room and pairs is not None:
         pairs = AuxPairs(*(t[:room] for t in (pairs.reps, pairs.images, pairs.fold, pairs.held)))
-        if crossed:
-            without = [fit(total([*sums[:k], *sums[k + 1 :]]), penalty) for k in range(FOLDS)]
+        if crossed != "no":
             picture = torch.empty_like(pairs.images)
-            for one, part in enumerate(without):
+            for one, part in enumerate(sums):
                 where = pairs.fold == one
-                made = part(pairs.reps[where]).reshape(-1, *aux.shape[1:])
-                picture[where] = made.clamp(0, 1)
+                others = everything.without(part)
+                if crossed == "maps":
+                    without.append(fit(others, penalty))
+                    made = without[-1](pairs.reps[where])
+                else:
+                    made = fitted(others, penalty, pairs.reps[where])
+                picture[where] = made.reshape(-1, *aux.shape[1:]).clamp(0, 1)
     targets = job.reps.to(context.device)
     answer = whole(targets).reshape(-1, *aux.shape[1:]).clamp(0, 1)
     start = extract(aux.mean(0, keepdim=True)).expand(len(targets), -1)

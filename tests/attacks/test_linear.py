@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.attacks.inversion.linear_map import PENALTIES, Sums, choose_penalty, fit, total
+from fedre_privacy.attacks.inversion.linear_map import (
+    PENALTIES,
+    Sums,
+    choose_penalty,
+    fit,
+    fitted,
+    total,
+)
 from fedre_privacy.attacks.inversion.simulate import (
     MOST_AVERAGED,
     MOST_VIEWS,
@@ -163,6 +170,20 @@ def test_sums_give_the_ridge_solution_and_the_held_out_error():
         errors.append((made(reps[40:].float()) - images[40:]).square().sum())
     assert choose_penalty(kept, held) == PENALTIES[int(torch.stack(errors).argmin())]
     assert 0 < int(torch.stack(errors).argmin()) < len(PENALTIES) - 1
+
+
+def test_answers_without_the_map_are_those_of_the_map_fitted_without_a_part():
+    draw = torch.Generator().manual_seed(0)
+    reps, images = torch.randn(90, 7, generator=draw), torch.rand(90, 12, generator=draw)
+    first, second = Sums.of(reps[:30], images[:30]), Sums.of(reps[30:], images[30:])
+    way = fit(second, 0.1)
+    assert torch.allclose(fitted(second, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
+    rest = total([first, second]).without(first)
+    assert rest.count == 60
+    assert torch.allclose(fitted(rest, 0.1, reps[:30]), way(reps[:30]), atol=1e-6)
+    broken = Sums.of(reps / torch.tensor([0.0] + 6 * [1.0]), images)
+    assert bool(fit(broken, 0.1).weight.isnan().all())
+    assert bool(fitted(broken, 0.1, reps).isnan().all())
 
 
 def test_a_representation_without_spread_answers_the_mean():
