@@ -121,7 +121,7 @@ class _Group:
     members: Tensor
     first: Tensor
     room: Tensor
-    noise: Tensor
+    noise: Tensor | None
     draws: Sequence[torch.Generator]
     trace: list[Tensor]
 
@@ -145,7 +145,7 @@ class _Group:
         errors = work.pairs.images - work.picture
         members = torch.stack([work.answer[row] + errors for row in rows])
         wanted = work.job.reps[rows].to(members)
-        noise = torch.zeros((), device=errors.device)
+        noise = None
         if work.upload is not None or work.job.family != "single":
             made = outputs(work.extract, work.pairs.images)
             if work.upload is not None:
@@ -175,6 +175,8 @@ class _Group:
     def noised(self, wanted: Tensor, draws: torch.Generator, images: Tensor) -> Tensor:
         """What would have been uploaded, with as much error as uploads have (n, d)."""
         reps = self.uploaded(images, wanted)
+        if self.noise is None:
+            return reps
         return reps + self.noise * torch.randn(reps.shape, generator=draws).to(reps)
 
     def uploaded(self, images: Tensor, wanted: Tensor) -> Tensor:
