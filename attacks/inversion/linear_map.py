@@ -173,7 +173,8 @@ class _Normal:
         """Solve for (d, n); NaN where a representation or an image was not finite."""
         if not bool(self.scatter.sum().isfinite() & self.both.sum().isfinite()):
             return torch.full_like(right, torch.nan)
-        return torch.linalg.solve(self.scatter, right)
+        solution: Tensor = torch.linalg.solve(self.scatter, right)
+        return solution
 
 
 def choose_penalty(kept: Sums, held: Sums) -> float:
