@@ -143,12 +143,12 @@ def without_fold(
             errors[:, number] += squared - 2 * shrink @ agreeing.sum(1)
         maps.append((one, axes, shrink, to_wave))
     chosen = errors.argmin(0).tolist()
-    moved = torch.empty_like(waves)
+    found = torch.empty_like(waves)
     for one, axes, shrink, to_wave in maps:
         missing = (wanted - one.reps) @ axes
         parts = zip(chosen, to_wave.split(widths, 1), strict=True)
-        moved[one.rows] = torch.cat([(missing * shrink[n]) @ to_band for n, to_band in parts], 1)
-    return moved
+        found[one.rows] = torch.cat([(missing * shrink[n]) @ to_band for n, to_band in parts], 1)
+    return found
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,11 @@ def test_candidates_come_to_the_mean_given_a_linear_representation(kind):
     weight = torch.randn(6, 3, generator=draw)
     waves = torch.randn(4000, 6, generator=draw) * spread
     wanted = (torch.randn(6, generator=draw) * spread) @ weight
-    moved = waves + kinds(4000)[kind](waves @ weight, waves, wanted, [2, 2, 2])
+    after = waves + kinds(4000)[kind](waves @ weight, waves, wanted, [2, 2, 2])
     prior = torch.diag(spread.square())
     gain = torch.linalg.solve(weight.T @ prior @ weight, weight.T @ prior)
-    assert torch.allclose(moved.mean(0), wanted @ gain, atol=0.1)
-    assert torch.allclose(torch.cov(moved.T), prior - prior @ weight @ gain, atol=0.3)
+    assert torch.allclose(after.mean(0), wanted @ gain, atol=0.1)
+    assert torch.allclose(torch.cov(after.T), prior - prior @ weight @ gain, atol=0.3)
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["own", "fold"])
@@ -114,7 +114,7 @@ def one_by_one(reps, waves, wanted, sizes):
 
 def fold_by_fold(reps, waves, wanted, sizes, fold):
     """`without_fold` as described: a regression for each fold and penalty."""
-    moved, errors = torch.zeros(len(PENALTIES), *waves.shape, dtype=torch.double), 0
+    made, errors = torch.zeros(len(PENALTIES), *waves.shape, dtype=torch.double), 0
     reps, waves, wanted = reps.double(), waves.double(), wanted.double()
     for one in fold.unique():
         out = fold == one
@@ -123,12 +123,12 @@ def fold_by_fold(reps, waves, wanted, sizes, fold):
         told = torch.zeros(len(PENALTIES), len(sizes), dtype=torch.double)
         for number, penalty in enumerate(PENALTIES):
             way = ridge(reps[~out], waves[~out], penalty * unit + 1e-12)
-            moved[number, out] = (wanted - reps[out]) @ way
+            made[number, out] = (wanted - reps[out]) @ way
             missed = (waves[out] - wave - (reps[out] - rep) @ way).square().sum(0)
             told[number] = torch.stack([part.sum() for part in missed.split(sizes)])
         errors = errors + told
     best = errors.argmin(0).repeat_interleave(torch.tensor(sizes))
-    return moved.gather(0, best.expand(1, len(reps), -1))[0].float()
+    return made.gather(0, best.expand(1, len(reps), -1))[0].float()
 
 
 @pytest.mark.parametrize("dead", [0, 12, 40])
@@ -152,7 +152,7 @@ def test_fewer_candidates_than_values_are_moved_by_no_noise():
     assert bool(change.isfinite().all()) and float(change.square().mean()) < 0.3
 
 
-def test_a_representation_that_is_not_finite_moves_nothing_to_anything():
+def test_a_representation_that_is_not_finite_spoils_every_candidate():
     waves = Waves((1, 6, 6), 19.2, HERE)
     members = torch.rand(20, 1, 6, 6)
     found = moved(members, lambda x: x.flatten(1) / 0, torch.zeros(36), waves, without_own)
