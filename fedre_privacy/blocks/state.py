@@ -76,6 +76,20 @@ class Training:
         later=True,
     )
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
+    shared_test: int = knob(
+        1000,
+        help="images of the shared test set, drawn from all clients' test images, classes alike, on "
+        "which every client's model is tested too; 0: none",
+        ge=0,
+        later=True,
+    )
+    shared_every: int = knob(
+        0,
+        help="test on the shared test set after every so many rounds, and after the last; 0: after "
+        "the last alone",
+        ge=0,
+        later=True,
+    )
     seed: int = knob(0, help="seed of everything random", ge=0)
 
     def decay(self, round: int) -> float:
@@ -121,6 +135,7 @@ class Client:
     """One client: its model, its data, and whatever its protocol keeps across rounds.
 
     Args:
+        shared: the test samples of all classes that all clients are tested on, else None.
         memory: modules kept across rounds. tensors: tensors kept across rounds.
         held: training samples that local training leaves out (FedAPEN), else None.
         absent: (n,) bool, training samples that are counted and in no batch, else None; see
@@ -131,6 +146,7 @@ class Client:
     model: SplitModel
     train: Samples
     test: Samples
+    shared: Samples | None = None
     memory: dict[str, torch.nn.Module] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     held: Tensor | None = None

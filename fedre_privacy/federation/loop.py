@@ -4,7 +4,9 @@ Round t: the clients selected for it, which have received broadcast t, train and
 server aggregates; broadcast t + 1 goes to the clients selected next (to all after the last round,
 or always with ``train.broadcast_to=all``).
 Accuracy is measured at two moments: after local training (`post_local`) and after the following
-broadcast (`post_broadcast`), over all clients, selected or not.
+broadcast (`post_broadcast`), over all clients, selected or not; of each client on its own test
+samples, and now and then on a test set that all share (`shared_post_local`,
+`shared_post_broadcast`).
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ time that the last one took."""
 WORTH_COPIES_S = 0.1
 """Clients are spread over cores while that step takes longer; a copy takes some 20 ms."""
 
+MOMENTS = ("post_local", "post_broadcast")
+SHARED = "shared_"
+"""Before a moment's name: accuracy on the shared test set."""
+
 PER_CLIENT = "per_client_"
 """Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
 
@@ -84,18 +90,27 @@ def measured(training: Training, round: int) -> bool:
     return round % training.eval_every == 0 or round == training.rounds
 
 
-def count(protocol: Protocol, client: Client, setting: Setting) -> tuple[int, int]:
-    """How many of its own test samples a client gets right, and how many it has."""
+def measured_on_shared(training: Training, round: int) -> bool:
+    """Whether accuracy on the shared test set is measured in a round."""
+    every = training.shared_every
+    due = round == training.rounds or bool(every and round % every == 0)
+    return due and training.shared_test > 0
+
+
+def count(
+    protocol: Protocol, client: Client, setting: Setting, samples: Samples
+) -> tuple[int, int]:
+    """How many of some samples a client gets right, and how many there are."""
     for module in (client.model, *client.memory.values()):
         module.eval()
     with on_device(client, setting):
-        correct = count_correct(partial(protocol.logits, client), client.test)
-    return correct, len(client.test)
+        correct = count_correct(partial(protocol.logits, client), samples)
+    return correct, len(samples)
 
 
 def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
     """Accuracy of every client on its own test samples."""
-    return accuracy([count(protocol, client, setting) for client in clients])
+    return accuracy([count(protocol, client, setting, client.test) for client in clients])
 
 
 def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
@@ -145,8 +160,12 @@ class Cohort(ABC):
         """Let the chosen clients train, and keep the evaluator's share of it."""
 
     @abstractmethod
-    def evaluate(self) -> Accuracy:
-        """Accuracy of all clients as they are now."""
+    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+        """Accuracy of all clients as they are now.
+
+        Args:
+            shared: on the shared test set in place of their own; None where there is none.
+        """
 
 
 class Here(Cohort):
@@ -209,18 +228,20 @@ class Here(Cohort):
         self.keep(round, self.clients, {k: emissions for k, (emissions, _) in done.items()})
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
-    def evaluate(self) -> Accuracy:
+    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+        tests = [client.shared if shared else client.test for client in self.clients]
+        if any(samples is None for samples in tests):
+            return None
+
+        def look(k: int) -> tuple[int, int]:
+            return count(self.protocol, self.clients[k], self.setting, tests[k])
+
         began = time.monotonic()
-        if self._spread(self._looking_took, len(self.clients)):
-
-            def look(k: int) -> tuple[int, int]:
-                return count(self.protocol, self.clients[k], self.setting)
-
-            found = accuracy(copies.count(look, self.clients, self.cores))
-        else:
-            found = evaluate(self.protocol, self.clients, self.setting)
+        spread = self._spread(self._looking_took, len(self.clients))
+        found = copies.count(look, self.clients, self.cores) if spread else map(look, range(len(tests)))
+        counts = list(found)
         self._looking_took = time.monotonic() - began
-        return found
+        return accuracy(counts)
 
     def _spread(self, took: float, clients: int) -> bool:
         """Whether a step is worth copies that took so long the last time."""
@@ -322,8 +343,8 @@ def lead(
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
         last = round == training.rounds
-        looked = measured(training, round)
-        post_local = cohort.evaluate() if looked else None
+        looked = measured(training, round), measured_on_shared(training, round)
+        post_local = _accuracies(cohort, *looked)
         taken = conduct.taken(round, uploads, post.sent, post.honest)
         messages = server_step(protocol, server, taken, Task(setting, round))
         post = Post(setting, round + 1, messages, conduct)
@@ -331,14 +352,15 @@ def lead(
         if last:
             recorder.write(round + 1, [], post.broadcasts())
             recorder.save()
-        post_broadcast = cohort.evaluate() if looked else None
+        post_broadcast = _accuracies(cohort, *looked)
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
-        for moment, found in (("post_local", post_local), ("post_broadcast", post_broadcast)):
-            row[f"acc_{moment}"] = found.mean_client if found else None
-            row[f"acc_{moment}_sd"] = found.sd_client if found else None
-            row[f"acc_{moment}_pooled"] = found.pooled if found else None
-            row[f"{PER_CLIENT}{moment}"] = list(found.per_client) if found else None
+        for moment, (own, shared) in zip(MOMENTS, (post_local, post_broadcast), strict=True):
+            for name, found in ((moment, own), (f"{SHARED}{moment}", shared)):
+                row[f"acc_{name}"] = found.mean_client if found else None
+                row[f"acc_{name}_sd"] = found.sd_client if found else None
+                row[f"{PER_CLIENT}{name}"] = list(found.per_client) if found else None
+            row[f"acc_{moment}_pooled"] = own.pooled if own else None
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
             row[f"{direction}_scalars_paper"] = traffic.scalars_paper
@@ -361,6 +383,16 @@ def lead(
             )
         )
     return rows
+
+
+def _accuracies(
+    cohort: Cohort, own: bool, shared: bool
+) -> tuple[Accuracy | None, Accuracy | None]:
+    """Accuracy on clients' own test samples and on the shared test set, where each is due."""
+    return (
+        cohort.evaluate() if own else None,
+        cohort.evaluate(shared=True) if shared else None,
+    )
 
 
 @dataclass(frozen=True)

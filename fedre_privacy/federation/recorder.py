@@ -5,7 +5,7 @@ The format is documented in docs/artifact_format.md so that other systems can wr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -64,10 +64,14 @@ class Index(TypedDict):
 
 
 class Recorder:
-    """Writes the messages of a run, round by round, into a folder, and their index with `save`."""
+    """Writes the messages of a run, round by round, into a folder, and their index with `save`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        records: whether the messages of a round are kept.
+    """
+
+    def __init__(self, folder: Path, records: Callable[[int], bool] = lambda round: True) -> None:
+        self.folder, self.records = folder, records
         self._files: dict[str, str] = {}
         self._messages: list[Message] = []
 
@@ -83,8 +87,10 @@ class Recorder:
     ) -> None:
         """Write the tensors of one round; the index knows them after `save`.
 
-        A round that was written before is replaced.
+        A round that was written before is replaced, and one that is not to be kept left out.
         """
+        if not self.records(round):
+            return
         file = f"r{round:04d}.safetensors"
         if file in self._files:
             self._messages = [m for m in self._messages if m["file"] != file]

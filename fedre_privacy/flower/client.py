@@ -30,7 +30,7 @@ from fedre_privacy.federation.steps import client_step, first_upload, on_device
 from fedre_privacy.runs.preparing import prepare
 from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.starting import build_client
+from fedre_privacy.runs.starting import build_client, shared_samples
 from fedre_privacy.runs.writing import mixtures, mixtures_file
 
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, Order, Reply, order_of, pack, unpack
@@ -128,7 +128,8 @@ class Participation:
         )
         self.setting = replace(prepared.setting, class_counts=counts)
         data = Samples(prepared.data.images.to(device), prepared.data.labels.to(device))
-        self.client: Client = build_client(settings, prepared, number, data, {})
+        shared = shared_samples(prepared, data)
+        self.client: Client = build_client(settings, prepared, number, data, {}, shared)
         self.received = self.trained = -1
         path = folder / STATE
         if path.is_file():
@@ -182,7 +183,9 @@ class Participation:
     def _tested(self, order: Order) -> Reply:
         reply = self._reply()
         if order["test"]:
-            reply["right"] = count(self.protocol, self.client, self.setting)
+            reply["right"] = count(self.protocol, self.client, self.setting, self.client.test)
+        if order["shared"] and self.client.shared is not None:
+            reply["shared"] = count(self.protocol, self.client, self.setting, self.client.shared)
         return reply
 
     def _receive(self, round: int, message: Message) -> None:

@@ -112,6 +112,7 @@ class Elsewhere(Cohort):
         self.everyone = range(setting.training.clients)
         self.pending: dict[int, dict[int, Message]] = defaultdict(dict)
         self.right: dict[int, tuple[int, int]] = {}
+        self.shared: dict[int, tuple[int, int]] = {}
 
     def first(self) -> list[Upload]:
         if not begins_with_uploads(self.settings.protocol):
@@ -152,18 +153,32 @@ class Elsewhere(Cohort):
     def train(self, post: Post) -> Sent:
         self.receive(post)  # again, after a resume
         test = loop.measured(self.setting.training, post.round)
+        shared = loop.measured_on_shared(self.setting.training, post.round)
         orders = {}
         for k in post.chosen:
             messages = {**self.pending.pop(k, {}), post.round: post.message(k)}
-            orders[k] = self._order(k, WORK, messages, train=post.round, test=test)
+            orders[k] = self._order(
+                k, WORK, messages, train=post.round, test=test, shared=shared
+            )
             self.right.pop(k, None)
+            self.shared.pop(k, None)
         replies = self._ask(orders)
         return {k: (replies[k][1][0], replies[k][0]["loss"]) for k in post.chosen}
 
-    def evaluate(self) -> Accuracy:
-        asked = [k for k in self.everyone if k in self.pending or k not in self.right]
-        self._ask({k: self._order(k, WORK, self.pending.pop(k, {}), test=True) for k in asked})
-        return loop.accuracy([self.right[k] for k in self.everyone])
+    def evaluate(self, *, shared: bool = False) -> Accuracy | None:
+        known = self.shared if shared else self.right
+        for k in self.pending:
+            self.right.pop(k, None)
+            self.shared.pop(k, None)
+        orders = {
+            k: self._order(k, WORK, self.pending.pop(k, {}), test=not shared, shared=shared)
+            for k in self.everyone
+            if k not in known
+        }
+        self._ask(orders)
+        if shared and not known:
+            return None
+        return loop.accuracy([known[k] for k in self.everyone])
 
     def _order(
         self,
@@ -173,6 +188,7 @@ class Elsewhere(Cohort):
         *,
         train: int = 0,
         test: bool = False,
+        shared: bool = False,
     ) -> bytes:
         sent = dict(sorted((messages or {}).items()))
         head = Order(
@@ -186,6 +202,7 @@ class Elsewhere(Cohort):
             rounds=list(sent),
             train=train,
             test=test,
+            shared=shared,
         )
         return pack(head, list(sent.values()))
 
@@ -201,5 +218,7 @@ class Elsewhere(Cohort):
                 raise type(error)(*told, next_step=error.next_step) from None
             if "right" in reply:
                 self.right[k] = reply["right"]
+            if "shared" in reply:
+                self.shared[k] = reply["shared"]
             replies[k] = (reply, messages)
         return replies

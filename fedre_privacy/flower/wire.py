@@ -20,7 +20,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import DamagedInputError, FedreError
 from fedre_privacy.core.schema import check, parse_json
 
-SCHEMA = 1
+SCHEMA = 2
 HELLO, FIRST, ANSWER, WORK = "hello", "first", "answer", "work"
 
 
@@ -33,6 +33,7 @@ class Order(TypedDict):
         rounds: of the broadcasts that come along, ascending.
         train: the round to train and upload in; 0: none. Its broadcast comes last.
         test: whether to count right answers on the client's test samples afterwards.
+        shared: whether to do so on the shared test set.
     """
 
     run: str
@@ -45,6 +46,7 @@ class Order(TypedDict):
     rounds: list[int]
     train: int
     test: bool
+    shared: bool
 
 
 class Reply(TypedDict):
@@ -53,6 +55,7 @@ class Reply(TypedDict):
     Args:
         received, trained: its last rounds; -1: none yet.
         right: right answers and samples of its test, where it was asked for.
+        shared: the same of the shared test set; no answer where there is none.
         error: an error's class, its sentences and next step, in place of everything else.
     """
 
@@ -60,6 +63,7 @@ class Reply(TypedDict):
     trained: int
     loss: NotRequired[float]
     right: NotRequired[tuple[int, int]]
+    shared: NotRequired[tuple[int, int]]
     error: NotRequired[tuple[str, list[str], str | None]]
 
 

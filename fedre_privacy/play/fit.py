@@ -45,7 +45,9 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
     problems = []
     if wanted > last:
         problems.append(f"'eval.round' is {wanted}; the training has {plural(last, 'round')}.")
-    elif not training.record.keeps(wanted, last) and not only_recorded(training, settings):
+    elif not training.record.keeps(wanted, last) and (
+        not training.record.records(wanted, last) or not only_recorded(training, settings)
+    ):
         add = "record.keep_first=true" if wanted == 1 else f"record.keep_every={wanted}"
         asked = "'eval.round' is" if settings.evaluation.round else "The attack is on round"
         problems.append(
@@ -57,7 +59,9 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
             f"Attack '{settings.attack.name}' reads the first round alone, and 'eval.round' is "
             f"{wanted}. Leave eval.round out."
         )
-    if settings.attack.several_rounds and wanted > 1 and not (every and every < wanted):
+    if settings.attack.several_rounds and wanted > 1 and not any(
+        training.record.keeps(r, last) for r in range(1, wanted)
+    ):
         problems.append(
             f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "
             f"those of one round would be kept: record.keep_every is {every}. Add --set "

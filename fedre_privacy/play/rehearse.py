@@ -185,7 +185,8 @@ def _first_step(
     """Train one batch per client; return the run and the estimate for the whole training."""
     size = settings.train.batch_size
     training = dataclasses.replace(settings.train, rounds=1, epochs=1)
-    once = dataclasses.replace(settings, train=training)
+    record = dataclasses.replace(settings.record, rounds=())
+    once = dataclasses.replace(settings, train=training, record=record)
     split = Split(
         tuple(own[:size] for own in prepared.split.train),
         tuple(own[:size] for own in prepared.split.test),
@@ -194,6 +195,7 @@ def _first_step(
     short = dataclasses.replace(
         prepared,
         split=split,
+        shared_test=prepared.shared_test[:0],
         setting=dataclasses.replace(
             prepared.setting,
             training=training,

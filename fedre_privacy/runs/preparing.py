@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from fedre_privacy.blocks.state import Setting
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.memory import available_bytes
+from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
@@ -28,7 +29,7 @@ from fedre_privacy.models.families import (
     representation_dim,
 )
 from fedre_privacy.models.zoo import architectures
-from fedre_privacy.partition.base import Split, split
+from fedre_privacy.partition.base import IntArray, Split, split
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.steering.base import Steering
 
@@ -41,7 +42,8 @@ class Prepared:
     """Data loaded, shared out and checked against the protocol; no model built yet.
 
     Defences have what follows from the federation filled in. `absent` are samples of the data set
-    that are shared out and counted, and are in no batch (game ``null``).
+    that are shared out and counted, and are in no batch (game ``null``). `shared_test` numbers the
+    samples of the shared test set (see `draw_shared_test`).
     """
 
     data: ImageData
@@ -49,6 +51,7 @@ class Prepared:
     setting: Setting
     defense: tuple[Defense, ...]
     absent: frozenset[int] = frozenset()
+    shared_test: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
@@ -84,7 +87,31 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     facts = facts_of(settings, setting)
     check_null(settings, facts)
     defense = tuple(d.settled(facts) for d in settings.defense)
-    return Prepared(data, shares, setting, defense, absent_of(settings, data))
+    return Prepared(
+        data, shares, setting, defense, absent_of(settings, data),
+        draw_shared_test(settings, data, shares),
+    )  # fmt: skip
+
+
+def draw_shared_test(settings: TrainSettings, data: ImageData, shares: Split) -> IntArray:
+    """Draw the shared test set out of all clients' test samples, as many of each class as there are.
+
+    A world of a membership game has none: its accuracy is no result.
+
+    Returns:
+        Numbers of at most `Training.shared_test` samples, ascending.
+    """
+    if settings.coins is not None:
+        return np.empty(0, np.int64)
+    seed = derive(settings.train.seed, "shared test")
+    pool = np.random.default_rng(seed).permutation(np.sort(np.concatenate(shares.test)))
+    labels = data.labels.numpy()[pool]
+    place_in_class = np.empty(len(pool), np.int64)
+    for label in np.unique(labels):
+        own = labels == label
+        place_in_class[own] = np.arange(own.sum())
+    first = np.argsort(place_in_class, kind="stable")[: settings.train.shared_test]
+    return np.sort(pool[first])
 
 
 def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> list[str]:

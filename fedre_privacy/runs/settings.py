@@ -60,10 +60,22 @@ class RecordSettings:
         False, help="keep the extractors of the first round too, for attacks on it", later=True
     )
 
+    rounds: tuple[int, ...] = knob(
+        (),
+        help="rounds whose uploads, broadcasts and extractors are kept, and the last: for trainings "
+        "whose record would fill the disk; none: the messages of all rounds",
+        later=True,
+    )
+
     def keeps(self, round: int, last: int) -> bool:
         """Whether the extractors and the truth of a round are kept."""
-        wanted = self.keep_every and round % self.keep_every == 0
+        wanted = (self.keep_every and round % self.keep_every == 0) or round in self.rounds
         return bool(round == last or wanted or (round == 1 and self.keep_first))
+
+    def records(self, round: int, last: int) -> bool:
+        """Whether the messages of a round are kept; those before and after all rounds always are."""
+        between = 0 < round < last
+        return not (self.rounds and between) or self.keeps(round, last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,10 @@ def build_clients(settings: TrainSettings, prepared: Prepared) -> list[Client]:
     images, labels = prepared.data.images.to(device), prepared.data.labels.to(device)
     data = Samples(images, labels)
     first: dict[str, SplitModel] = {}
+    shared = shared_samples(prepared, data)
     clients = [
-        build_client(settings, prepared, k, data, first) for k in range(settings.train.clients)
+        build_client(settings, prepared, k, data, first, shared)
+        for k in range(settings.train.clients)
     ]
     if _fit_together(clients, device):
         for client in clients:
@@ -40,12 +42,14 @@ def build_client(
     k: int,
     data: Samples,
     first: dict[str, SplitModel],
+    shared: Samples | None,
 ) -> Client:
     """Make one client's model and take its samples.
 
     Args:
         data: all samples, on the device.
         first: the model that clients of an architecture begin with, by its name; filled here.
+        shared: the samples that all clients are tested on.
     """
     shape, classes = prepared.data.image_shape, prepared.data.num_classes
 
@@ -62,13 +66,19 @@ def build_client(
         if architecture not in first:
             first[architecture] = shared_start(settings, k, shape, classes)
         model = copy.deepcopy(first[architecture])
-    client = Client(k, model, own, samples(prepared.split.test[k]))
+    client = Client(k, model, own, samples(prepared.split.test[k]), shared)
     if prepared.absent:
         numbers = prepared.split.train[k].tolist()
         client.absent = torch.tensor([number in prepared.absent for number in numbers])
     with seeded(settings.train.seed, "protocol state", client=k):
         settings.protocol.start_client(client, prepared.setting)
     return client
+
+
+def shared_samples(prepared: Prepared, data: Samples) -> Samples | None:
+    """The shared test set, on the device of all samples; None where there is none."""
+    numbers = torch.from_numpy(prepared.shared_test).to(data.labels.device)
+    return data.take(numbers) if len(numbers) else None
 
 
 def shared_start(

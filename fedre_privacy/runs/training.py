@@ -194,7 +194,7 @@ def in_process(work: Work) -> None:
         clients,
         server,
         prepared.setting,
-        recorder=Recorder(folder / UPLOADS),
+        recorder=Recorder(folder / UPLOADS, lambda round: record.records(round, last)),
         checkpoints=folder / CHECKPOINTS,
         keep=keep,
         report=work.report,

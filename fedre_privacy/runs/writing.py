@@ -69,12 +69,12 @@ class Metrics:
 def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:
     """Write one row per round, and one per client of every round that was evaluated."""
     files.write_csv(folder / "metrics.csv", [without_clients(row) for row in rows])
-    local, broadcast = (f"{loop.PER_CLIENT}{moment}" for moment in ("post_local", "post_broadcast"))
+    moments = [f"{kind}{moment}" for kind in ("", loop.SHARED) for moment in loop.MOMENTS]
     clients = [
-        {"round": row["round"], "client": k, "acc_post_local": one, "acc_post_broadcast": other}
+        {"round": row["round"], "client": k}
+        | {f"acc_{m}": own[k] if (own := row.get(f"{loop.PER_CLIENT}{m}")) else None for m in moments}
         for row in rows
-        if row.get(local) and row.get(broadcast)
-        for k, (one, other) in enumerate(zip(row[local], row[broadcast], strict=True))
+        for k in range(max(len(row.get(f"{loop.PER_CLIENT}{m}") or ()) for m in moments))
     ]
     if clients:
         files.write_csv(folder / "clients.csv", clients)
