@@ -3,8 +3,8 @@
     python benchmarks/campaign.py NAME --size SIZE --data FILE.npz --runs DIR --out FILE.json
 
 does one job and writes what it found; `benchmarks/gpu.py` does them all. A training's name is
-PROTOCOL-PARTITION-sSEED, and behind it ``-rROUND`` for the attacks on a round of it. An attack whose
-run is not in DIR trains it first.
+PROTOCOL-PARTITION-sSEED, and behind it ``-rROUND`` for the attacks on a round of it. An attack
+whose run is not in DIR trains it first.
 """
 
 from __future__ import annotations
@@ -262,7 +262,9 @@ def attacked(
             "round": done.trial.round,
             "counterfactual": done.trial.counterfactual,
             "measures": [
-                {key: _rounded(getattr(one, key)) for key in MEASURE} for one in done.card.measures if one.is_in(TABLE)
+                {key: _rounded(getattr(one, key)) for key in MEASURE}
+                for one in done.card.measures
+                if one.is_in(TABLE)
             ],
             "seconds": round(time.monotonic() - started, 1),
         }  # fmt: skip

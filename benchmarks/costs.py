@@ -29,7 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.core.types import Emission, Upload
-from fedre_privacy.federation.loop import Here, Post, evaluate
+from fedre_privacy.federation.accuracy import evaluate
+from fedre_privacy.federation.loop import Here, Post
 from fedre_privacy.federation.steps import client_step, first_answer, next_broadcast, server_step
 from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.steering.apply import Conduct

@@ -6,11 +6,11 @@
     python benchmarks/gpu.py --table                       the results so far, as Markdown
 
 On a GPU there are two lists, each in order of value: the kit, which measures speed and runs alone,
-and the campaign at published size, several of whose jobs share the GPU. Each job is a process of its
-own. Its result is one JSON file in DIR/LIST the moment it ends; a job that is done there is not done
-again, here or elsewhere, and one is begun only if the minutes that it is expected to take are left,
-which earlier jobs of its kind on this GPU tell. Models and uploads stay in --runs. The package is
-imported from this checkout; nothing is installed.
+and the campaign at published size, several of whose jobs share the GPU. Each job is a process of
+its own. Its result is one JSON file in DIR/LIST the moment it ends. A job that is done there is not
+done again, here or elsewhere. One is begun only if the minutes that it is expected to take are
+left, which earlier jobs of its kind on this GPU tell. Models and uploads stay in --runs. The
+package is imported from this checkout; nothing is installed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def refusal(chosen: argparse.Namespace) -> str:
     on_cpu = chosen.rehearse or chosen.size == CPU
     if not on_cpu and not torch.cuda.is_available():
         return (
-            "No GPU is here. --size cpu does the campaign of CPUs; --rehearse runs every job on the "
-            "CPU at toy sizes."
+            "No GPU is here. --size cpu does the campaign of CPUs; --rehearse runs every job on "
+            "the CPU at toy sizes."
         )
     if chosen.data is None and chosen.size == CPU:
         return "The campaign needs --data FILE.npz, all of CIFAR-10 as the npz data set reads it."

@@ -114,9 +114,7 @@ def jobs(scratch: Path, *, rehearse: bool) -> list[Job]:
 
 def words_of(step: Step, scratch: Path, device: str, *, small: bool) -> Sequence[str]:
     """The command of a step, with what stands in braces filled in and sizes cut in a rehearsal."""
-    filled = step.command.format(
-        speed=scratch / "random.npz", runs=scratch / "runs", device=device
-    )
+    filled = step.command.format(speed=scratch / "random.npz", runs=scratch / "runs", device=device)
     words = shlex.split(filled)
     if words[0] in (INVERSION, "benchmarks/rounds.py", "benchmarks/together.py"):
         words += ["--device", device]

@@ -160,7 +160,12 @@ class Scheduler:
         say: Callable[[str], None] = print,
     ) -> None:
         self.results, self.scratch, self.on, self.say = results, scratch, on, say
-        self.environment = {**os.environ, "PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg", **environment}
+        self.environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "MPLBACKEND": "Agg",
+            **environment,
+        }
         self.running: list[Running] = []
         self.failed = 0
 

@@ -69,6 +69,7 @@ class Run(recorded.Run):
                 "protocol": self.settings.protocol.name,
                 "accuracy after local training": accuracy("post_local"),
                 "accuracy after the broadcast": accuracy("post_broadcast"),
+                "on the shared test set": accuracy(f"shared_{self.settings.protocol.headline}"),
                 "scalars up": f"{final['up_scalars']:,.0f}",
                 "scalars down": f"{final['down_scalars']:,.0f}",
             }

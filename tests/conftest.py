@@ -1,5 +1,6 @@
 """What tests of several rooms share: checkout, browser, real digits, a small known inversion."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,17 @@ from torch import Tensor, nn
 from fedre_privacy.core.artifacts import Artifact, Representations
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.data.base import ImageData, datasets
+from fedre_privacy.federation import loop
 from fedre_privacy.models.split import Normalise
 from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_in_this_process() -> None:
+    """Whether a step is worth copies of the process depends on how busy a machine is."""
+    loop.WORTH_COPIES_S = math.inf
 
 
 @pytest.fixture(scope="session")

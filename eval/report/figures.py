@@ -82,6 +82,8 @@ def attack_trace(
 _MOMENTS = {
     "acc_post_local": "after local training",
     "acc_post_broadcast": "after the broadcast",
+    "acc_shared_post_local": "after local training, shared test set",
+    "acc_shared_post_broadcast": "after the broadcast, shared test set",
 }
 
 
@@ -92,7 +94,8 @@ def training_curves(
 
     Args:
         frame: one row per round with the columns ``round``, ``acc_post_local``,
-            ``acc_post_broadcast`` (0 to 1, mean over clients; absent in rounds not evaluated) and
+            ``acc_post_broadcast`` (0 to 1, mean over clients; absent in rounds not evaluated), the
+            same on the shared test set (``acc_shared_post_local``, ...) where it was measured, and
             ``loss``. Several rows of a round (seeds) are drawn as mean and range.
         chance: accuracy of guessing, drawn as a dotted line.
 
@@ -101,6 +104,7 @@ def training_curves(
     """
     absent = [name for name in ("round", "loss") if name not in frame.columns]
     moments = [name for name in _MOMENTS if name in frame.columns]
+    moments = [name for name in moments if "shared" not in name or frame[name].notna().any()]
     if absent or not moments:
         wanted = "round, loss and one of " + ", ".join(_MOMENTS)
         raise IncompatibleError(
@@ -109,10 +113,10 @@ def training_curves(
         )
     figure, (left, right) = panels(2, title, caption)
     curves = [(left, name, _MOMENTS[name]) for name in moments] + [(right, "loss", "loss")]
-    styles = zip(
-        curves, (*CYCLE[: len(moments)], CYCLE[0]), ("-", "--", "-")[-len(curves) :], strict=True
-    )
-    for (axes, column, label), colour, dash in styles:
+    for (axes, column, label), colour in zip(
+        curves, (*CYCLE[: len(moments)], CYCLE[0]), strict=True
+    ):
+        dash = "--" if column.endswith("broadcast") else "-"
         known = frame[["round", column]].apply(pd.to_numeric).dropna()
         over = known.groupby("round")[column].agg(["mean", "min", "max"])
         x = over.index.to_numpy(dtype=float)

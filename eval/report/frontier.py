@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from adjustText import adjust_text
@@ -36,6 +36,8 @@ class Point:
         over_sd: over seeds.
         attack: the attack that reached it.
         seeds: number of trainings.
+        shared, shared_sd: accuracy on the test set that all clients share, with its sd over seeds;
+            None where it was not measured.
     """
 
     label: str
@@ -46,6 +48,17 @@ class Point:
     over_sd: float | None
     attack: str
     seeds: int
+    shared: float | None = None
+    shared_sd: float | None = None
+
+
+def on_shared(points: Sequence[Point]) -> list[Point]:
+    """The points placed by their accuracy on the shared test set; those without it are left out."""
+    return [
+        replace(p, accuracy=p.shared, accuracy_sd=p.shared_sd)
+        for p in points
+        if p.shared is not None
+    ]
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
@@ -73,6 +86,7 @@ def frontier(
     *,
     measure: str = "images: PSNR",
     unit: str = "dB",
+    accuracy: str = "test accuracy",
     caption: str = "",
     title: str = "",
 ) -> Figure:
@@ -82,7 +96,7 @@ def frontier(
     protocols that no attack on images could read. Of more than `NAMED` points so many have names.
 
     Args:
-        measure, unit: of the points' `over`.
+        measure, unit: of the points' `over`. accuracy: what their `accuracy` is, in words.
 
     Raises:
         ConfigError: no point.
@@ -139,7 +153,7 @@ def frontier(
     shown = f"{measure} over the floor" + (f" ({unit})" if unit else "")
     axes_b.set_xlabel(plain(shown), fontsize=TEXT)
     axes_b.axvline(0, color="#888888", lw=0.8, ls=":")
-    axes_a.set_ylabel("test accuracy", fontsize=TEXT)
+    axes_a.set_ylabel(accuracy, fontsize=TEXT)
     bar = figure.colorbar(ScalarMappable(shade, colours), ax=(axes_a, axes_b), aspect=40, pad=0.02)
     bar.ax.tick_params(labelsize=SMALL)
     bar.ax.set_title(plain(f"leakage\n{unit}".strip()), fontsize=SMALL)

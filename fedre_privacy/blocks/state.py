@@ -78,8 +78,8 @@ class Training:
     eval_every: int = knob(1, help="evaluate after every so many rounds", ge=1)
     shared_test: int = knob(
         1000,
-        help="images of the shared test set, drawn from all clients' test images, classes alike, on "
-        "which every client's model is tested too; 0: none",
+        help="images of the shared test set, drawn from all clients' test images, classes alike, "
+        "on which every client's model is tested too; 0: none",
         ge=0,
         later=True,
     )

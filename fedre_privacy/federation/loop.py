@@ -23,8 +23,14 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.local import count_correct
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    Training,
+)
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report
@@ -37,6 +43,7 @@ from fedre_privacy.steering.apply import Conduct, same
 from fedre_privacy.steering.base import NOTHING_HELD, Held, Steering
 
 from . import checkpoint, copies
+from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, measured, measured_on_shared
 from .ledger import measure
 from .recorder import Recorder, read_messages
 from .steps import (
@@ -57,25 +64,8 @@ time that the last one took."""
 WORTH_COPIES_S = 0.1
 """Clients are spread over cores while that step takes longer; a copy takes some 20 ms."""
 
-MOMENTS = ("post_local", "post_broadcast")
-SHARED = "shared_"
-"""Before a moment's name: accuracy on the shared test set."""
-
-PER_CLIENT = "per_client_"
-"""Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
-
 Row = dict[str, Any]
 Keep = Callable[[int, Sequence[Client], dict[int, tuple[Emission, ...]]], None]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Test accuracy over clients: macro (mean of clients) and micro (pooled samples)."""
-
-    mean_client: float
-    sd_client: float
-    pooled: float
-    per_client: tuple[float | None, ...]
 
 
 def select(training: Training, round: int) -> tuple[int, ...]:
@@ -83,48 +73,6 @@ def select(training: Training, round: int) -> tuple[int, ...]:
     count = max(1, int(training.join_ratio * training.clients + 1e-9))  # 0.29 * 100 is 28.99...
     order = torch.randperm(training.clients, generator=stream(training.seed, "select", round=round))
     return tuple(sorted(order[:count].tolist()))
-
-
-def measured(training: Training, round: int) -> bool:
-    """Whether accuracy is measured in a round."""
-    return round % training.eval_every == 0 or round == training.rounds
-
-
-def measured_on_shared(training: Training, round: int) -> bool:
-    """Whether accuracy on the shared test set is measured in a round."""
-    every = training.shared_every
-    due = round == training.rounds or bool(every and round % every == 0)
-    return due and training.shared_test > 0
-
-
-def count(
-    protocol: Protocol, client: Client, setting: Setting, samples: Samples
-) -> tuple[int, int]:
-    """How many of some samples a client gets right, and how many there are."""
-    for module in (client.model, *client.memory.values()):
-        module.eval()
-    with on_device(client, setting):
-        correct = count_correct(partial(protocol.logits, client), samples)
-    return correct, len(samples)
-
-
-def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
-    """Accuracy of every client on its own test samples."""
-    return accuracy([count(protocol, client, setting, client.test) for client in clients])
-
-
-def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
-    """Accuracy of clients, of whose test samples so many are right out of so many."""
-    correct, totals = zip(*counts, strict=True)
-    per_client = tuple(c / n if n else None for c, n in counts)
-    tested = [value for value in per_client if value is not None]
-    mean = sum(tested) / len(tested) if tested else float("nan")
-    return Accuracy(
-        mean,
-        (sum((value - mean) ** 2 for value in tested) / max(len(tested) - 1, 1)) ** 0.5,
-        sum(correct) / max(sum(totals), 1),
-        per_client,
-    )
 
 
 Sent = dict[int, tuple[tuple[Artifact, ...], float]]
@@ -238,7 +186,9 @@ class Here(Cohort):
 
         began = time.monotonic()
         spread = self._spread(self._looking_took, len(self.clients))
-        found = copies.count(look, self.clients, self.cores) if spread else map(look, range(len(tests)))
+        found = (
+            copies.count(look, self.clients, self.cores) if spread else map(look, range(len(tests)))
+        )
         counts = list(found)
         self._looking_took = time.monotonic() - began
         return accuracy(counts)
@@ -356,11 +306,7 @@ def lead(
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
         for moment, (own, shared) in zip(MOMENTS, (post_local, post_broadcast), strict=True):
-            for name, found in ((moment, own), (f"{SHARED}{moment}", shared)):
-                row[f"acc_{name}"] = found.mean_client if found else None
-                row[f"acc_{name}_sd"] = found.sd_client if found else None
-                row[f"{PER_CLIENT}{name}"] = list(found.per_client) if found else None
-            row[f"acc_{moment}_pooled"] = own.pooled if own else None
+            row |= columns(moment, own, shared)
         for direction, traffic in (("up", up), ("down", down)):
             row[f"{direction}_scalars"] = traffic.scalars_complete
             row[f"{direction}_scalars_paper"] = traffic.scalars_paper
@@ -385,9 +331,7 @@ def lead(
     return rows
 
 
-def _accuracies(
-    cohort: Cohort, own: bool, shared: bool
-) -> tuple[Accuracy | None, Accuracy | None]:
+def _accuracies(cohort: Cohort, own: bool, shared: bool) -> tuple[Accuracy | None, Accuracy | None]:
     """Accuracy on clients' own test samples and on the shared test set, where each is due."""
     return (
         cohort.evaluate() if own else None,

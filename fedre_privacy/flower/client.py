@@ -25,7 +25,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.types import Emission
 from fedre_privacy.federation import checkpoint
-from fedre_privacy.federation.loop import count
+from fedre_privacy.federation.accuracy import count
 from fedre_privacy.federation.steps import client_step, first_upload, on_device
 from fedre_privacy.runs.preparing import prepare
 from fedre_privacy.runs.resolving import required, resolve_training

@@ -16,8 +16,9 @@ from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Report
 from fedre_privacy.core.types import Upload
 from fedre_privacy.defenses.base import Defense
-from fedre_privacy.federation import loop
-from fedre_privacy.federation.loop import Accuracy, Cohort, Post, Row, Sent
+from fedre_privacy.federation import accuracy, loop
+from fedre_privacy.federation.accuracy import Accuracy
+from fedre_privacy.federation.loop import Cohort, Post, Row, Sent
 from fedre_privacy.federation.recorder import Recorder, read_messages
 from fedre_privacy.federation.steps import begins_with_uploads
 from fedre_privacy.models.families import architecture_of, representation_dim
@@ -52,6 +53,11 @@ def refused(settings: TrainSettings) -> list[str]:
         for one in settings.steering
         if one.needs
     ]
+    if settings.record.rounds:
+        problems.append(
+            "record.rounds leaves out broadcasts that clients elsewhere need after an "
+            "interruption. Leave it out."
+        )
     if settings.train.together == "always":
         problems.append("train.together=always trains clients in one program; here each has one.")
     return problems
@@ -152,14 +158,12 @@ class Elsewhere(Cohort):
 
     def train(self, post: Post) -> Sent:
         self.receive(post)  # again, after a resume
-        test = loop.measured(self.setting.training, post.round)
-        shared = loop.measured_on_shared(self.setting.training, post.round)
+        test = accuracy.measured(self.setting.training, post.round)
+        shared = accuracy.measured_on_shared(self.setting.training, post.round)
         orders = {}
         for k in post.chosen:
             messages = {**self.pending.pop(k, {}), post.round: post.message(k)}
-            orders[k] = self._order(
-                k, WORK, messages, train=post.round, test=test, shared=shared
-            )
+            orders[k] = self._order(k, WORK, messages, train=post.round, test=test, shared=shared)
             self.right.pop(k, None)
             self.shared.pop(k, None)
         replies = self._ask(orders)
@@ -178,7 +182,7 @@ class Elsewhere(Cohort):
         self._ask(orders)
         if shared and not known:
             return None
-        return loop.accuracy([known[k] for k in self.everyone])
+        return accuracy.accuracy([known[k] for k in self.everyone])
 
     def _order(
         self,

@@ -177,6 +177,8 @@ def _job(job: JobResult) -> dict[str, object]:
         "status": job["status"],
         "accuracy after local training": final.get("acc_post_local"),
         "accuracy after the broadcast": final.get("acc_post_broadcast"),
+        "on the shared test set, local": final.get("acc_shared_post_local"),
+        "on the shared test set, broadcast": final.get("acc_shared_post_broadcast"),
         "took (s)": None if took is None else round(took, 1),
         "run": job.get("run"),
     }

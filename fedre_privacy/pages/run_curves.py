@@ -16,7 +16,8 @@ from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.runs.run import Run
 
 HEADLINE = "headline"
-MOMENTS = (HEADLINE, "post_local", "post_broadcast")
+SHARED = "shared"
+MOMENTS = (HEADLINE, "post_local", "post_broadcast", SHARED)
 ACROSS = {"round": "round", "traffic": "MiB sent, both ways"}
 MIB = 2**20
 
@@ -27,7 +28,8 @@ class Comparison:
 
     Args:
         groups: label to its runs.
-        moment: of evaluation; `HEADLINE`: the one that each protocol quotes.
+        moment: of evaluation; `HEADLINE`: the one that each protocol quotes; `SHARED`: the same on
+            the shared test set.
     """
 
     groups: Mapping[str, Sequence[Run]]
@@ -41,7 +43,15 @@ class Comparison:
                 moment = self.moment
                 if moment == HEADLINE:
                     moment = run.settings.protocol.headline
+                elif moment == SHARED:
+                    moment = f"{SHARED}_{run.settings.protocol.headline}"
                 rows = run.metrics()
+                if f"acc_{moment}" not in rows:
+                    raise ConfigError(
+                        f"{run.name} has no accuracy on a shared test set: an earlier version "
+                        "trained it, or train.shared_test is 0.",
+                        next_step="Train it again with --restart.",
+                    )
                 part = pd.DataFrame(
                     {
                         "label": label,
@@ -95,8 +105,9 @@ class Comparison:
         curves = [Curve(label, frame[frame["label"] == label]) for label in self.groups]
         classes = {len(run.record["classes"]) for runs in self.groups.values() for run in runs}
         said = "Lines: means over seeds; bands: from the lowest to the highest seed."
-        if self.moment == HEADLINE:
-            said += " Accuracy at the moment that each protocol quotes."
+        if self.moment in (HEADLINE, SHARED):
+            said += " Accuracy at the moment that each protocol quotes"
+            said += ", on the shared test set." if self.moment == SHARED else "."
         figure = learning_curves(
             curves, across=ACROSS[across], title=title, caption=said, target=target,
             chance=1 / classes.pop() if len(classes) == 1 else None,

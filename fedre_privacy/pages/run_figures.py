@@ -20,6 +20,7 @@ from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.preparing import loaded
+from fedre_privacy.runs.record import MEASURED
 from fedre_privacy.runs.run import Run
 
 Drawn = tuple[Figure, pd.DataFrame]
@@ -58,9 +59,10 @@ def accuracy(run: Run) -> Drawn:
     """Accuracy and loss per round."""
     frame = run.metrics()
     chance = 1 / len(run.record["classes"])
+    columns = ("round", *MEASURED, "loss")
     return (
         training_curves(frame, title=run.name, caption=caption(run), chance=chance),
-        frame[[c for c in ("round", "acc_post_local", "acc_post_broadcast", "loss") if c in frame]],
+        frame[[c for c in columns if c in frame]],
     )
 
 

@@ -59,8 +59,10 @@ def check_ahead(training: TrainSettings, settings: AttackSettings) -> None:
             f"Attack '{settings.attack.name}' reads the first round alone, and 'eval.round' is "
             f"{wanted}. Leave eval.round out."
         )
-    if settings.attack.several_rounds and wanted > 1 and not any(
-        training.record.keeps(r, last) for r in range(1, wanted)
+    if (
+        settings.attack.several_rounds
+        and wanted > 1
+        and not any(training.record.keeps(r, last) for r in range(1, wanted))
     ):
         problems.append(
             f"Attack '{settings.attack.name}' reads several rounds through clients' models, and "

@@ -16,7 +16,8 @@ from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
-from fedre_privacy.runs.preparing import Prepared, prepare
+from fedre_privacy.runs.disk import message_bytes, record_bytes, refuse_full
+from fedre_privacy.runs.preparing import Prepared, models_bytes, prepare
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
@@ -43,28 +44,35 @@ class Plan:
         lines: heading to text, for printing.
         train_s, attack_s: estimated seconds (0 where that part would not run).
         memory_bytes: peak memory of the rehearsal.
+        disk_bytes: that the record of the training would take (0 where nothing would be trained).
     """
 
     lines: dict[str, str]
     train_s: float
     attack_s: float
     memory_bytes: int
+    disk_bytes: int = 0
 
 
 def rehearse(
-    training: TrainSettings | Run, settings: AttackSettings | None, device: torch.device
+    training: TrainSettings | Run,
+    settings: AttackSettings | None,
+    device: torch.device,
+    runs: Path = Path("runs"),
 ) -> Plan:
     """Do every check and one step of each loop; write nothing that stays.
 
     Args:
         training: settings to train with, or the recorded run to attack.
         settings: the attack, or None to rehearse training alone.
+        runs: folder in which the record of a training would lie.
 
     Raises:
         FedreError: whatever the real command would refuse.
     """
     lines: dict[str, str] = {}
     train_s = attack_s = 0.0
+    disk = 0
     stands_in = False
     with tempfile.TemporaryDirectory() as scratch:
         if isinstance(training, Run):
@@ -79,6 +87,9 @@ def rehearse(
             run, train_s = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
             lines["Data"] = repr(prepared.data)
+            models = models_bytes(training, prepared.setting)
+            disk = record_bytes(training, message_bytes(run.folder) or 0, models)
+            refuse_full(training, disk, runs)
         if settings is not None:
             trial = prepare_attack(run, settings)
             lines |= {k: v for k, v in trial.lines().items() if k != "Uploaded" or train_s == 0}
@@ -91,7 +102,9 @@ def rehearse(
             )
     memory = max(peak_memory(device).values())
     lines["Memory"] = f"{human_bytes(memory)} used by this rehearsal"
-    return Plan(lines, train_s, attack_s, memory)
+    if disk:
+        lines["Disk"] = f"about {human_bytes(disk)} for the record of the training"
+    return Plan(lines, train_s, attack_s, memory, disk)
 
 
 def rehearse_suite(

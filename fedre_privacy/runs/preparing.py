@@ -76,7 +76,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
         model=settings.model,
     )
     problems = settings.protocol.check(setting) + _too_few_samples(settings, data, counts)
-    problems += _too_large(settings, setting)
+    problems += _too_large(settings, setting) + _rounds_not_kept(settings)
     for one in settings.steering:
         problems += one.check(training.clients, settings.protocol.broadcasts)
         problems += _not_steered(one, settings, setting)
@@ -94,7 +94,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
 
 
 def draw_shared_test(settings: TrainSettings, data: ImageData, shares: Split) -> IntArray:
-    """Draw the shared test set out of all clients' test samples, as many of each class as there are.
+    """Draw the shared test set out of all clients' test samples, as many of each class.
 
     A world of a membership game has none: its accuracy is no result.
 
@@ -112,6 +112,23 @@ def draw_shared_test(settings: TrainSettings, data: ImageData, shares: Split) ->
         place_in_class[own] = np.arange(own.sum())
     first = np.argsort(place_in_class, kind="stable")[: settings.train.shared_test]
     return np.sort(pool[first])
+
+
+def _rounds_not_kept(settings: TrainSettings) -> list[str]:
+    """Where `record.rounds` names rounds that never come, or leaves out what a server needs."""
+    rounds, last = settings.record.rounds, settings.train.rounds
+    problems = []
+    if late := [r for r in rounds if r > last]:
+        problems.append(
+            f"record.rounds asks for round {first_few(late)}; the training has "
+            f"{plural(last, 'round')}."
+        )
+    if rounds and settings.steering:
+        problems.append(
+            f"Steering '{settings.steering[0].name}' reads all earlier rounds, and record.rounds "
+            "leaves most of them out. Leave record.rounds out."
+        )
+    return problems
 
 
 def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> list[str]:
@@ -262,14 +279,22 @@ def _summing() -> tuple[str, ...]:
     return tuple(found)
 
 
+def models_bytes(settings: TrainSettings, setting: Setting) -> int:
+    """Parameters of all clients' models together (bytes)."""
+    by_name: dict[str, int] = {}
+    for client, name in enumerate(setting.architectures):
+        if name not in by_name:
+            with torch.device("meta"):
+                model = build_model(
+                    settings.model, client, setting.image_shape, setting.num_classes
+                )
+            by_name[name] = sum(p.numel() * p.element_size() for p in model.parameters())
+    return sum(by_name[name] for name in setting.architectures)
+
+
 def _too_large(settings: TrainSettings, setting: Setting) -> list[str]:
     """Clients' models that the machine cannot hold, without which nothing can be trained."""
-    size = 0
-    for name, count in Counter(setting.architectures).items():
-        client = setting.architectures.index(name)
-        with torch.device("meta"):
-            model = build_model(settings.model, client, setting.image_shape, setting.num_classes)
-        size += count * sum(p.numel() * p.element_size() for p in model.parameters())
+    size = models_bytes(settings, setting)
     available = available_bytes()
     if available is None or size <= available:
         return []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Required, TypedDict
 from msgspec import Meta
 
 from fedre_privacy.core.schema import Count, Hash, Line, Number, Seconds, Size, Word
+from fedre_privacy.federation.accuracy import MOMENTS, SHARED
 
 from .folder import Status
 from .settings import TrainSettings
@@ -44,6 +45,9 @@ NEEDED = (
 AT_END = ("wall_s", "final")
 """What a record holds besides where its run is complete."""
 
+MEASURED = tuple(f"acc_{kind}{moment}" for moment in MOMENTS for kind in ("", SHARED))
+"""Columns of metrics with mean accuracy: of clients on their own test images and on the shared
+test set, at both moments."""
 ACCURACIES = (
     "acc_post_local", "acc_post_local_sd", "acc_post_broadcast", "acc_post_broadcast_sd",
 )  # fmt: skip

@@ -62,8 +62,9 @@ class RecordSettings:
 
     rounds: tuple[int, ...] = knob(
         (),
-        help="rounds whose uploads, broadcasts and extractors are kept, and the last: for trainings "
-        "whose record would fill the disk; none: the messages of all rounds",
+        help="rounds whose uploads, broadcasts and extractors are kept beside the last's, where "
+        "a record of all would fill the disk; none: the messages of all rounds",
+        ge=1,
         later=True,
     )
 
@@ -73,7 +74,7 @@ class RecordSettings:
         return bool(round == last or wanted or (round == 1 and self.keep_first))
 
     def records(self, round: int, last: int) -> bool:
-        """Whether the messages of a round are kept; those before and after all rounds always are."""
+        """Whether a round's messages are kept; those before and after all rounds always are."""
         between = 0 < round < last
         return not (self.rounds and between) or self.keeps(round, last)
 

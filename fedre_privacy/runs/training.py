@@ -20,8 +20,9 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 
+from .disk import message_bytes, record_bytes, refuse_full, written_bytes
 from .folder import COMPLETE, Begun, begin, log, logging_to, taken, write_end
-from .preparing import Prepared, prepare
+from .preparing import Prepared, models_bytes, prepare
 from .public import held_by_server
 from .run import Run
 from .settings import TrainSettings
@@ -91,6 +92,8 @@ def train(
         return _reused(settings, folder, report)
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
+    models = models_bytes(settings, prepared.setting)
+    refuse_full(settings, record_bytes(settings, 0, models), folder, written_bytes(folder))
     with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
             return _reused(settings, folder, report)
@@ -148,8 +151,20 @@ def _train(
     if settings.record.truth:
         write_split(folder, prepared.split)
     table = Metrics(folder)
+    models = models_bytes(settings, prepared.setting)
+    refused_ahead = False
+
+    def take(rows: list[loop.Row]) -> None:
+        nonlocal refused_ahead
+        table.take(rows)
+        messages = None if refused_ahead else message_bytes(folder)
+        if messages is not None:
+            refused_ahead = True
+            needed = record_bytes(settings, messages, models)
+            refuse_full(settings, needed, folder, written_bytes(folder))
+
     try:
-        engine(Work(settings, prepared, folder, resume, report, table.take))
+        engine(Work(settings, prepared, folder, resume, report, take))
     except BaseException as error:
         write_end(folder, record, error)
         raise

@@ -15,7 +15,7 @@ from fedre_privacy.core.manifest import write_manifest
 from fedre_privacy.core.types import Emission
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses import statement
-from fedre_privacy.federation import loop
+from fedre_privacy.federation import accuracy, loop
 from fedre_privacy.partition.base import Split
 
 from .folder import PARTIAL, device_name, versions
@@ -37,7 +37,7 @@ def list_written(folder: Path, record: dict[str, Any]) -> None:
 
 def without_clients(row: loop.Row) -> loop.Row:
     """A round's row without the lists over clients."""
-    return {key: value for key, value in row.items() if not key.startswith(loop.PER_CLIENT)}
+    return {key: value for key, value in row.items() if not key.startswith(accuracy.PER_CLIENT)}
 
 
 class Metrics:
@@ -69,12 +69,15 @@ class Metrics:
 def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:
     """Write one row per round, and one per client of every round that was evaluated."""
     files.write_csv(folder / "metrics.csv", [without_clients(row) for row in rows])
-    moments = [f"{kind}{moment}" for kind in ("", loop.SHARED) for moment in loop.MOMENTS]
+    moments = [f"{kind}{moment}" for kind in ("", accuracy.SHARED) for moment in accuracy.MOMENTS]
     clients = [
         {"round": row["round"], "client": k}
-        | {f"acc_{m}": own[k] if (own := row.get(f"{loop.PER_CLIENT}{m}")) else None for m in moments}
+        | {
+            f"acc_{m}": own[k] if (own := row.get(f"{accuracy.PER_CLIENT}{m}")) else None
+            for m in moments
+        }
         for row in rows
-        for k in range(max(len(row.get(f"{loop.PER_CLIENT}{m}") or ()) for m in moments))
+        for k in range(max(len(row.get(f"{accuracy.PER_CLIENT}{m}") or ()) for m in moments))
     ]
     if clients:
         files.write_csv(folder / "clients.csv", clients)

@@ -22,7 +22,7 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.eval.measures import COMPARISON, FRONTIER
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
-from fedre_privacy.eval.report.frontier import Point, frontier
+from fedre_privacy.eval.report.frontier import Point, frontier, on_shared
 from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 from fedre_privacy.play.fit import first_stages, hides_its_head
@@ -118,6 +118,11 @@ class BenchmarkResult:
         parts = [self.summary[self.summary["label"] == label] for label in labels]
         columns = [
             Column("accuracy", tuple(Dot(p.accuracy, p.accuracy_sd) for p in self.points())),
+            Column(
+                "accuracy on the\nshared test set",
+                tuple(Dot(p.shared, p.shared_sd) for p in self.points()),
+                absent="not measured",
+            ),
             Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
             *(
                 Column(
@@ -287,15 +292,26 @@ class BenchmarkResult:
             ),
         )
 
-    def figure(self, key: str = PLACED_BY) -> Figure:
-        """The frontier of a measure."""
+    def figure(self, key: str = PLACED_BY, *, shared: bool = False) -> Figure:
+        """The frontier of a measure.
+
+        Args:
+            shared: with accuracy on the shared test set in place of clients' own.
+
+        Raises:
+            ConfigError: no variant has that accuracy.
+        """
+        points, accuracy = self.points(key), "accuracy on clients' own test images"
+        if shared:
+            points, accuracy = on_shared(points), "accuracy on the shared test set"
         panel = next((p for p in self.panels(FRONTIER) if p.key == key), None)
         if panel is None:
-            return frontier(self.points(key), caption=self._caption())
+            return frontier(points, accuracy=accuracy, caption=self._caption())
         return frontier(
-            self.points(key),
+            points,
             measure=panel.name,
             unit=panel.unit,
+            accuracy=accuracy,
             caption=self._caption(panel.measure),
         )
 
@@ -363,6 +379,8 @@ def benchmark(
     files.write_frame(folder / "summary.csv", result.summary)
     if result.points():
         save_figure(result.figure(), folder / "frontier", data=result.summary)
+        if on_shared(result.points()):
+            save_figure(result.figure(shared=True), folder / "frontier-shared-accuracy")
         for panel in result.panels(FRONTIER):
             if panel.key != PLACED_BY:
                 own = f"frontier-{panel.key}".replace(":", ".")

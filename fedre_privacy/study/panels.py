@@ -12,6 +12,8 @@ from fedre_privacy.eval.report.comparison import Dot
 from fedre_privacy.eval.report.frontier import Point, pareto
 from fedre_privacy.play.questions.base import questions
 
+from .results import SHARED_ACCURACY
+
 PLACED_BY = "psnr"
 """Key of the measure that places a variant on the first frontier and decides the Pareto set: over
 all targets or those of one image, the strongest over all attacks counts."""
@@ -95,6 +97,8 @@ def points_of(summary: pd.DataFrame, key: str = PLACED_BY) -> list[Point]:
                 over_sd=None if best is None else as_number(best["over_sd"]),
                 attack=SILENT if silent else "" if best is None else attack_name(best),
                 seeds=int(first["seeds"]),
+                shared=as_number(first.get(SHARED_ACCURACY)),
+                shared_sd=as_number(first.get(f"{SHARED_ACCURACY}_sd")),
             )
         )
     return points
@@ -114,6 +118,7 @@ def table_of(summary: pd.DataFrame) -> list[dict[str, str]]:
         row = {
             "variant": point.label,
             "accuracy": _pm(point.accuracy, point.accuracy_sd),
+            "shared accuracy": _pm(point.shared, point.shared_sd),
             "scalars up": f"{point.scalars:,.0f}",
         }
         for panel in panels_of(summary):

@@ -82,7 +82,8 @@ def frame(results: Sequence[JobResult]) -> pd.DataFrame:
     """One row per job, attack and measure; jobs without an attack have one row.
 
     Columns: label, seed, status, protocol, acc_post_local, acc_post_broadcast, accuracy (the
-    protocol's headline moment), up_scalars, down_scalars (per round, complete and ``_paper``),
+    protocol's headline moment), shared_accuracy (the same on the shared test set), up_scalars,
+    down_scalars (per round, complete and ``_paper``),
     up_bytes, down_bytes, attack, answers (its question), target, threat, round (attacked),
     rounds_limit (latest rounds read; empty: all), counterfactual, verdict, folder; measure (its
     key), group (empty: all targets), title, unit, shown (the farthest of `measures.PLACES`),
@@ -112,6 +113,7 @@ def frame(results: Sequence[JobResult]) -> pd.DataFrame:
 ATTACK_KEYS = ("attack", "answers", "target", "threat", "counterfactual", "verdict", "folder")
 MEASURE_KEYS = ("group", "title", "unit", "shown", "value", "floor", "over", "n")
 ROUNDS = ("round", "rounds_limit")
+SHARED_ACCURACY = "shared_accuracy"
 PREDICTED = ("predicted_s_min", "predicted_error")
 TRAFFIC = tuple(
     f"{way}_{what}"
@@ -132,6 +134,7 @@ def _head(result: JobResult) -> dict[str, object]:
         "protocol": name,
         "run": result.get("run"),
         "accuracy": final.get(f"acc_{moment}"),
+        SHARED_ACCURACY: final.get(f"acc_shared_{moment}"),
         "acc_post_local": final.get("acc_post_local"),
         "acc_post_broadcast": final.get("acc_post_broadcast"),
         **{key: final.get(key) for key in TRAFFIC},
@@ -143,7 +146,8 @@ def _head(result: JobResult) -> dict[str, object]:
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean, sd and number of seeds of each label, attack, round and measure; failures are counted.
 
-    Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, the traffic columns, attack,
+    Columns: label, protocol, seeds, failed, accuracy, accuracy_sd, shared_accuracy,
+    shared_accuracy_sd, the traffic columns, attack,
     answers, target, threat, round, rounds_limit, counterfactual, measure, group, title, unit,
     shown, value, value_sd, floor, over, over_sd, n.
     """
@@ -164,9 +168,11 @@ def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
             "failed": int(failed.get(key[0], 0)),
             "n": int(part["n"].fillna(0).sum()),
         }
-        numbers = part[["accuracy", "value", "floor", "over", *PREDICTED, *TRAFFIC]]
+        numbers = part[
+            ["accuracy", SHARED_ACCURACY, "value", "floor", "over", *PREDICTED, *TRAFFIC]
+        ]
         mean, sd = numbers.astype(float).mean(), numbers.astype(float).std()
         row |= {str(name): value for name, value in mean.items()}
-        row |= {f"{name}_sd": sd[name] for name in ("accuracy", "value", "over")}
+        row |= {f"{name}_sd": sd[name] for name in ("accuracy", SHARED_ACCURACY, "value", "over")}
         out.append(row)
     return pd.DataFrame(out)

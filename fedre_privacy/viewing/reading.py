@@ -135,6 +135,7 @@ def read_run(place: ResultFolder) -> Entry:
             "accuracy": f"{final[key]:.3f}",
             "sd over clients": number_text(final.get(f"{key}_sd")),
             "measured": f"{moment.replace('_', ' ')}, round {number_text(final.get('round'), 0)}",
+            "on the shared test set": number_text(final.get(f"acc_shared_{moment}")),
             "scalars up": number_text(final.get("up_scalars"), 0),
             "scalars down": number_text(final.get("down_scalars"), 0),
         }

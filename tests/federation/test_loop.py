@@ -7,7 +7,7 @@ import torch
 
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core.errors import DivergedError
-from fedre_privacy.federation import loop
+from fedre_privacy.federation.accuracy import evaluate
 from fedre_privacy.protocols.base import Protocol, protocols
 
 
@@ -24,7 +24,7 @@ def test_macro_and_micro_accuracy_are_the_plain_counts(federation):
     counts = [len(client.test) for client in fed.clients]
     shares = [h / n for h, n in zip(hits, counts, strict=True)]
     assert len(set(counts)) == 3 and len(set(shares)) > 1
-    found = loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    found = evaluate(fed.protocol, fed.clients, fed.setting)
     mean = sum(shares) / 3
     assert found.per_client == pytest.approx(tuple(shares))
     assert found.mean_client == pytest.approx(mean)
@@ -37,7 +37,7 @@ def test_a_client_without_test_samples_is_left_out_of_the_mean(federation):
     fed = federation(Constant())
     client = fed.clients[1]
     client.test = Samples(client.test.images[:0], client.test.labels[:0])
-    found = loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    found = evaluate(fed.protocol, fed.clients, fed.setting)
     assert found.per_client[1] is None
     assert found.mean_client == pytest.approx((found.per_client[0] + found.per_client[2]) / 2)
 
@@ -45,8 +45,8 @@ def test_a_client_without_test_samples_is_left_out_of_the_mean(federation):
 def test_evaluation_changes_nothing_but_the_mode(federation):
     fed = federation(protocols.get("fedre")())
     before = fed.state()
-    first = loop.evaluate(fed.protocol, fed.clients, fed.setting)
-    assert first == loop.evaluate(fed.protocol, fed.clients, fed.setting)
+    first = evaluate(fed.protocol, fed.clients, fed.setting)
+    assert first == evaluate(fed.protocol, fed.clients, fed.setting)
     after = fed.state()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
@@ -55,7 +55,7 @@ def test_rounds_between_evaluations_are_empty_and_the_last_is_always_measured(fe
     fed = federation(protocols.get("fedre")(), rounds=5, eval_every=2)
     every = federation(protocols.get("fedre")(), rounds=5)
     rows, full = fed.run(), every.run()
-    keys = [key for key in rows[0] if key.startswith("acc_")]
+    keys = [key for key in rows[0] if key.startswith("acc_post")]
     assert len(keys) == 6
     for row, measured in zip(rows, full, strict=True):
         if row["round"] in (2, 4, 5):
@@ -63,6 +63,30 @@ def test_rounds_between_evaluations_are_empty_and_the_last_is_always_measured(fe
         else:
             assert [row[key] for key in keys] == [None] * 6
         assert row["loss"] == measured["loss"] and row["up_scalars"] > 0
+
+
+def test_all_clients_are_tested_on_one_shared_set_where_it_is_due(federation):
+    fed = federation(protocols.get("fedre")(), rounds=5, shared_every=2)
+    shared = fed.clients[0].test
+    for client in fed.clients:
+        client.shared = shared
+    rows = fed.run()
+    for row in rows:
+        due = row["round"] in (2, 4, 5)
+        assert (row["acc_shared_post_broadcast"] is not None) == due
+        assert (row["per_client_shared_post_local"] is not None) == due
+    logits = [fed.protocol.logits(client, shared.batch(slice(None))[0]) for client in fed.clients]
+    right = [float((own.argmax(1) == shared.labels).float().mean()) for own in logits]
+    assert rows[-1]["per_client_shared_post_broadcast"] == pytest.approx(right)
+    assert rows[-1]["acc_shared_post_broadcast"] == pytest.approx(sum(right) / len(right))
+    assert rows[-1]["per_client_shared_post_broadcast"][0] == pytest.approx(
+        rows[-1]["per_client_post_broadcast"][0]
+    )
+
+
+def test_without_a_shared_set_nothing_is_measured_on_it(federation):
+    rows = federation(protocols.get("fedre")(), rounds=1).run()
+    assert rows[-1]["acc_shared_post_broadcast"] is None and rows[-1]["acc_post_broadcast"]
 
 
 def test_rows_are_handed_out_every_round(federation):

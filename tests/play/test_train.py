@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from fedre_privacy.core.errors import (
     DivergedError,
     FedreError,
     IncompatibleError,
+    StorageError,
 )
 from fedre_privacy.federation import loop, steps
+from fedre_privacy.federation.recorder import rounds_recorded
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.preparing import prepare
+from fedre_privacy.runs import disk
+from fedre_privacy.runs.preparing import models_bytes, prepare
 from fedre_privacy.runs.resolving import resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.starting import build_clients
@@ -322,8 +326,10 @@ def test_metrics_have_empty_cells_between_evaluations(tiny, tmp_path):
     settings = tiny(protocol="local", train={"rounds": 3, "eval_every": 2, "batch_size": 64})
     run = train(settings, runs=tmp_path)
     rows = list(csv.DictReader((run.folder / "metrics.csv").open()))
-    measured = [[row[key] != "" for key in row if key.startswith("acc_")] for row in rows]
+    measured = [[row[key] != "" for key in row if key.startswith("acc_post")] for row in rows]
     assert measured == [[False] * 6, [True] * 6, [True] * 6]
+    shared = [[row[key] != "" for key in row if key.startswith("acc_shared")] for row in rows]
+    assert shared == [[False] * 4, [False] * 4, [True] * 4]
     assert all(row["loss"] and row["up_scalars"] == "0" for row in rows)
 
 
@@ -334,6 +340,64 @@ def test_models_are_kept_as_asked(tiny, tmp_path):
     assert run.kept_rounds() == [2, 4, 5]
     mixtures = sorted(path.name for path in (run.folder / "private").glob("mixtures*"))
     assert mixtures == [f"mixtures-r000{r}.safetensors" for r in (2, 4, 5)]
+
+
+def test_the_shared_test_set_is_of_all_classes_and_trained_on_by_nobody(tiny):
+    settings = tiny(train={"shared_test": 25}, data={"per_class": 40})
+    prepared = prepare(settings, torch.device("cpu"))
+    numbers = prepared.shared_test
+    tested = np.concatenate(prepared.split.test)
+    assert set(numbers.tolist()) <= set(tested.tolist())
+    counts = np.bincount(prepared.data.labels.numpy()[numbers], minlength=10)
+    there = np.bincount(prepared.data.labels.numpy()[tested], minlength=10)
+    assert counts.sum() == 25 and set(counts[there > 2].tolist()) <= {2, 3}
+    clients = build_clients(settings, prepared)
+    assert all(client.shared is clients[0].shared for client in clients)
+    assert len(clients[0].shared) == 25
+    none = prepare(tiny(train={"shared_test": 0}), torch.device("cpu"))
+    assert build_clients(tiny(), none)[0].shared is None
+
+
+def test_rounds_asked_for_are_all_that_is_recorded_and_the_training_is_the_same(tiny, tmp_path):
+    how = {"rounds": 4, "batch_size": 64, "shared_every": 2}
+    whole = train(tiny(train=how), runs=tmp_path)
+    part = train(tiny(train=how, record={"rounds": [2]}), runs=tmp_path)
+    assert part.kept_rounds() == [2, 4]
+    recorded = [rounds_recorded(run.folder / "uploads") for run in (whole, part)]
+    assert recorded == [[1, 2, 3, 4], [2, 4]]
+    for round in (2, 4):
+        name = f"uploads/r{round:04d}.safetensors"
+        assert (whole.folder / name).read_bytes() == (part.folder / name).read_bytes()
+    same = [run.metrics().drop(columns="wall_s") for run in (whole, part)]
+    assert same[0].equals(same[1])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"record": {"rounds": [3]}}, "record.rounds asks for round 3; the training has 2 rounds"),
+        ({"record": {"rounds": [1]}, "steering": "replace"}, "reads all earlier rounds"),
+    ],
+)
+def test_rounds_that_cannot_be_kept_are_refused_before_training(tiny, tmp_path, values, said):
+    if "steering" in values:
+        values = {**values, "steering": [{"name": "null-head"}]}
+    with pytest.raises(IncompatibleError, match=said):
+        train(tiny(**values), runs=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_record_that_will_not_fit_is_refused_in_the_first_round(tiny, tmp_path, monkeypatch):
+    free = SimpleNamespace(free=60_000)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda place: free)
+    settings = tiny(protocol="fedavg", train={"rounds": 50, "batch_size": 64})
+    with pytest.raises(StorageError, match="The record of 50 rounds will take about"):
+        train(settings, runs=tmp_path)
+    free.free = 1 << 40
+    done = train(tiny(protocol="fedavg"), runs=tmp_path)
+    models = models_bytes(done.settings, prepare(done.settings, torch.device("cpu")).setting)
+    told = disk.record_bytes(done.settings, disk.message_bytes(done.folder), models)
+    assert told == pytest.approx(disk.written_bytes(done.folder), rel=0.5)
 
 
 def test_clients_of_one_architecture_start_equal_and_own_their_models(tiny):

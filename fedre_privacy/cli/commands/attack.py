@@ -106,7 +106,7 @@ def _rehearse(
         place = done.folder / "attacks" / settings.folder_name
         if not options.restart:
             begin(place, resume=options.resume, restart=False, what="Attack")
-    plan = rehearse(done or training, settings, device)
+    plan = rehearse(done or training, settings, device, options.runs_dir)
     for heading, text in plan.lines.items():
         output.line(heading, text)
     output.final(None, {"plan": vars(plan)})

@@ -83,7 +83,7 @@ def rehearsed(
     if not options.restart:
         folder = options.runs_dir / settings.run_name
         begin(folder, resume=options.resume, restart=False, what="Run")
-    plan = rehearse(settings, None, device)
+    plan = rehearse(settings, None, device, options.runs_dir)
     for heading, text in plan.lines.items():
         output.line(heading, text)
     return plan
@@ -95,10 +95,12 @@ def print_run(run: Run, output: Output, *, trained_now: bool) -> None:
     moment = run.settings.protocol.headline
     accuracy, spread = record["final"][f"acc_{moment}"], record["final"][f"acc_{moment}_sd"]
     when = "trained now" if trained_now else "trained before"
+    shared = record["final"].get(f"acc_shared_{moment}")
+    beside = "" if shared is None else f" ({shared:.3f} on the shared test set of all classes)"
     output.line(
         "Run",
         f"{run.name} ({when}, {human_seconds(record['wall_s'])}): {record['summary']}   "
-        f"accuracy {accuracy:.3f} +- {spread:.3f} {MOMENTS.get(moment, moment)}",
+        f"accuracy {accuracy:.3f} +- {spread:.3f} {MOMENTS.get(moment, moment)}{beside}",
     )
     for note in record["data_notes"]:
         output.line("Note", note)

@@ -59,7 +59,7 @@ function chart(most, draw) {
 }
 
 function frontier(panels) {
-  const axes = { accuracy: "test accuracy", scalars: "scalars uploaded per round (log)" };
+  const axes = { accuracy: "accuracy on clients' own test images", shared: "accuracy on the shared test set", scalars: "scalars uploaded per round (log)" };
   let panel = panels[0], axis = "accuracy";
   const told = el("p", { class: "soft", "aria-live": "polite", id: "pointed" },
     "Point at a variant, or reach it with the Tab key. A ring marks the Pareto set; a hollow point "
@@ -68,14 +68,15 @@ function frontier(panels) {
   function words(p) {
     const leak = p.over === null ? "no attack could read its uploads" : signed(p.over, 2)
       + (p.over_sd === null ? "" : " +- " + p.over_sd.toFixed(2)) + " over the floor by " + p.attack;
-    return p.label + ": accuracy " + p.accuracy.toFixed(3) + ", " + Math.round(p.scalars).toLocaleString("en")
+    return p.label + ": accuracy " + p.accuracy.toFixed(3)
+      + (p.shared === null ? "" : " (shared test set " + p.shared.toFixed(3) + ")") + ", " + Math.round(p.scalars).toLocaleString("en")
       + " scalars up, " + leak + ", " + plural(p.seeds, "seed") + (panel.best.includes(p.label) ? "; in the Pareto set" : "");
   }
   function draw(width) {
     const height = Math.round(Math.max(300, width * 0.55));
-    const placed = panel.points.filter((p) => p.accuracy !== null && p.scalars !== null);
-    const xOf = (p) => axis === "accuracy" ? p.accuracy : Math.log10(Math.max(p.scalars, 1));
-    const x = { ...range(placed.map(xOf), 0.15), words: axis === "accuracy" ? null : (v) => tick(Number((10 ** v).toPrecision(2))) };
+    const placed = panel.points.filter((p) => p[axis] !== null && p.scalars !== null);
+    const xOf = (p) => axis === "scalars" ? Math.log10(Math.max(p.scalars, 1)) : p[axis];
+    const x = { ...range(placed.map(xOf), 0.15), words: axis !== "scalars" ? null : (v) => tick(Number((10 ** v).toPrecision(2))) };
     const y = range([0, ...placed.filter((p) => p.over !== null)
       .flatMap((p) => [p.over - (p.over_sd || 0), p.over + (p.over_sd || 0)])], 0.1);
     const { across, up, parts } = frame(width, height, x, y, [axes[axis], "over the floor: " + panel.title]);

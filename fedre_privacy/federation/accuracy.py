@@ -1,0 +1,87 @@
+"""Accuracy of all clients: when it is measured, on which samples, and as a row of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedre_privacy.blocks.local import count_correct
+from fedre_privacy.blocks.state import Client, Samples, Setting, Training
+from fedre_privacy.protocols.base import Protocol
+
+from .steps import on_device
+
+MOMENTS = ("post_local", "post_broadcast")
+SHARED = "shared_"
+"""Before a moment's name: accuracy on the shared test set."""
+
+PER_CLIENT = "per_client_"
+"""Before a moment's name: the key of all clients' accuracies, which are no column of metrics."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Test accuracy over clients: macro (mean of clients) and micro (pooled samples)."""
+
+    mean_client: float
+    sd_client: float
+    pooled: float
+    per_client: tuple[float | None, ...]
+
+
+def measured(training: Training, round: int) -> bool:
+    """Whether accuracy is measured in a round."""
+    return round % training.eval_every == 0 or round == training.rounds
+
+
+def measured_on_shared(training: Training, round: int) -> bool:
+    """Whether accuracy on the shared test set is measured in a round."""
+    every = training.shared_every
+    due = round == training.rounds or bool(every and round % every == 0)
+    return due and training.shared_test > 0
+
+
+def count(
+    protocol: Protocol, client: Client, setting: Setting, samples: Samples
+) -> tuple[int, int]:
+    """How many of some samples a client gets right, and how many there are."""
+    for module in (client.model, *client.memory.values()):
+        module.eval()
+    with on_device(client, setting):
+        correct = count_correct(partial(protocol.logits, client), samples)
+    return correct, len(samples)
+
+
+def evaluate(protocol: Protocol, clients: Sequence[Client], setting: Setting) -> Accuracy:
+    """Accuracy of every client on its own test samples."""
+    return accuracy([count(protocol, client, setting, client.test) for client in clients])
+
+
+def accuracy(counts: Sequence[tuple[int, int]]) -> Accuracy:
+    """Accuracy of clients, of whose test samples so many are right out of so many."""
+    correct, totals = zip(*counts, strict=True)
+    per_client = tuple(c / n if n else None for c, n in counts)
+    tested = [value for value in per_client if value is not None]
+    mean = sum(tested) / len(tested) if tested else float("nan")
+    return Accuracy(
+        mean,
+        (sum((value - mean) ** 2 for value in tested) / max(len(tested) - 1, 1)) ** 0.5,
+        sum(correct) / max(sum(totals), 1),
+        per_client,
+    )
+
+
+def columns(moment: str, own: Accuracy | None, shared: Accuracy | None) -> dict[str, Any]:
+    """What a row of metrics holds of one moment; None where nothing was measured.
+
+    Args:
+        own: on clients' own test samples. shared: on the shared test set.
+    """
+    row: dict[str, Any] = {}
+    for name, found in ((moment, own), (f"{SHARED}{moment}", shared)):
+        row[f"acc_{name}"] = found.mean_client if found else None
+        row[f"acc_{name}_sd"] = found.sd_client if found else None
+        row[f"{PER_CLIENT}{name}"] = list(found.per_client) if found else None
+    return row | {f"acc_{moment}_pooled": own.pooled if own else None}
