@@ -34,6 +34,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 from fedre_privacy.runs.values import assigned, layered, training_values
+from fedre_privacy.sealed.door import AUTO, SAME
 from fedre_privacy.study.suite import default_suite
 
 FIRST = ("fedre", "fedgh", "fedproto", "fedallrep", "lg-fedavg", "fd", "local", "fedavg")
@@ -177,6 +178,9 @@ def jobs(size: str, given: Sequence[str]) -> list[Job]:
             )
 
     found = list(pairs())
+    if size == TOY:  # one suite for each kind of upload
+        first = {protocols.get(one.protocol).uploads: one.name for one in reversed(trainings(TOY))}
+        found = [(job, suite if job.name in first.values() else []) for job, suite in found]
     if size == CPU:
         return [job for job, _ in found] + [job for _, suite in found for job in suite]
     return [job for training, suite in found for job in (training, *suite)]
@@ -252,7 +256,8 @@ def attacked(
         }  # fmt: skip
         out.append(entry)
         try:
-            done = attack(run, settings, device=device, wait=True)
+            isolation = SAME if toy else AUTO  # a process for each costs more than its attack
+            done = attack(run, settings, device=device, wait=True, isolation=isolation)
         except IncompatibleError as error:
             entry |= {"verdict": "refused", "because": str(error)}
             continue

@@ -4,6 +4,8 @@
     python benchmarks/gpu.py --size cpu --jobs 2 --minutes 90 --data FILE.npz
     python benchmarks/gpu.py --rehearse --data FILE.npz    both lists on a CPU, at toy sizes
     python benchmarks/gpu.py --table                       the results so far, as Markdown
+    python benchmarks/gpu.py --fill docs/learning.md       the tables of a page, written anew
+    python benchmarks/gpu.py --size cpu --figure STEM      accuracies of a campaign, drawn
 
 On a GPU there are two lists, each in order of value: the kit, which measures speed and runs alone,
 and the campaign at published size, several of whose jobs share the GPU. Each job is a process of
@@ -27,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import kit
+import tables
 import tools
 import torch
 from scheduling import ROOT, Results, Scheduler, machine
@@ -110,6 +113,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="print the jobs and what is done")
     made.add_argument("--rehearse", action="store_true", help="on a CPU, at toy sizes")
     made.add_argument("--table", action="store_true", help="print what the results hold")
+    made.add_argument("--fill", type=Path, nargs="+", metavar="PAGE",
+                      help="write the tables of pages anew")  # fmt: skip
+    made.add_argument("--figure", type=Path, metavar="STEM", help="draw a campaign's accuracies")
     return made
 
 
@@ -138,9 +144,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{unpack(chosen.take, chosen.results)} results in {chosen.results}")
         return 0
     if chosen.table:
-        import tables
-
         print(tables.everything(chosen.results))
+        return 0
+    if chosen.fill:
+        for page in chosen.fill:
+            page.write_text(tables.fill(page, chosen.results), encoding="utf-8")
+        return 0
+    if chosen.figure:
+        with importable() as links:
+            sys.path.insert(0, links)
+            print(tables.figure(Results(chosen.results / chosen.size), chosen.figure))
         return 0
     problem = refusal(chosen)
     if problem:
@@ -152,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def work(chosen: argparse.Namespace, links: str, scratch: Path) -> int:
     """Do the kit, then the campaign; return 1 if a job failed."""
-    import campaign  # the package has to be importable
+    sys.path.insert(0, links)
+    import campaign
 
     on_cpu = chosen.rehearse or chosen.size == CPU
     now, began = time.time(), time.monotonic()
