@@ -330,6 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if device.type == "cuda":
         found["gpu_peak_mib"] = torch.cuda.max_memory_allocated(device) >> 20
     files.write_json(chosen.out, found)
+    print(f"{chosen.name}: {chosen.out}")
     return 0
 
 

@@ -125,7 +125,7 @@ def refusal(chosen: argparse.Namespace) -> str:
     if absent:
         return f"Absent: {', '.join(absent)}. See benchmarks/gpu-requirements.txt."
     on_cpu = chosen.rehearse or chosen.size == CPU
-    if not on_cpu and not torch.cuda.is_available():
+    if not (on_cpu or chosen.list or torch.cuda.is_available()):
         return (
             "No GPU is here. --size cpu does the campaign of CPUs; --rehearse runs every job on "
             "the CPU at toy sizes."

@@ -1,6 +1,6 @@
 """Gather in one folder what a GPU's machine without a network needs, and say what to type there.
 
-    python benchmarks/travel.py FILE... [--python 3.12] [--to .travel]
+    python benchmarks/travel.py FILE.npz [--python 3.12] [--to .travel]
 
 Gathers wheels of the packages that such a machine lacks (benchmarks/gpu-requirements.txt) and the
 files given, for example a data set and the script that unpacks it. Prints everything with its size

@@ -23,8 +23,10 @@ from fedre_privacy.models.families import members_of
 from fedre_privacy.protocols.base import protocols
 
 ROOT = Path(__file__).parents[2]
+SHARED = ("tools", "scheduling", "kit", "tables")
+"""Modules of benchmarks that are no command."""
 BENCHMARKS = tuple(
-    sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "tools")
+    sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 )
 PAGES = (ROOT / "Makefile", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 FILE = rf"(?:benchmarks/)?(?:{'|'.join(BENCHMARKS)})\.py"
@@ -98,13 +100,12 @@ FORMS = (
         "fingerprints", "--compare", "--only linear --compare before.json", r"^(\d) of \1 as before"
     ),
     Form("fingerprints", "", "--only linear --out before.json", r"^3 prints$"),
-    Form("gpu", "--table", "", r"^\| step \| asked \| status \| seconds \|$"),
-    Form(
-        "gpu",
-        "",
-        "--rehearse --only stacking",
-        r"^two ways of stacking: done (in [\d.]+ s|before)$",
-    ),
+    Form("gpu", "--table", "", r"^## kit$"),
+    Form("gpu", "--list", "", r"^kit: tests: (done|to do)$"),
+    Form("gpu", "cpu", "--minutes 0 --results rehearsed", r"^cpu: 0 of \d+ done$"),
+    Form("gpu", "", "--rehearse --only stacking --results rehearsed", r"^kit: 1 of 1 done$"),
+    Form("campaign", "", "", r"^fedre-pra0.1-s0: found.json$"),
+    Form("travel", "", "--no-wheels --to travel", r"^ +[\d.]+ MiB  in all, of 50$"),
     Form(
         "federations",
         "protocols",
