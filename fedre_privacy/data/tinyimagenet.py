@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ..core.config import knob
 from ..core.errors import DamagedInputError, IncompatibleError
 from .base import Dataset, ImageData, datasets, existing
-from .files import Tree, decode_all, is_image, open_tree
+from .files import Tree, decode_all, is_image, open_tree, with_links
 
 ANNOTATIONS = "val/val_annotations.txt"
 
@@ -41,6 +42,9 @@ class TinyImageNet(Dataset):
         False, help="give every validation image label 0, as in the published experiments"
     )
 
+    def sources(self) -> tuple[Path, ...]:
+        return with_links(super().sources())
+
     def load(self) -> ImageData:
         with open_tree(existing(self.path, self.name, "the Tiny ImageNet folder or .zip")) as tree:
             train, val = _by_class(tree)
@@ -57,13 +61,14 @@ class TinyImageNet(Dataset):
                     f"All {len(rest)} validation images carry label 0 ({classes[0]}), {wrong} of "
                     "them wrongly, as in the published experiments (val_as_class0).",
                 )
+            images, changed = decode_all(tree, [name for name, _ in first + rest], self.size)
             return ImageData(
                 name=self.name,
-                images=decode_all(tree, [name for name, _ in first + rest], self.size),
+                images=images,
                 labels=labels,
                 classes=tuple(classes),
                 num_train=len(first),
-                notes=notes,
+                notes=(*notes, *tree.notes, *changed),
             )
 
 
