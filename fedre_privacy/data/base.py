@@ -117,6 +117,8 @@ class Dataset(ABC):
     """
 
     name: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
+    """What else the field calls it: whoever gives such a word is told the name."""
 
     per_class: int | None = knob(
         None,

@@ -84,7 +84,7 @@ def arranged(tree: Tree) -> Arranged:
             "Needed: the same class folders in both parts.",
             next_step=hint if extra == ["images"] else "Move or remove those folders.",
         )
-    every = (*tree.notes, *notes, *made.notes, *_other_endings(tree))
+    every = (*tree.notes, *notes, *made.notes, *other_endings(tree))
     return Arranged(made.classes, made.train, made.test, every)
 
 
@@ -92,7 +92,7 @@ def _no_classes(tree: Tree) -> IncompatibleError:
     some = ", ".join(tree.names[:3]) or "no files"
     return IncompatibleError(
         f"{tree.root} has no class folders with images; it holds {some}. Needed: {LAYOUT}.",
-        *_other_endings(tree),
+        *other_endings(tree),
     )
 
 
@@ -316,7 +316,7 @@ def _called(above: str, images: Sequence[str]) -> dict[str, str]:
     return {call: meant.pop() for call, meant in calls.items() if len(meant) == 1}
 
 
-def _other_endings(tree: Tree) -> tuple[str, ...]:
+def other_endings(tree: Tree) -> tuple[str, ...]:
     """Count the files that may be images of a kind that is not read."""
     endings = Counter(
         PurePosixPath(name).suffix.lower() or "no ending"

@@ -32,6 +32,8 @@ class ImageFolder(Dataset):
             test class without training images.
     """
 
+    also = ("folder", "images", "image-folder", "directory", "zip", "own")
+
     path: str | None = knob(None, help="the folder, or a .zip file of it")
     size: int | None = knob(
         None, help="side to resize to; none keeps the native size", unit="pixels", ge=4

@@ -36,6 +36,8 @@ class Npz(Dataset):
     a note counts classes without images. Pickled content is never loaded.
     """
 
+    also = ("numpy", "npy", "array", "arrays")
+
     path: str | None = knob(None, help="the .npz file")
 
     def load(self) -> ImageData:

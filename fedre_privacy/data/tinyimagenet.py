@@ -34,6 +34,8 @@ class TinyImageNet(Dataset):
         IncompatibleError: not the official layout.
     """
 
+    also = ("tiny-imagenet-200", "imagenet")
+
     path: str | None = knob(None, help="the folder tiny-imagenet-200, or a .zip file of it")
     size: int = knob(
         64, help="side of the images; the originals have 64", unit="pixels", ge=4, le=1024

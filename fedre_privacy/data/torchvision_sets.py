@@ -116,6 +116,8 @@ class Cifar10(TorchvisionDataset):
     Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """
 
+    also = ("cifar",)
+
     torchvision_name = "CIFAR10"
     place = "cifar-10-python.tar.gz, or the folder cifar-10-batches-py from inside it,"
 
@@ -155,6 +157,8 @@ class FashionMnist(TorchvisionDataset):
 
     Reference: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017.
     """
+
+    also = ("fmnist", "fashion")
 
     torchvision_name = "FashionMNIST"
     place = "the four *-ubyte.gz files, in its sub-folder FashionMNIST/raw,"
