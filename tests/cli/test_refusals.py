@@ -319,7 +319,7 @@ def test_images_outside_the_unit_range(
     path = npz(nowhere.parent / "own.npz", low, high)
     done = cli.attack("--dataset", f"npz:{path}", "--clients", "2")
     assert done.code == 3 and list(nowhere.iterdir()) == []
-    assert "'x' of own.npz holds values from " in done.err and text in done.err
+    assert "'x' of own.npz: images range from " in done.err and text in done.err
     assert "Needed: uint8 0..255, or floats in [0, 1]" in done.err
 
 
