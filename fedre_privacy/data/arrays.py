@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import IncompatibleError
-from ..core.units import plural
+from ..core.units import first_few, plural
 
 USUAL = (1, 3)
 """Numbers of channels by which the order of axes is told."""
@@ -73,21 +74,22 @@ def read_pixels(
             values outside the range, with the likely cause, or uint8 that never exceeds 1.
     """
     tensor = isinstance(given, Tensor)
+    settle = f"Say what it is with {option}." if option else f"Reorder the axes of {what}."
     array = _array(given, what)
     size = array.shape
     if array.ndim == 3:
-        lone = shape is None and (size[2] in USUAL[1:] or size[0] in USUAL[1:])
-        if lone or size == shape:
-            raise _shape_error(
-                what, size, option, "it may be one colour image or several grey ones"
-            )
+        if size == shape:
+            raise _shape_error(what, size, "it is one image", f"Give {what}[None].")
+        if shape is None and 3 in (size[0], size[2]):
+            why = "it may be one colour image or several grey ones"
+            raise _shape_error(what, size, why, f"If it is one, give {what}[None]. {settle}")
         array, last = array[:, None], False
         if shape is not None and array.shape[1:] != shape:
             raise _other_shape(what, size, shape)
     elif array.ndim == 4:
-        last = _channels_last(size, what, shape, channels, option)
+        last = _channels_last(size, what, shape, channels, settle)
     else:
-        raise _shape_error(what, size, option, "no axis has 1 or 3 channels")
+        raise _shape_error(what, size, "no axis has 1 or 3 channels", f"Reshape {what}.")
     if last:
         array = array.transpose(0, 3, 1, 2)
     if array.size == 0:
@@ -97,6 +99,11 @@ def read_pixels(
 
 
 def _array(given: Any, what: str) -> npt.NDArray[Any]:
+    if isinstance(given, str | Path):
+        raise IncompatibleError(
+            f"{what} is a path, '{given}'. Needed: images, as an array or a tensor.",
+            next_step="Read them: fedre_privacy.load_images(path, size).",
+        )
     try:
         if isinstance(given, Tensor):
             narrow = given.is_floating_point() and given.dtype not in NUMPY_FLOATS
@@ -105,7 +112,7 @@ def _array(given: Any, what: str) -> npt.NDArray[Any]:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, a sparse tensor
         raise IncompatibleError(
-            f"{what} is no array of images: {' '.join(str(error).split())} {NEEDED}."
+            f"{what} is no array of images: {' '.join(str(error).split()).rstrip('.')}. {NEEDED}."
         ) from None
 
 
@@ -114,7 +121,7 @@ def _channels_last(
     what: str,
     shape: tuple[int, int, int] | None,
     channels: tuple[int, ...] | None,
-    option: str,
+    settle: str,
 ) -> bool:
     """Whether (n, a, b, c) is (n, H, W, C)."""
     first, middle, last = size[1:]
@@ -125,9 +132,10 @@ def _channels_last(
             return True
         raise _other_shape(what, size, shape)
     if first in USUAL and last in USUAL:
-        raise _shape_error(what, size, option, "channels may be the second or the last axis")
+        raise _shape_error(what, size, "channels may be the second or the last axis", settle)
     if channels is not None and first not in channels and last not in channels:
-        raise _shape_error(what, size, option, "no axis has 1 or 3 channels")
+        alpha = "If the fourth channel is alpha, leave it out." if 4 in (first, last) else settle
+        raise _shape_error(what, size, "no axis has 1 or 3 channels", alpha)
     if first in USUAL:
         return False
     if last in USUAL:
@@ -142,11 +150,11 @@ def _other_shape(
     return IncompatibleError(f"{what}: images are {size}; needed is (n, {needed}).")
 
 
-def _shape_error(what: str, size: tuple[int, ...], option: str, why: str) -> IncompatibleError:
+def _shape_error(what: str, size: tuple[int, ...], why: str, step: str) -> IncompatibleError:
     return IncompatibleError(
         f"{what} has shape {size}: {why}. Needed: (N, C, H, W) or (N, H, W, C) with 1 or 3 "
         "channels, or (N, H, W) for grey images.",
-        next_step=f"Say what it is with {option}." if option else f"Reorder the axes of {what}.",
+        next_step=step,
     )
 
 
@@ -168,7 +176,7 @@ def _in_range(array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
             "were cast to uint8, give them as they were before.",
         )
     if array.dtype.kind != "f":
-        step = f"If they are 0..255, give {what}.astype('uint8')."
+        step = f"If they are 0..255, give {what}.astype('uint8'), of a tensor {what}.byte()."
         if high > 255:
             step = "Divide them by the largest value possible, for example 4095 of 12 bits."
         raise IncompatibleError(
@@ -259,7 +267,7 @@ def absent_classes(labels: Tensor, classes: tuple[str, ...]) -> tuple[str, ...]:
     """Note classes that have a number and no image."""
     present = set(labels.unique().tolist())
     absent = [name for number, name in enumerate(classes) if number not in present]
-    if not absent:
-        return ()
-    some = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
-    return (f"{len(absent)} of {plural(len(classes), 'class')} have no image: {some}.",)
+    told = (
+        f"{len(absent)} of {plural(len(classes), 'class')} have no image: {first_few(absent, 5)}."
+    )
+    return (told,) if absent else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -19,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import DamagedInputError, IncompatibleError
-from ..core.units import plural
+from ..core.units import first_few, plural
 from .base import resize
 
 SUFFIXES = (
@@ -213,7 +214,7 @@ def with_links(sources: Sequence[Path]) -> tuple[Path, ...]:
 
 def _some(names: Sequence[str]) -> str:
     """How many there are, and the first of them."""
-    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    return f"{len(names)} ({first_few(names, 3)})"
 
 
 def _hidden(name: str) -> bool:
@@ -261,7 +262,8 @@ def decode(content: bytes) -> tuple[Tensor, tuple[str, ...]]:
 def _told(ask: Callable[[Image.Image], int], image: Image.Image) -> int:
     """What an image says beside its pixels; damage there takes nothing from them."""
     try:
-        return ask(image)
+        with warnings.catch_warnings(action="ignore"):
+            return ask(image)
     except Exception:  # a decoder may fail on strange content in any way
         return 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ..core.errors import DamagedInputError, IncompatibleError
-from ..core.units import plural
+from ..core.units import first_few, plural
 from .files import UNREADABLE, Tree, is_image
 
 LAYOUT = (
@@ -195,7 +195,7 @@ def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> 
         notes.append(f"Left out, lying beside the class folders: {plural(strays, 'image')}.")
     empty = _empty(tree, {prefix, *(prefix + part for part in inside)})
     if empty:
-        some = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        some = first_few(empty, 5)
         notes.append(f"Left out, being empty of images: {plural(len(empty), 'folder')} ({some}).")
     train, test = found[0], found[1] if len(found) > 1 else {}
     return Arranged(tuple(sorted(train)), train, test, tuple(notes))

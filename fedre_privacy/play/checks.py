@@ -58,7 +58,10 @@ def as_labels(values: Labels, what: str) -> Tensor:
     Raises:
         IncompatibleError: they are something else.
     """
-    made = torch.as_tensor(values).detach().cpu()
+    try:
+        made = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got others.") from None
     if made.dim() != 1 or made.is_floating_point() or not bool((made >= 0).all()):
         raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got {tuple(made.shape)}.")
     return made.long()

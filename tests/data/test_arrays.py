@@ -159,6 +159,11 @@ def test_a_tensor_with_channels_last_is_turned_with_a_note() -> None:
     assert many.values.shape == (4, 5, 16, 16) and many.notes
 
 
+def test_alpha_in_an_array_is_refused_by_data_sets() -> None:
+    with pytest.raises(IncompatibleError, match="fourth channel is alpha"):
+        as_images(np.full((5, 8, 9, 4), 200, np.uint8), "x")
+
+
 def test_a_known_shape_settles_what_is_ambiguous() -> None:
     both = torch.rand(4, 3, 8, 3)
     with pytest.raises(IncompatibleError, match="second or the last(?s:.)*image_shape"):
@@ -168,8 +173,25 @@ def test_a_known_shape_settles_what_is_ambiguous() -> None:
     assert read_pixels(both[:, 0], "x", shape=(1, 8, 3)).values.shape == (4, 1, 8, 3)
     with pytest.raises(IncompatibleError, match=r"images are .*; needed is \(n, 3, 5, 5\)"):
         read_pixels(both, "x", shape=(3, 5, 5))
-    with pytest.raises(IncompatibleError, match="one colour image or several grey ones"):
+    with pytest.raises(IncompatibleError, match=r"it is one image(?s:.)*Give x\[None\]"):
         read_pixels(both[0], "x", shape=(3, 8, 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("my_photographs", r"x is a path(?s:.)*load_images\(path, size\)"),
+        (IMAGES.to_sparse(), "x is no array of images"),
+        (IMAGES.to("meta"), "x is no array of images"),
+        (IMAGES[0], r"one colour image or several grey ones(?s:.)*give x\[None\]"),
+        (IMAGES.flatten(1), r"shape \(5, 216\)(?s:.)*Reshape x"),
+        (IMAGES[:0], "it holds no pixels"),
+        ({"images": IMAGES}, "no axis has"),
+    ],
+)
+def test_what_is_no_array_of_images_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(IncompatibleError, match=said):
+        read_pixels(given, "x")
 
 
 def test_labels_that_are_ids_become_classes() -> None:

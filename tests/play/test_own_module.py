@@ -220,6 +220,7 @@ REFUSED = {
     "odd size": ({"image_shape": (12, 12)}, ConfigError, "three whole numbers"),
     "labels": ({"representations": None, "prototypes": torch.ones(2, 144)}, IncompatibleError,
                "Give labels="),
+    "named labels": ({"labels": ["cat"] * 8}, IncompatibleError, "labels are whole numbers"),
     "few labels": ({"labels": [1, 2]}, IncompatibleError, "2 labels were given for 8"),
     "no public": ({"truth": TRUTH}, MissingInputError, "Give some: public=images"),
     "few truth": ({"truth": TRUTH[:5], "public": PUBLIC}, IncompatibleError, "5 true images for 8"),
