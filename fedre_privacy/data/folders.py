@@ -65,6 +65,9 @@ def arranged(tree: Tree) -> Arranged:
     images = [name for name in tree.names if is_image(name)]
     prefix, names = _unwrapped(images)
     parts, notes = _split(tree, names)
+    lone = [top for top in prefix.split("/") if top.lower() in ROLES]
+    if lone:
+        notes.append(f"All images lie in {lone[0]}/; they count as training images.")
     inside = {part: _inside(names, part) for part in parts}
     folders = {name.split("/")[0] for own in inside.values() for name in own if "/" in name}
     table = _table(tree, images) if len(folders) < 2 else None
@@ -148,8 +151,12 @@ def _split(tree: Tree, names: Sequence[str]) -> tuple[tuple[str, ...], list[str]
             return ("",), [f"{roles} was read as a class, like {', '.join(others[:3])}."]
         if not clear:
             raise _two_ways(tree, [*train, *held], others)
-    told = [f"Left out, being neither a training nor a test part: {', '.join(others)}."]
-    told = told if others else []
+    told = []
+    if others:
+        told.append(f"Left out, being neither a training nor a test part: {', '.join(others)}.")
+    loose = sum("/" not in name for name in names)
+    if loose:
+        told.append(f"Left out, lying beside the parts: {plural(loose, 'image')}.")
     chosen = [*train, *held]
     if any(top not in ROLES.values() for top in chosen):
         told.append(f"{train[0]} was read as the training part, {held[0]} as the test part."

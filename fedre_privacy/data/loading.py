@@ -51,7 +51,8 @@ def load_images(
             f"{size}."
         )
     lone = isinstance(source, str | Path)
-    paths = [Path(one).expanduser() for one in ([source] if lone else source)]  # type: ignore[list-item,union-attr]
+    given = [source] if isinstance(source, str | Path) else source
+    paths = [Path(one).expanduser() for one in given]
     absent = [str(path) for path in paths if not path.exists()]
     if absent:
         raise MissingInputError(f"There is nothing at {', '.join(absent[:3])}.")

@@ -84,6 +84,7 @@ def test_images_stand_upright(load: Load, turn: int) -> None:
     assert data.notes == () if turn == 1 else not noted(data, "upright", "1 image")
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_data_take_nothing(load: Load) -> None:
     odd = stored(picture(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert len(load(CLASSES | {"a/9.jpg": odd})) == 7
@@ -177,9 +178,17 @@ def test_parts_by_other_names(load: Load, train: str, held_out: str) -> None:
 
 def test_other_folders_beside_parts_are_left_out_with_a_note(load: Load) -> None:
     parts = {f"{part}/{name}": held for part in ("train", "test") for name, held in CLASSES.items()}
-    data = load(parts | {"extra/a/0.png": CLASSES["a/0.png"]})
+    beside = dict.fromkeys(("extra/a/0.png", "logo.png"), CLASSES["a/0.png"])
+    data = load(parts | beside | {"val/": b""})
     assert data.num_train == 6 and len(data) == 12
-    noted(data, "neither a training nor a test part: extra")
+    noted(data, "neither a training nor a test part: extra", "beside the parts: 1 image", "(val)")
+
+
+def test_unlabelled_test_images_are_left_out_with_a_note(load: Load) -> None:
+    parts = {f"train/{name}": held for name, held in CLASSES.items()}
+    data = load(parts | {f"test/{i}.png": CLASSES["a/0.png"] for i in range(9)})
+    assert data.num_train == len(data) == 6
+    noted(data, "beside the class folders: 9 images")
 
 
 def test_a_class_may_be_named_like_a_part(load: Load) -> None:
@@ -214,6 +223,7 @@ def test_images_beside_class_folders(load: Load) -> None:
 def test_one_part_around_everything_is_the_whole(load: Load) -> None:
     data = load({f"data/validation/{name}": held for name, held in CLASSES.items()})
     assert data.classes == ("a", "b") and data.num_train == len(data) == 6
+    noted(data, "All images lie in validation/; they count as training images")
 
 
 # --- photographs without class folders -----------------------------------------------------------
