@@ -21,6 +21,7 @@ from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.types import ThreatModel
+from fedre_privacy.data import loading
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.entanglement.base import Entanglement
@@ -82,6 +83,7 @@ __all__ = [
     "audit",
     "benchmark",
     "comparison",
+    "load_images",
     "membership",
     "run_attack",
     "run_benchmark",
@@ -434,6 +436,7 @@ def _with_page(
 
 
 attack_module = _with_page(own_module.attack_module)
+load_images = loading.load_images
 verify = verifying.verify
 view = viewing.view
 claim = claiming.write_claims

@@ -18,7 +18,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         "--dataset",
         metavar="D[:PATH]",
         help="digits, photos (both built in), npz:FILE, imagefolder:DIR, tinyimagenet, cifar10, "
-        "cifar100, fashion-mnist (default: digits)",
+        "cifar100, mnist, fashion-mnist (default: digits)",
     )
     group.add_argument(
         "--data-dir", metavar="DIR", help="where the data set's files are"

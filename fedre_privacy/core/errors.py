@@ -6,7 +6,7 @@ collected and raised together, so that a user mends them in one go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -117,13 +117,31 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def unknown(what: str, name: str, names: Sequence[str], *, see: str = "", at: str = "") -> str:
+def _plain(word: str) -> str:
+    """A word without case and what stands between its parts: Non-IID as noniid."""
+    return "".join(sign for sign in word.lower() if sign.isalnum())
+
+
+def unknown(
+    what: str,
+    name: str,
+    names: Sequence[str],
+    *,
+    see: str = "",
+    at: str = "",
+    also: Mapping[str, str] | None = None,
+) -> str:
     """Build the sentence for an unknown name, with the nearest known one.
+
+    Args:
+        also: other words of the field, and the name that each stands for here.
 
     >>> unknown("attack", "dipp", ["dip", "pixel"], see="fedre-attack list")
     "Unknown attack 'dipp'. Did you mean 'dip'? Available: dip, pixel (fedre-attack list)."
     """
-    close = nearest(name, names)
+    words = {_plain(word): known for word, known in (also or {}).items()}
+    words |= {_plain(known): known for known in names}
+    close = words.get(_plain(str(name))) or nearest(name, names)
     hint = f" Did you mean '{close}'?" if close else ""
     listed = ", ".join(names) if names else "none"
     tail = f" ({see})" if see else ""

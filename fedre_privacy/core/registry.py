@@ -84,7 +84,17 @@ class Named(Generic[T]):
                 f"{self.what} '{name}' ({entry.origin}) cannot be imported: {entry.broken}",
                 next_step="The other plugins are unaffected. Mend or uninstall that package.",
             )
-        raise ConfigError(unknown(self.what, name, self.names(), see=self.see))
+        raise ConfigError(
+            unknown(self.what, name, self.names(), see=self.see, also=self.other_words())
+        )
+
+    def other_words(self) -> dict[str, str]:
+        """Return what else the field calls these things, as they declare it, to their names."""
+        return {
+            word: name
+            for name, thing in self._things.items()
+            for word in getattr(thing, "also", ())
+        }
 
     def names(self) -> list[str]:
         """Return all usable names, sorted."""

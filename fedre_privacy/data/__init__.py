@@ -3,14 +3,15 @@
 A data set is a frozen dataclass of settings with a `load` method (`fedre_privacy.data.base`).
 """
 
-from .base import Dataset, ImageData, as_images, as_labels, datasets, keep_per_class, resize
+from .arrays import as_labels, read_pixels
+from .base import Dataset, ImageData, datasets, keep_per_class, resize
 
 __all__ = [
     "Dataset",
     "ImageData",
-    "as_images",
     "as_labels",
     "datasets",
     "keep_per_class",
+    "read_pixels",
     "resize",
 ]

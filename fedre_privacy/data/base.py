@@ -8,10 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -119,6 +117,8 @@ class Dataset(ABC):
     """
 
     name: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
+    """What else the field calls it: whoever gives such a word is told the name."""
 
     per_class: int | None = knob(
         None,
@@ -196,109 +196,6 @@ def resize(images: Tensor, size: int) -> Tensor:
     )
     found = resized.round().clamp(0, 255).to(torch.uint8)
     return found.reshape(*images.shape[:-2], size, size)
-
-
-def as_images(array: npt.NDArray[Any], what: str) -> Tensor:
-    """Check an array of images and turn it into uint8 (N, C, H, W).
-
-    Args:
-        array: (N, H, W), (N, H, W, C) or (N, C, H, W) with C = 1 or 3; uint8, or floats in
-            [0, 1], which are rounded to the nearest of 256 levels.
-        what: the array's name, for messages.
-
-    Raises:
-        IncompatibleError: another shape, an order of axes that cannot be told, another type, or
-            values outside the range, with the likely normalisation.
-    """
-    shape = array.shape
-    if array.ndim == 3 and 3 in (shape[0], shape[2]):
-        raise _shape_error(what, shape, "it may be one colour image or several grey ones")
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4 and shape[1] in (1, 3) and shape[3] in (1, 3):
-        raise _shape_error(what, shape, "channels may be the second or the last axis")
-    elif array.ndim == 4 and shape[3] in (1, 3):
-        array = array.transpose(0, 3, 1, 2)
-    elif array.ndim != 4 or shape[1] not in (1, 3):
-        raise _shape_error(what, shape, "no axis has 1 or 3 channels")
-    if array.size == 0:
-        raise IncompatibleError(f"{what} has shape {shape}: it holds no pixels.")
-    return torch.from_numpy(np.ascontiguousarray(_as_bytes(array, what)))
-
-
-def _shape_error(what: str, shape: tuple[int, ...], why: str) -> IncompatibleError:
-    return IncompatibleError(
-        f"{what} has shape {shape}: {why}. Needed: (N, C, H, W) or (N, H, W, C) with 1 or 3 "
-        "channels, or (N, H, W) for grey images.",
-        next_step=f"Reorder the axes of {what} before saving it.",
-    )
-
-
-def _as_bytes(array: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
-    needed = "Needed: uint8 0..255, or floats in [0, 1]"
-    if array.dtype.kind not in "uif":
-        raise IncompatibleError(f"{what} holds {array.dtype}. {needed}.")
-    low, high = float(array.min()), float(array.max())
-    if array.dtype == np.uint8:
-        if high <= 1:
-            raise IncompatibleError(
-                f"{what} is uint8 with values {low:g}..{high:g}: looks like [0, 1] floats cast to "
-                f"uint8, which lost everything between. {needed}.",
-                next_step=f"Save {what} as floats, or multiply by 255 before the cast.",
-            )
-        return array
-    if array.dtype.kind != "f":
-        raise IncompatibleError(
-            f"{what} holds {array.dtype} with values {low:g}..{high:g}. {needed}.",
-            next_step=f"If they are 0..255, save {what}.astype('uint8').",
-        )
-    slack = 1e-6  # rounding of a normalisation that was undone in float32
-    if not (low >= -slack and high <= 1 + slack):
-        looks, remedy = _likely_normalisation(low, high)
-        raise IncompatibleError(
-            f"{what} holds values from {low:.4g} to {high:.4g}: {looks}. {needed}; models "
-            "normalise inside.",
-            next_step=f"{remedy} before saving {what}.",
-        )
-    levels: npt.NDArray[np.uint8] = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
-    return levels
-
-
-def _likely_normalisation(low: float, high: float) -> tuple[str, str]:
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return "not all are finite numbers", "Find and mend the NaN or infinite pixels"
-    if low >= 0 and high <= 255:
-        return "looks like 0-255 floats", "Divide by 255"
-    if low >= -1.001 and high <= 1.001:
-        return "looks like mean 0.5 / std 0.5", "Undo it (x * 0.5 + 0.5)"
-    return (
-        "looks standardised (mean subtracted, divided by std)",
-        "Undo it (x * std + mean, per channel)",
-    )
-
-
-def as_labels(array: npt.NDArray[Any], what: str, *, count: int) -> Tensor:
-    """Check an array of labels and turn it into int64 (count,).
-
-    Args:
-        array: integers >= 0, (count,) or (count, 1).
-        what: the array's name, for messages.
-        count: how many images it must fit.
-
-    Raises:
-        IncompatibleError: another shape, length or type, or negative labels.
-    """
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.shape != (count,) or array.dtype.kind not in "ui":
-        raise IncompatibleError(
-            f"{what} is {array.dtype} of shape {array.shape}. Needed: one class number per image, "
-            f"integers of shape ({count},)."
-        )
-    labels = array.astype(np.int64)
-    if count and labels.min() < 0:
-        raise IncompatibleError(f"{what} holds the label {labels.min()}. Needed: labels >= 0.")
-    return torch.from_numpy(labels)
 
 
 MOVED = "FEDRE_MOVED"

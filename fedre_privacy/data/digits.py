@@ -25,6 +25,8 @@ class Digits(Dataset):
         test part, as shipped with scikit-learn).
     """
 
+    also = ("optdigits", "sklearn", "toy")
+
     size: int = knob(24, help="side of the images; the scans have 8", unit="pixels", ge=4, le=1024)
 
     def sources(self) -> tuple[Path, ...]:

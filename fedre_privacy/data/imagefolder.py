@@ -1,18 +1,16 @@
-"""Images from a folder, or a .zip file, with one sub-folder per class."""
+"""Images from a folder, or a .zip file: a sub-folder for each class, labels.csv, or one class."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ..core.config import knob
-from ..core.errors import IncompatibleError
 from .base import Dataset, ImageData, datasets, existing
-from .files import Tree, decode_all, is_image, open_tree
-
-LAYOUT = "root/<class>/<image>, or root/train/<class>/<image> with root/test or root/val beside it"
+from .files import decode_all, open_tree, with_links
+from .folders import arranged
 
 
 @datasets.register("imagefolder")
@@ -21,85 +19,44 @@ class ImageFolder(Dataset):
     """Load images from a folder, or a .zip file, with one sub-folder per class.
 
     Layout: root/<class>/<image>, or root/train/<class>/<image> and root/test/<class>/<image>
-    (root/val where there is no root/test). Classes are sorted by name, images by file name.
-    Grey when all images are grey, else RGB. With `per_class` no more images are decoded than
-    kept.
+    (root/val where there is no root/test; training, testing, valid and validation will do). Images
+    without class folders take their labels from labels.csv among them, with the header
+    ``file,label``; without it they are one class. Classes are sorted by name, images by file name.
+    Grey when all images are grey, else RGB. Images are turned upright as their EXIF data say. A
+    note counts whatever was left out or changed. Linked folders are followed on disk, once, and
+    never in a .zip. With `per_class` no more images are decoded than kept.
 
     Raises:
-        DamagedInputError: an image cannot be read.
-        IncompatibleError: another layout, sizes that differ, a test class without training images.
+        DamagedInputError: an image, a folder or labels.csv cannot be read.
+        IncompatibleError: another layout, or one that can be read in two ways, sizes that differ, a
+            test class without training images.
     """
+
+    also = ("folder", "images", "image-folder", "directory", "zip", "own")
 
     path: str | None = knob(None, help="the folder, or a .zip file of it")
     size: int | None = knob(
         None, help="side to resize to; none keeps the native size", unit="pixels", ge=4
     )
 
+    def sources(self) -> tuple[Path, ...]:
+        return with_links(super().sources())
+
     def load(self) -> ImageData:
         with open_tree(existing(self.path, self.name, "a folder or .zip of images")) as tree:
-            train, test, note = _parts(tree)
-            classes = sorted(train)
+            found = arranged(tree)
             rows = [
                 (name, number)
-                for part in (train, test)
-                for number, label in enumerate(classes)
+                for part in (found.train, found.test)
+                for number, label in enumerate(found.classes)
                 for name in part.get(label, [])[: self.per_class]
             ]
+            images, changed = decode_all(tree, [name for name, _ in rows], self.size)
             return ImageData(
                 name=self.name,
-                images=decode_all(tree, [name for name, _ in rows], self.size),
+                images=images,
                 labels=torch.tensor([number for _, number in rows]),
-                classes=tuple(classes),
-                num_train=sum(len(own[: self.per_class]) for own in train.values()),
-                notes=note,
+                classes=found.classes,
+                num_train=sum(len(own[: self.per_class]) for own in found.train.values()),
+                notes=(*found.notes, *changed),
             )
-
-
-Part = dict[str, list[str]]
-
-
-def _parts(tree: Tree) -> tuple[Part, Part, tuple[str, ...]]:
-    """Return the image names of each class of the training and the test part, and any note."""
-    prefix, names = "", [name for name in tree.names if is_image(name)]
-    while not {"train", "test", "val"} & (tops := {name.split("/")[0] for name in names}):
-        if len(tops) != 1 or any(name.count("/") < 2 for name in names):
-            break
-        prefix += f"{tops.pop()}/"  # one folder around everything, as most archives have
-        names = [name.split("/", 1)[1] for name in names]
-    note: tuple[str, ...] = ()
-    if "train" in tops:
-        held_out = "test" if "test" in tops else "val"
-        train = _classes(names, prefix, "train/")
-        test = _classes(names, prefix, f"{held_out}/")
-        if {"test", "val"} <= tops:
-            note = (f"{tree.root.name} has test/ and val/; val/ was not used.",)
-    else:
-        flat = not tops or not tops <= {"test", "val"}
-        train, test = _classes(names, prefix, "") if flat else {}, {}
-    _check(tree, train, test)
-    return train, test, note
-
-
-def _classes(names: Sequence[str], prefix: str, part: str) -> Part:
-    out: Part = {}
-    for name in names:
-        inside = name.removeprefix(part)
-        if name.startswith(part) and "/" in inside:
-            out.setdefault(inside.split("/")[0], []).append(prefix + name)
-    return out
-
-
-def _check(tree: Tree, train: Part, test: Part) -> None:
-    if not train:
-        some = ", ".join(tree.names[:3]) or "no files"
-        raise IncompatibleError(
-            f"{tree.root} has no class folders with images; it holds {some}. Needed: {LAYOUT}."
-        )
-    extra = sorted(set(test) - set(train))
-    if extra:
-        hint = "For the official Tiny ImageNet folder use --dataset tinyimagenet."
-        raise IncompatibleError(
-            f"{tree.root} has test classes without training images: {', '.join(extra[:5])}. "
-            "Needed: the same class folders in both parts.",
-            next_step=hint if extra == ["images"] else "Move or remove those folders.",
-        )

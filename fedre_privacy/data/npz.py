@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..core import files
 from ..core.config import knob
 from ..core.errors import IncompatibleError
-from .base import Dataset, ImageData, as_images, as_labels, datasets, existing, keep_per_class
+from .arrays import USUAL, absent_classes, as_labels, class_numbers, read_pixels
+from .base import Dataset, ImageData, datasets, existing, keep_per_class
 
 LAYOUTS = (("x_train", "y_train"), ("x", "y"), ("images", "labels"))
 TEST = ("x_test", "y_test")
@@ -30,8 +32,11 @@ class Npz(Dataset):
     Keys: x_train and y_train, with x_test and y_test if there is a test part; or x and y; or
     images and labels. Optional: classes (C,), the class names. Images are (N, H, W),
     (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, uint8 or floats in [0, 1]; labels are
-    integers. Pickled content is never loaded.
+    integers. Labels that are sparse ids (0, 40000, 80000) become classes 0, 1, 2, with a note, and
+    a note counts classes without images. Pickled content is never loaded.
     """
+
+    also = ("numpy", "npy", "array", "arrays")
 
     path: str | None = knob(None, help="the .npz file")
 
@@ -46,7 +51,10 @@ class Npz(Dataset):
                 next_step="Save it again with numpy.savez and these names.",
             )
         parts = [pair, TEST] if has_test else [pair]
-        images = [as_images(arrays[x], f"'{x}' of {path.name}") for x, _ in parts]
+        images = [
+            read_pixels(arrays[x], f"'{x}' of {path.name}", channels=USUAL).bytes()
+            for x, _ in parts
+        ]
         labels = [
             as_labels(arrays[y], f"'{y}' of {path.name}", count=len(found))
             for (_, y), found in zip(parts, images, strict=True)
@@ -57,13 +65,14 @@ class Npz(Dataset):
                 f"Images of {path.name} are {' and '.join(map(str, sorted(shapes)))} (C, H, W) in "
                 "its training and test part. Needed: one shape."
             )
-        every_label = torch.cat(labels)
+        every_label, classes, notes = _classes(arrays, torch.cat(labels), path)
         data = ImageData(
             name=self.name,
             images=torch.cat(images),
             labels=every_label,
-            classes=_classes(arrays, int(every_label.max()) + 1, path),
+            classes=classes,
             num_train=len(images[0]),
+            notes=(*notes, *absent_classes(every_label, classes)),
         )
         return keep_per_class(data, self.per_class)
 
@@ -81,13 +90,17 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     return files.read_npz(path, {key for pair in LAYOUTS for key in pair} | {*TEST, "classes"})
 
 
-def _classes(arrays: dict[str, npt.NDArray[Any]], count: int, path: Path) -> tuple[str, ...]:
+def _classes(
+    arrays: dict[str, npt.NDArray[Any]], labels: Tensor, path: Path
+) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
+    """Return labels 0..C-1, the names of the C classes, and notes."""
     if "classes" not in arrays:
-        return tuple(str(label) for label in range(count))
+        return class_numbers(labels)
+    count = int(labels.max()) + 1
     names = tuple(str(name) for name in arrays["classes"].reshape(-1).astype(str))
     if len(names) < count:
         raise IncompatibleError(
             f"'classes' of {path.name} names {len(names)} classes and the labels go up to "
             f"{count - 1}. Needed: {count} names."
         )
-    return names
+    return labels, names, ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ..core.config import knob
 from ..core.errors import DamagedInputError, IncompatibleError
 from .base import Dataset, ImageData, datasets, existing
-from .files import Tree, decode_all, is_image, open_tree
+from .files import Tree, decode_all, is_image, open_tree, with_links
 
 ANNOTATIONS = "val/val_annotations.txt"
 
@@ -33,6 +34,8 @@ class TinyImageNet(Dataset):
         IncompatibleError: not the official layout.
     """
 
+    also = ("tiny-imagenet-200", "imagenet")
+
     path: str | None = knob(None, help="the folder tiny-imagenet-200, or a .zip file of it")
     size: int = knob(
         64, help="side of the images; the originals have 64", unit="pixels", ge=4, le=1024
@@ -40,6 +43,9 @@ class TinyImageNet(Dataset):
     val_as_class0: bool = knob(
         False, help="give every validation image label 0, as in the published experiments"
     )
+
+    def sources(self) -> tuple[Path, ...]:
+        return with_links(super().sources())
 
     def load(self) -> ImageData:
         with open_tree(existing(self.path, self.name, "the Tiny ImageNet folder or .zip")) as tree:
@@ -57,13 +63,14 @@ class TinyImageNet(Dataset):
                     f"All {len(rest)} validation images carry label 0 ({classes[0]}), {wrong} of "
                     "them wrongly, as in the published experiments (val_as_class0).",
                 )
+            images, changed = decode_all(tree, [name for name, _ in first + rest], self.size)
             return ImageData(
                 name=self.name,
-                images=decode_all(tree, [name for name, _ in first + rest], self.size),
+                images=images,
                 labels=labels,
                 classes=tuple(classes),
                 num_train=len(first),
-                notes=notes,
+                notes=(*notes, *tree.notes, *changed),
             )
 
 

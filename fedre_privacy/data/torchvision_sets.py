@@ -1,4 +1,4 @@
-"""CIFAR-10, CIFAR-100 and Fashion-MNIST, read and fetched by torchvision."""
+"""CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST, read and fetched by torchvision."""
 
 from __future__ import annotations
 
@@ -16,16 +16,8 @@ import torch
 
 from ..core.config import knob
 from ..core.errors import MissingInputError
-from .base import (
-    BUILT_IN,
-    Dataset,
-    ImageData,
-    as_images,
-    as_labels,
-    at_hand,
-    datasets,
-    keep_per_class,
-)
+from .arrays import USUAL, as_labels, read_pixels
+from .base import BUILT_IN, Dataset, ImageData, at_hand, datasets, keep_per_class
 
 TIMEOUT_S = 20.0
 """Longest silence of a server before a download counts as failed."""
@@ -70,7 +62,10 @@ class TorchvisionDataset(Dataset):
                     parts = self._parts(root, download=True)
             except FAILURES as error:
                 raise self._absent(root, f"the download failed: {error}") from None
-        images = [as_images(np.asarray(part.data), f"{self.name} images") for part in parts]
+        images = [
+            read_pixels(np.asarray(part.data), f"{self.name} images", channels=USUAL).bytes()
+            for part in parts
+        ]
         labels = [
             as_labels(np.asarray(part.targets), f"{self.name} labels", count=len(found))
             for part, found in zip(parts, images, strict=True)
@@ -121,6 +116,8 @@ class Cifar10(TorchvisionDataset):
     Reference: A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
     """
 
+    also = ("cifar",)
+
     torchvision_name = "CIFAR10"
     place = "cifar-10-python.tar.gz, or the folder cifar-10-batches-py from inside it,"
 
@@ -140,6 +137,19 @@ class Cifar100(TorchvisionDataset):
     place = "cifar-100-python.tar.gz, or the folder cifar-100-python from inside it,"
 
 
+@datasets.register("mnist")
+@dataclass(frozen=True, kw_only=True)
+class Mnist(TorchvisionDataset):
+    """Load MNIST: 60,000 + 10,000 grey handwritten digits, 28x28, in the official order.
+
+    Reference: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to
+        document recognition, Proceedings of the IEEE 1998.
+    """
+
+    torchvision_name = "MNIST"
+    place = "the four *-ubyte.gz files, in its sub-folder MNIST/raw,"
+
+
 @datasets.register("fashion-mnist")
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(TorchvisionDataset):
@@ -147,6 +157,8 @@ class FashionMnist(TorchvisionDataset):
 
     Reference: H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017.
     """
+
+    also = ("fmnist", "fashion")
 
     torchvision_name = "FashionMNIST"
     place = "the four *-ubyte.gz files, in its sub-folder FashionMNIST/raw,"

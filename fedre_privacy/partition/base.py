@@ -35,6 +35,8 @@ class Partition(ABC):
     name: ClassVar[str] = ""
     shorthand: ClassVar[str] = ""
     """The setting that ``--partition NAME:VALUE`` gives; empty: it takes none."""
+    also: ClassVar[tuple[str, ...]] = ()
+    """What else the field calls it: whoever gives such a word is told the name."""
 
     seed: int | None = knob(
         None,

@@ -14,6 +14,8 @@ from .base import IntArray, Partition, partitions
 class IID(Partition):
     """Shuffle all samples and deal them out in shares of equal size (to within one)."""
 
+    also = ("homogeneous", "homo", "uniform", "random", "even", "equal")
+
     def assign(
         self, labels: IntArray, num_clients: int, random: np.random.RandomState
     ) -> list[IntArray]:

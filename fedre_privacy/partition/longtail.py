@@ -48,6 +48,7 @@ class LongTail(Partition):
     """
 
     shorthand = "imbalance"
+    also = ("long-tailed", "lt", "imbalanced")
 
     imbalance: float = knob(100.0, help="size of the first class over that of the last", ge=1)
     alpha: float = knob(0.07, help="concentration; smaller is more skewed", gt=0)

@@ -31,6 +31,7 @@ class PAT(Partition):
     """
 
     shorthand = "classes"
+    also = ("pathological", "shards", "label-skew")
 
     classes: int = knob(2, help="classes of each client", unit="classes", ge=1)
 

@@ -35,6 +35,7 @@ class PRA(Partition):
     """
 
     shorthand = "alpha"
+    also = ("dirichlet", "dir", "lda", "non-iid", "practical", "hetero")
 
     alpha: float = knob(0.1, help="concentration; smaller is more skewed", gt=0)
     min_samples: int | None = knob(
@@ -105,8 +106,8 @@ def dirichlet_shares(
         f"Partition '{scheme}' (alpha={alpha:g}, {num_clients} clients): after "
         f"{max_redraws} redraws some client still has fewer than {least} samples (at "
         f"best, client {poorest} had {best}).",
-        f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), or a "
-        f"larger max_redraws (now {max_redraws}).",
+        f"Give a larger alpha, fewer clients, a smaller min_samples (now {least}), a larger "
+        f"max_redraws (now {max_redraws}), or --partition iid.",
     )
 
 

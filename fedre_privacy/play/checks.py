@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,49 +52,16 @@ def output_width(module: nn.Module, image_shape: Shape, *, what: str, option: st
     )
 
 
-def as_images(values: Any, *, what: str, image_shape: Shape | None = None) -> Tensor:
-    """Images (n, C, H, W) in [0, 1] from an array or a tensor.
-
-    Args:
-        values: (n, C, H, W), (n, H, W, C) or (n, H, W); bytes, or numbers in [0, 1].
-        what: what they are called in a message.
-        image_shape: (C, H, W) that is needed; none: as they are, channels first.
-
-    Raises:
-        IncompatibleError: another shape or range, or not finite.
-    """
-    images = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    given, levels = images.shape, images.dtype == np.uint8
-    if images.ndim == 3:
-        images = images[..., None]
-        if image_shape is None:
-            image_shape = (1, *images.shape[1:3])
-    if image_shape is not None and images.ndim == 4 and images.shape[1:] != image_shape:
-        if images.shape[3] == image_shape[0]:
-            images = images.transpose(0, 3, 1, 2)
-    if images.ndim != 4 or images.shape[1:] != (image_shape or images.shape[1:]):
-        needed = ", ".join(map(str, image_shape or ("C", "H", "W")))
-        raise IncompatibleError(f"{what}: images are {given}; needed is (n, {needed}).")
-    if images.dtype.kind not in "buif":
-        raise IncompatibleError(f"{what}: images are {images.dtype}; needed are numbers.")
-    made = torch.from_numpy(np.ascontiguousarray(images))
-    made = made.float() / 255 if levels else made.float()
-    if not bool(((made >= 0) & (made <= 1)).all()):
-        raise IncompatibleError(
-            f"{what}: images range from {float(made.min()):.3g} to {float(made.max()):.3g}; "
-            "needed are bytes, or numbers in [0, 1].",
-            next_step="Undo the normalisation, or divide by 255.",
-        )
-    return made
-
-
 def as_labels(values: Labels, what: str) -> Tensor:
     """Classes (n,) as whole numbers from 0.
 
     Raises:
         IncompatibleError: they are something else.
     """
-    made = torch.as_tensor(values).detach().cpu()
+    try:
+        made = torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got others.") from None
     if made.dim() != 1 or made.is_floating_point() or not bool((made >= 0).all()):
         raise IncompatibleError(f"{what} are whole numbers from 0 (n,); got {tuple(made.shape)}.")
     return made.long()

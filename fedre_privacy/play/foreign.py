@@ -20,12 +20,13 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
+from fedre_privacy.data.arrays import read_pixels
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
 
 from . import foreign_updates as updates
-from .checks import Shape, as_images, output_width, shape_text
+from .checks import Shape, output_width, shape_text
 from .foreign_modules import load_extractors, models_before, renamed
 from .given import Given, classes_seen, truth_of
 from .questions.base import Trial
@@ -239,7 +240,7 @@ def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadc
 
 def _images(given: str, shape: Shape, option: str) -> PublicImages:
     tensors = _npz(_path(given), option)
-    images = as_images(tensors["images"], what=option, image_shape=shape)
+    images = read_pixels(tensors["images"], option, shape=shape).floats()
     labels = tensors.get("labels", np.zeros(len(images), dtype=np.int64))
     return PublicImages(images, _numbers(labels, len(images), f"{option}: 'labels'"))
 

@@ -25,6 +25,7 @@ from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
+from fedre_privacy.data.arrays import Pixels, read_pixels
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
@@ -34,7 +35,7 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
-from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
+from .checks import Labels, Shape, as_finite, as_labels, as_rows, output_width
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
 from .questions.base import Trial
@@ -179,6 +180,8 @@ def attack_module(
             a gradient (images,) those of its batch, which tell its size and are not handed over.
         image_shape: (C, H, W) sought; left out: that of `truth` or of `public`.
         truth: the true images: image i made representation i; all of them made the gradient.
+            (n, C, H, W), floats in [0, 1] or bytes 0..255; with channels last they are turned, and
+            a note says so.
         truth_labels: their classes; of prototypes they say which image made which.
         public: public images, which are none of the true ones: half of them make the floors, the
             other half is given to the attacker. Without truth the attacker gets all.
@@ -197,7 +200,8 @@ def attack_module(
 
     Raises:
         ConfigError: an unknown name or setting, or not exactly one thing to attack.
-        IncompatibleError: shapes, ranges or knowledge that do not fit each other.
+        IncompatibleError: shapes, ranges or knowledge that do not fit each other, and images that
+            can be read in two ways, such as uint8 of 0 and 1.
         MissingInputError: truth without public images.
     """
     vectors = {"representations": representations, "prototypes": prototypes}
@@ -211,12 +215,8 @@ def attack_module(
     (what,) = handed
     if not isinstance(module, nn.Module):
         raise ConfigError(f"The module is a {type(module).__name__}; needed is an nn.Module.")
-    true = None if truth is None else as_images(truth, what="truth")
-    others = None if public is None else as_images(public, what="public")
+    true, others, read = _images(truth, public, image_shape)
     shape = _shape(image_shape, true, others)
-    for name, found in (("truth", true), ("public", others)):
-        if found is not None:
-            as_images(found, what=name, image_shape=shape)
     copied = frozen_copies({OWN: module})
     width = output_width(
         copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
@@ -256,7 +256,7 @@ def attack_module(
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
-        notes=_notes(module, what),
+        notes=(*_notes(module, what), *read),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
@@ -317,6 +317,21 @@ def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
         "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
         f"{norm}, no dropout).",
     )
+
+
+def _images(
+    truth: Any, public: Any, image_shape: Sequence[int] | None
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
+    """True and public images (n, C, H, W) in [0, 1], all of one shape, and what was decided."""
+    shape = None if image_shape is None else _shape(image_shape)
+    found: dict[str, Pixels] = {}
+    for name, given in (("public", public), ("truth", truth)):  # one may settle the other's axes
+        if given is not None:
+            made = read_pixels(given, name, shape=shape, option="image_shape=(C, H, W)")
+            channels, height, width = made.values.shape[1:]
+            found[name], shape = made, (channels, height, width)
+    true, others = (found[name].floats() if name in found else None for name in ("truth", "public"))
+    return true, others, tuple(note for made in found.values() for note in made.notes)
 
 
 def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:

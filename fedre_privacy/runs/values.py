@@ -7,6 +7,7 @@ that an object and its name take the same way: the same checks, and the same nam
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def training_values(
     """Sections of settings from what `api.train` and ``fedre-train`` take; None says nothing."""
     sections = {
         "protocol": {**_named(protocol), **_said(entanglement=written(scheme))},
-        "data": {**_named(dataset, lambda name: "path"), **_said(path=data_dir)},
+        "data": {**_named(_data_name(dataset), lambda name: "path"), **_said(path=data_dir)},
         "partition": _named(partition, _shorthand),
         "model": _named(models),
         "train": _said(clients=clients, rounds=rounds, seed=seed),
@@ -169,6 +170,18 @@ def attack_values(
 
 def _said(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _data_name(given: Any) -> Any:
+    """What names a data set; files and folders, which are named without one, are refused."""
+    if isinstance(given, str) and given not in datasets.names():
+        if os.path.exists(given):
+            kind = "npz" if given.lower().endswith(".npz") else "imagefolder"
+            raise ConfigError(
+                f"'{given}' is a file or folder; --dataset takes the name of a data set.",
+                next_step=f"Give it as --dataset {kind}:{given}",
+            )
+    return given
 
 
 def _shorthand(partition: str) -> str:

@@ -25,6 +25,11 @@ UNKNOWN = [
     (["--protocol", "fedr"], "Unknown protocol 'fedr'. Did you mean 'fedre'? Available: fd, fed"),
     (["--target", "proto"], "Unknown target 'proto'. Did you mean 'prototypes'? Available: up"),
     (["--dataset", "digit"], "Unknown data set 'digit'. Did you mean 'digits'? Available: "),
+    (["--dataset", "CIFAR-10"], "Unknown data set 'CIFAR-10'. Did you mean 'cifar10'? Avail"),
+    (["--dataset", "fmnist"], "Unknown data set 'fmnist'. Did you mean 'fashion-mnist'? Avail"),
+    (["--partition", "dirichlet:0.1"], "Unknown partition 'dirichlet'. Did you mean 'pra'? A"),
+    (["--partition", "Non_IID:1"], "Unknown partition 'Non_IID'. Did you mean 'pra'? Available"),
+    (["--partition", "pathological:2"], "Unknown partition 'pathological'. Did you mean 'pat'?"),
     (["--partition", "prb:1"], "Unknown partition 'prb'. Did you mean 'pra'? Available: cla"),
     (["--scheme", "rapp"], "Unknown entanglement scheme 'rapp'. Did you mean 'rap'? Available: "),
     (["--threat", "strongg"], "Unknown threat model 'strongg'. Did you mean 'strong'? Available: "),
@@ -314,7 +319,7 @@ def test_images_outside_the_unit_range(
     path = npz(nowhere.parent / "own.npz", low, high)
     done = cli.attack("--dataset", f"npz:{path}", "--clients", "2")
     assert done.code == 3 and list(nowhere.iterdir()) == []
-    assert "'x' of own.npz holds values from " in done.err and text in done.err
+    assert "'x' of own.npz: images range from " in done.err and text in done.err
     assert "Needed: uint8 0..255, or floats in [0, 1]" in done.err
 
 

@@ -33,6 +33,15 @@ def test_a_partition_shares_every_class_out_and_nothing_twice(name):
         assert {len(own) for own in other.train} and len(other.train) == clients
 
 
+@pytest.mark.parametrize("registry", [datasets, partitions], ids=lambda registry: registry.what)
+def test_other_words_of_the_field_lead_to_one_name(registry):
+    words = [word for name in registry.names() for word in registry.get(name).also]
+    assert words and len(set(words)) == len(words) and not set(words) & set(registry.names())
+    for word, name in registry.other_words().items():
+        with pytest.raises(ConfigError, match=f"Did you mean '{name}'"):
+            registry.get(word.upper())
+
+
 @pytest.mark.parametrize("name", datasets.names())
 def test_a_data_set_loads_the_same_bytes_every_time(name):
     try:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingInputError
-from fedre_privacy.data import ImageData, as_images, as_labels, datasets, keep_per_class, resize
+from fedre_privacy.data import ImageData, datasets, keep_per_class, resize
 from fedre_privacy.data.base import existing
 
 
@@ -89,87 +88,6 @@ def test_resize() -> None:
     assert torch.equal(resize(oblong, 2), torch.full((1, 2, 2), 200, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((5, 8, 9), (5, 1, 8, 9)),
-        ((5, 8, 9, 3), (5, 3, 8, 9)),
-        ((5, 3, 8, 9), (5, 3, 8, 9)),
-        ((5, 8, 9, 1), (5, 1, 8, 9)),
-        ((5, 1, 8, 9), (5, 1, 8, 9)),
-    ],
-)
-def test_as_images_orders_axes(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    array = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
-    found = as_images(array, "x")
-    assert tuple(found.shape) == expected and found.dtype == torch.uint8
-    last = array[2, 1, 2, -1] if shape[-1] in (1, 3) else array[(2, -1, 1, 2)[-len(shape) :]]
-    if len(shape) == 3:
-        last = array[2, 1, 2]
-    assert int(found[2, -1, 1, 2]) == int(last)
-
-
-def test_as_images_rounds_floats() -> None:
-    array = np.array([0.0, 0.5, 1.0, 0.1], dtype=np.float32).reshape(1, 2, 2)
-    assert as_images(array, "x").flatten().tolist() == [0, 128, 255, 26]
-    assert as_images(array + 5e-7, "x").max() == 255
-
-
-@pytest.mark.parametrize(
-    ("shape", "why"),
-    [
-        ((4, 3, 8, 3), "channels may be the second or the last axis"),
-        ((4, 2, 8, 8), "no axis has 1 or 3 channels"),
-        ((32, 32, 3), "it may be one colour image or several grey ones"),
-        ((3, 32, 32), "it may be one colour image or several grey ones"),
-        ((8, 8), "no axis has 1 or 3 channels"),
-        ((0, 8, 8), "it holds no pixels"),
-    ],
-)
-def test_as_images_refuses_shapes(shape: tuple[int, ...], why: str) -> None:
-    with pytest.raises(IncompatibleError) as caught:
-        as_images(np.full(shape, 9, dtype=np.uint8), "x_train")
-    assert f"x_train has shape {shape}" in str(caught.value) and why in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "parts"),
-    [
-        ([-1.0, 1.0], ["from -1 to 1", "looks like mean 0.5 / std 0.5", "x * 0.5 + 0.5"]),
-        ([0.0, 255.0], ["from 0 to 255", "looks like 0-255 floats", "Divide by 255"]),
-        ([-2.1, 2.6], ["from -2.1 to 2.6", "looks standardised", "x * std + mean"]),
-        ([0.0, np.nan], ["not all are finite"]),
-        ([0.0, np.inf], ["not all are finite"]),
-    ],
-)
-def test_as_images_names_the_likely_normalisation(values: list[float], parts: list[str]) -> None:
-    array = np.resize(np.array(values), (2, 4, 4))
-    with pytest.raises(IncompatibleError) as caught:
-        as_images(array, "x_train")
-    for part in [*parts, "Needed: uint8 0..255, or floats in [0, 1]", "x_train"]:
-        assert part in str(caught.value)
-
-
-def test_as_images_refuses_other_types() -> None:
-    grey = np.arange(64).reshape(1, 8, 8)
-    with pytest.raises(IncompatibleError, match=r"holds int64 with values 0\.\.63.*(?s:.)*astype"):
-        as_images(grey, "x")
-    with pytest.raises(IncompatibleError, match="holds bool"):
-        as_images(grey > 3, "x")
-    with pytest.raises(IncompatibleError, match="floats cast to uint8"):
-        as_images((grey > 3).astype(np.uint8), "x")
-
-
-def test_as_labels() -> None:
-    assert as_labels(np.array([[2], [0]], dtype=np.uint8), "y", count=2).tolist() == [2, 0]
-    with pytest.raises(IncompatibleError, match=r"y is int64 of shape \(3,\).*shape \(2,\)"):
-        as_labels(np.arange(3), "y", count=2)
-    with pytest.raises(IncompatibleError, match="y is float64"):
-        as_labels(np.zeros(2), "y", count=2)
-    with pytest.raises(IncompatibleError, match="y holds the label -1"):
-        as_labels(np.array([0, -1]), "y", count=2)
-
-
 def test_existing_names_the_remedy() -> None:
     for path, said in ((None, "no path was given"), ("no-such-place", "nothing at no-such-place")):
         with pytest.raises(MissingInputError) as caught:
@@ -181,7 +99,7 @@ def test_existing_names_the_remedy() -> None:
 
 def test_registry() -> None:
     assert set(datasets.names()) >= {
-        "cifar10", "cifar100", "digits", "fashion-mnist", "imagefolder", "npz", "photos",
+        "cifar10", "cifar100", "digits", "fashion-mnist", "imagefolder", "mnist", "npz", "photos",
         "tinyimagenet",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="Unknown data set 'digts'. Did you mean 'digits'"):

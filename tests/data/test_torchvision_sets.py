@@ -1,4 +1,4 @@
-"""CIFAR-10, CIFAR-100 and Fashion-MNIST without a network."""
+"""CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST without a network."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ import torchvision
 
 from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.data import datasets
-from fedre_privacy.data.torchvision_sets import TIMEOUT_S, Cifar10, FashionMnist
+from fedre_privacy.data.torchvision_sets import (
+    TIMEOUT_S,
+    Cifar10,
+    FashionMnist,
+    Mnist,
+    TorchvisionDataset,
+)
 
-NAMES = ("cifar10", "cifar100", "fashion-mnist")
+NAMES = ("cifar10", "cifar100", "fashion-mnist", "mnist")
 RANDOM = np.random.RandomState(0)
 
 
@@ -25,19 +31,24 @@ def write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(head + array.tobytes())
 
 
-def test_fashion_mnist_from_its_files(tmp_path: Path) -> None:
-    raw = tmp_path / "FashionMNIST" / "raw"
+@pytest.mark.parametrize(
+    ("made", "last"), [(FashionMnist, "Ankle boot"), (Mnist, "9 - nine")], ids=["fashion", "digits"]
+)
+def test_mnist_and_its_kin_from_their_files(
+    made: type[TorchvisionDataset], last: str, tmp_path: Path
+) -> None:
+    raw = tmp_path / made.torchvision_name / "raw"
     raw.mkdir(parents=True)
     pixels = RANDOM.randint(0, 256, (9, 28, 28)).astype(np.uint8)
     labels = np.array([0, 9, 1, 2, 3, 0, 0, 9, 9], dtype=np.uint8)
     for part, rows in (("train", slice(0, 5)), ("t10k", slice(5, 9))):
         write_idx(raw / f"{part}-images-idx3-ubyte", pixels[rows])
         write_idx(raw / f"{part}-labels-idx1-ubyte", labels[rows])
-    data = FashionMnist(path=str(tmp_path), download=False).load()
+    data = made(path=str(tmp_path), download=False).load()
     assert torch.equal(data.images, torch.from_numpy(pixels).unsqueeze(1))
     assert data.labels.tolist() == labels.tolist() and data.num_train == 5
-    assert data.classes[9] == "Ankle boot" and data.num_classes == 10
-    few = FashionMnist(path=str(tmp_path), download=False, per_class=1).load()
+    assert data.classes[9] == last and data.num_classes == 10
+    few = made(path=str(tmp_path), download=False, per_class=1).load()
     assert few.labels.tolist() == [0, 9, 1, 2, 3, 0, 9]
 
 

@@ -41,6 +41,18 @@ def test_a_folder_is_attacked_as_shown(execute, repo, digits, tmp_path):
     assert attack.main([*sized, *SMALL]) == 0
 
 
+def test_photographs_without_classes_are_attacked_as_shown(execute, repo, digits, tmp_path):
+    execute([])
+    (tmp_path / "my_images").mkdir()
+    for number, image in enumerate(digits.images[:30]):
+        _png(image[0], tmp_path / "my_images" / f"{number}.png")
+    (flat,) = [c for c in commands(repo, "my_data") if "iid" in c]
+    assert attack.main([*flat, *SMALL]) == 0
+    lines = "".join(f"{number}.png,{number % 3}\n" for number in range(30))
+    (tmp_path / "my_images" / "labels.csv").write_text(f"file,label\n{lines}")
+    assert attack.main([*flat, *SMALL, "--runs-dir", "labelled"]) == 0
+
+
 def _png(image, path):
     from torchvision.io import write_png
 

@@ -220,6 +220,7 @@ REFUSED = {
     "odd size": ({"image_shape": (12, 12)}, ConfigError, "three whole numbers"),
     "labels": ({"representations": None, "prototypes": torch.ones(2, 144)}, IncompatibleError,
                "Give labels="),
+    "named labels": ({"labels": ["cat"] * 8}, IncompatibleError, "labels are whole numbers"),
     "few labels": ({"labels": [1, 2]}, IncompatibleError, "2 labels were given for 8"),
     "no public": ({"truth": TRUTH}, MissingInputError, "Give some: public=images"),
     "few truth": ({"truth": TRUTH[:5], "public": PUBLIC}, IncompatibleError, "5 true images for 8"),
@@ -260,3 +261,46 @@ def test_modules_that_return_something_else_or_cannot_be_copied(extractor, reps)
     assert "cannot be copied" in refused(extractor)
     with pytest.raises(ConfigError, match="needed is an nn.Module"):
         fp.attack_module(lambda x: x, representations=reps, image_shape=SHAPE)
+
+
+FLAT = nn.Flatten()
+
+
+def attacked_with(truth, public, **more):
+    """A module that returns its input, attacked with images as somebody holds them."""
+    return fp.attack_module(
+        FLAT, representations=FLAT(TRUTH), truth=truth, public=public, metrics=["psnr"],
+        **QUICK, **more,
+    )  # fmt: skip
+
+
+def test_images_with_channels_last_are_turned_and_a_note_says_so():
+    found = attacked_with(TRUTH.permute(0, 2, 3, 1), PUBLIC.permute(0, 2, 3, 1))
+    assert found.images.shape == TRUTH.shape
+    assert torch.equal(found.images, attacked_with(TRUTH, PUBLIC).images)
+    assert "truth (8, 12, 12, 1) was read with channels last" in str(found)
+
+
+def test_public_images_settle_the_axes_of_true_ones():
+    three = attacked_with(TRUTH, PUBLIC[:3, 0], image_shape=(1, 12, 12))
+    assert three.images.shape == TRUTH.shape
+    with pytest.raises(IncompatibleError, match="several grey ones(?s:.)*image_shape="):
+        attacked_with(TRUTH, PUBLIC[:3, 0])
+    few = fp.attack_module(
+        FLAT, representations=FLAT(TRUTH[:3]), truth=TRUTH[:3, 0], public=PUBLIC, **QUICK
+    )
+    assert few.images.shape == (3, 1, 12, 12)
+
+
+def test_half_precision_and_numbers_of_64_bits_are_taken():
+    expected = attacked_with(TRUTH, PUBLIC)
+    for kind in (torch.float64, torch.bfloat16):
+        found = attacked_with(TRUTH.to(kind), PUBLIC.to(kind))
+        assert torch.equal(found.images, expected.images), "the attack does not read the truth"
+
+
+def test_bytes_that_may_be_numbers_are_refused():
+    with pytest.raises(IncompatibleError, match="public is uint8 with values 0..1"):
+        attacked_with(TRUTH, (PUBLIC > 0.5).to(torch.uint8))
+    with pytest.raises(IncompatibleError, match="truth holds int64"):
+        attacked_with((TRUTH > 0.5).long(), PUBLIC)
