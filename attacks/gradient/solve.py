@@ -82,6 +82,7 @@ def batch_labels(
     size, training, found = observation.images_per_target, observation.training, []
     for victim in victims:
         weight, bias = head_names(victim.model, observation.num_classes)
+        victim.sent(weight, *([bias] if bias else []))
         own = dict(victim.model.named_parameters())
         steps = local_steps(training, victim.client) if training and victim.local else 1
         if strategy == "joint" and bias and training and steps > 1:
@@ -210,7 +211,8 @@ def training_of(observation: Observation) -> LocalTraining:
 
 
 def _key(victim: Victim) -> str:
-    return family(victim.model)
+    whole = len(victim.upload) == len(dict(victim.model.named_parameters()))
+    return family(victim.model) + ("" if whole else str(list(victim.upload)))
 
 
 def _size(victim: Victim) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.base import mismatch, needed_for
+from fedre_privacy.attacks.base import can_read, mismatch, needed_for
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.registry import plugin_words
@@ -24,6 +24,7 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
     Knowledge,
+    KnownDefense,
     LocalTraining,
     Mixture,
     Observation,
@@ -33,7 +34,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.sealed.modules import Key
 
 from .checks import Shape, output_width, shape_text
@@ -65,6 +66,7 @@ class Given:
         public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
         notes: what a reader must know about it, a sentence each.
+        assumed: what clients seem to have done to what they sent.
         settings: how it was given, in plain values, for ``config.yaml``.
         marks: hashes of what was given.
         command: words of the command that reads it; empty for none.
@@ -89,6 +91,7 @@ class Given:
     public: PublicImages | None = None
     unit: str = "client"
     notes: tuple[str, ...] = ()
+    assumed: tuple[KnownDefense, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -221,6 +224,7 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
         training=given.training,
         models=given.models,
         images_per_target=given.images_per_target if seeks_images else 0,
+        defenses=given.assumed if settings.evaluation.attacker == ADAPTIVE else (),
     )
     kind = (
         "update"
@@ -251,7 +255,7 @@ def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Up
             found := tuple(
                 a
                 for a in upload.artifacts
-                if isinstance(a, settings.attack.consumes) and (a.rows() is not None or not rows)
+                if can_read(settings.attack, type(a)) and (a.rows() is not None or not rows)
             )
         )
     )
