@@ -15,7 +15,7 @@ from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, ThreatModel, Upload
 from fedre_privacy.core.units import first_few
 
-from .foreign_modules import Start, params_of
+from .foreign_modules import Start, State, params_of
 from .foreign_names import SHOWN, Layout, under_names
 
 SHORT, APART = 0.3, 0.9
@@ -70,7 +70,7 @@ def checked(upload: Upload, start: Start, layout: Layout, images: int | None) ->
         if isinstance(artifact, HeadState):
             artifact = ModelState(artifact.params)
         try:
-            found, more, sparse = _checked(artifact, start, layout, images)
+            found, more, sparse = checked_part(artifact, start.state, layout, images)
         except IncompatibleError as error:
             problems += error.problems
             continue
@@ -128,9 +128,21 @@ def scattered_zeros(values: Collection[Tensor]) -> float:
     return zeros / total if total else 0.0
 
 
-def _checked(
-    artifact: Artifact, start: Start, layout: Layout, images: int | None
+def checked_part(
+    artifact: Artifact, before: State, layout: Layout, images: int | None
 ) -> tuple[Artifact, list[str], bool]:
+    """A model, a change or a gradient held against its kind.
+
+    Args:
+        before: the tensors of the module that its client started from.
+        images: that the client trained on, if somebody said so.
+
+    Returns: it under the names of the module, with what was trained; clauses on what was assumed;
+        and whether most of it was not sent and is zero.
+
+    Raises:
+        IncompatibleError: it cannot be what it says.
+    """
     gradient, cut = artifact.holds is Holds.GRADIENT, False
     named = under_names(params_of(artifact), layout, gradient=gradient)
     if named.problems:
@@ -142,15 +154,14 @@ def _checked(
         raise IncompatibleError(f"its {artifact.kind} holds no parameter of the network")
     kind: type[Artifact] = type(artifact)
     if artifact.holds is Holds.PARAMETERS:
-        kind, own, more, cut = _model(kind, own, start, images)
+        kind, own, more, cut = _model(kind, own, before, images)
         said += more
-    still = [name for name, value in own.items() if _unchanged(kind, value, start.state[name])]
+    still = [name for name, value in own.items() if _unchanged(kind, value, before[name])]
     if len(still) == len(own):
-        as_what = "equals what it was sent, bit for bit" if kind.holds is Holds.PARAMETERS else (
-            "is zero"
-        )  # fmt: skip
         raise IncompatibleError(
-            f"its {artifact.kind} {as_what}: it did not train (a straggler), so nothing is in it"
+            "its model equals what it was sent, bit for bit: it did not train (a straggler)"
+            if kind.holds is Holds.PARAMETERS
+            else f"its {artifact.kind} is zero, so nothing is in it"
         )
     absent = [name for name in layout.parameters if name not in own]
     if absent:
@@ -158,9 +169,13 @@ def _checked(
     if still:
         as_what = "as it was sent" if kind.holds is Holds.PARAMETERS else "zero"
         said.append(f"{first_few(still, SHOWN)} {as_what}, left out of the match")
-    moved = {name: value for name, value in own.items() if name not in still}
+    moved = {
+        name: value if value.is_floating_point() else value.float()
+        for name, value in own.items()
+        if name not in still
+    }
     changes = {
-        name: value - start.state[name] if kind.holds is Holds.PARAMETERS else value
+        name: value - before[name] if kind.holds is Holds.PARAMETERS else value
         for name, value in moved.items()
     }
     more, masked = values_said(changes)
@@ -176,7 +191,7 @@ def _unchanged(kind: type[Artifact], value: Tensor, before: Tensor) -> bool:
 
 
 def _model(
-    kind: type[Artifact], own: dict[str, Tensor], start: Start, images: int | None
+    kind: type[Artifact], own: dict[str, Tensor], start: State, images: int | None
 ) -> tuple[type[Artifact], dict[str, Tensor], list[str], bool]:
     """Parameters that were recorded as a model: their kind, themselves, what is assumed, and
     whether they were masked.
@@ -184,7 +199,7 @@ def _model(
     Raises:
         IncompatibleError: codes, or a multiple of a model that nothing explains.
     """
-    before = {name: start.state[name] for name in own}
+    before = {name: start[name] for name in own}
     codes = whole_numbers(own.values())
     if codes is not None and whole_numbers(before.values()) is None:
         raise IncompatibleError(

@@ -234,7 +234,7 @@ REFUSED = {
     "gradient": ({"representations": None, "gradient": [torch.ones(3)], "labels": [1]},
                  IncompatibleError, "1 tensors; the module has 2 parameters"),
     "names": ({"representations": None, "gradient": {"1.weight": torch.ones(3)}, "labels": [1]},
-              IncompatibleError, "lacks 1.bias.*does not fit: '1.weight'"),
+              IncompatibleError, "does not fit the network: '1.weight' is.*'1.bias' was not sent"),
     "batch": ({"representations": None, "gradient": [torch.ones(144, 144), torch.ones(144)]},
               IncompatibleError, "Give labels=, or images="),
 }  # fmt: skip
