@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import (
     ConfigError,
     DamagedInputError,
@@ -22,6 +23,7 @@ from fedre_privacy.core.errors import (
     MissingInputError,
 )
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
+from fedre_privacy.core.units import first_few
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
 from fedre_privacy.runs.settings import AttackSettings
@@ -29,7 +31,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from . import foreign_updates as updates
 from .checks import Shape, as_images, output_width, shape_text
 from .foreign_checks import MASKED, Checked, Findings, by_clients, checked
-from .foreign_modules import Starts, extractor_states, load_extractors
+from .foreign_modules import Starts, States, extractor_states, load_extractors
 from .given import Given, classes_seen, truth_of
 from .questions.base import Trial
 
@@ -149,22 +151,51 @@ def _with_extractor(
     for place, upload in enumerate(given.uploads):
         if place not in lost and upload.client in states.lost:
             lost[place] = states.lost[upload.client]
+    lost |= _of_other_widths(given, recorded, extractor, states, lost)
     kept = _kept(given.uploads, lost)
     said = [(u.client, clause) for u in kept for clause in states.said[u.client]]
-    told = Findings.of(
+    findings = Findings.of(
         said, [(given.uploads[place].client, error) for place, error in lost.items()]
     )
     return dataclasses.replace(
         given,
         uploads=kept,
         extractors=partial(load_extractors, extractor, states.known),
-        threat=told.known_to(given.threat),
         truth=None
         if recorded.truth is None
         else partial(_truth, recorded.truth, recorded.image_shape, given.uploads, frozenset(lost)),
         marks={**given.marks, "weights_sha256": files.file_sha256(weights)},
-        notes=told.notes,
+        findings=findings,
     )
+
+
+def _of_other_widths(
+    given: Given, recorded: Recorded, extractor: str, states: States, lost: Collection[int]
+) -> dict[int, FedreError]:
+    """Uploads whose vectors the extractor cannot have made, where it can have made others'."""
+    widths = {
+        place: {
+            rows.shape[1]
+            for artifact in upload.artifacts
+            if Role.COLLECTED in artifact.roles and (rows := artifact.rows()) is not None
+        }
+        for place, upload in enumerate(given.uploads)
+        if place not in lost
+    }
+    if len(set[int]().union(*widths.values())) < 2:
+        return {}
+    module = load_extractors(extractor, states.known, [(client, 0) for client in states.known])
+    width = output_width(
+        next(iter(module.values())),
+        recorded.image_shape,
+        what="extractor",
+        option=given.size_option,
+    )
+    return {
+        place: IncompatibleError(f"its vectors have {first_few(sorted(own))} values; the extractor "
+                                 f"returns {width}")
+        for place, own in widths.items() if own - {width}
+    }  # fmt: skip
 
 
 def _with_network(
@@ -210,7 +241,7 @@ def _with_network(
         rows = _counted_anew(rows, torch.tensor([place in found for place in range(len(sent))]))
         truth = (public.images, public.labels, rows)
     number = updates.images_sought(per_update, known.training, uploads, rows)
-    told = Findings.of(
+    findings = Findings.of(
         [(one.upload.client, clause) for one in found.values() for clause in one.said],
         [(sent[place][0].client, error) for place, error in lost.items()],
     )
@@ -219,12 +250,13 @@ def _with_network(
         num_classes=width,
         uploads=uploads,
         broadcasts=starts.renamed(),
-        threat=told.known_to(known.threat()),
+        threat=known.threat(),
         models=models,
         images_per_target=number,
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
-        notes=(*known.notes(), *told.notes),
+        notes=known.notes(),
+        findings=findings,
         assumed=(MASKED,) if any(one.masked for one in found.values()) else (),
         supported=updates.UNSUPPORTED,
     )

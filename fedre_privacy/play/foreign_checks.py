@@ -22,9 +22,9 @@ SHORT, APART = 0.3, 0.9
 """A model so much shorter than the one sent, and not along it, is a difference."""
 ACROSS = 0.2
 """A model that is no longer than the one sent is a difference as well if their cosine is below."""
-ALONG, BETWEEN = 0.99, (2 / 3, 3 / 2)
+ALONG, BETWEEN = 0.9, (0.6, 1.7)
 """A model along the one sent is a multiple of it if its length is not between these."""
-NEAR = 0.05
+NEAR = 0.1
 """How far a multiple may be from a number of images that explains it."""
 CUT = 0.1
 """Share of a model's numbers that are zero and were not, from which on it was masked."""
@@ -246,32 +246,36 @@ class Findings:
     """What was found on reading uploads, a line for clients of which the same is said.
 
     Args:
-        assumed: about those that are attacked. left_out: about the others.
+        seen: of those that are attacked, with what was assumed. left_out: of the others.
     """
 
-    assumed: tuple[str, ...]
-    left_out: tuple[str, ...]
+    seen: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, assumed: Iterable[tuple[int, str]], lost: Iterable[tuple[int, FedreError]]
+        cls, seen: Iterable[tuple[int, str]], lost: Iterable[tuple[int, FedreError]] = ()
     ) -> Findings:
         """Findings from clauses and errors of clients."""
         causes = [(client, cause) for client, error in lost for cause in error.problems]
-        return cls(tuple(by_clients(assumed)), tuple(by_clients(causes)))
+        return cls(tuple(by_clients(seen)), tuple(by_clients(causes)))
+
+    def with_seen(self, more: Iterable[str]) -> Findings:
+        """The same and more of those that are attacked."""
+        return replace(self, seen=(*self.seen, *more))
 
     def known_to(self, threat: ThreatModel) -> ThreatModel:
         """Who attacks, with what is assumed and who was left out."""
         said = [threat.summary]
-        said += [f"assumed, {'; '.join(self.assumed)}"] if self.assumed else []
-        said += [f"left out, {'; '.join(self.left_out)}"] if self.left_out else []
+        said += [f"on reading: {'; '.join(self.seen)}"] if self.seen else []
+        said += [f"left out: {'; '.join(self.left_out)}"] if self.left_out else []
         return replace(threat, summary="; ".join(said))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The same as sentences."""
         return (
-            *(f"Assumed of {line}." for line in self.assumed),
+            *(f"On reading: {line}." for line in self.seen),
             *(f"Left out: {line.removesuffix('.')}." for line in self.left_out),
         )
 

@@ -35,7 +35,7 @@ from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
-from .foreign_checks import MASKED, checked_part
+from .foreign_checks import MASKED, Findings, checked_part
 from .foreign_names import Layout
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
@@ -228,11 +228,11 @@ def attack_module(
     named = None if truth_labels is None else as_labels(truth_labels, "truth_labels")
     number = 0
     artifact: Artifact
-    assumed: list[str] = []
+    seen: list[str] = []
     masked = False
     if gradient is not None:
         number = _count(images, known, true)
-        artifact, assumed, masked = _gradient(gradient, Layout.of(module))
+        artifact, seen, masked = _gradient(gradient, Layout.of(module))
     else:
         rows = as_rows(vectors[what], what)
         if known is None and what == "prototypes":
@@ -254,14 +254,15 @@ def attack_module(
         image_shape=shape,
         num_classes=width if number else max(classes or 0, classes_seen([upload])),
         uploads=(upload,),
-        threat=_threat(what, assumed),
+        threat=_threat(what),
         extractors=lambda keys: {} if number else copied,
         models=copied if number else {},
         images_per_target=number,
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
-        notes=(*_notes(module, what), *(f"Assumed of the gradient: {one}." for one in assumed)),
+        notes=_notes(module, what),
+        findings=Findings(tuple(seen)),
         assumed=(MASKED,) if masked else (),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
@@ -306,12 +307,11 @@ def _played(
     return ModuleResult(trial, outcome, card, how, written)
 
 
-def _threat(what: str, assumed: Sequence[str] = ()) -> ThreatModel:
+def _threat(what: str) -> ThreatModel:
     grants = {Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}
-    said = f"whoever holds the module and the {what}"
-    if assumed:
-        said += f"; assumed of the {what}: {'; '.join(assumed)}"
-    return ThreatModel("own-module", frozenset(grants), "last", said)
+    return ThreatModel(
+        "own-module", frozenset(grants), "last", f"whoever holds the module and the {what}"
+    )
 
 
 def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
