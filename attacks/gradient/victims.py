@@ -47,8 +47,8 @@ class Victim:
             raise IncompatibleError(
                 f"The upload of client {self.client} in round {self.round} holds nothing of "
                 f"{' and '.join(absent)}, which this attack reads.",
-                next_step="Use an attack that reads no labels off the last layer: dlg on "
-                "gradients, free-upstream on models in two parts.",
+                next_step="Use an attack that compares what was sent: inverting-gradients, dlg or "
+                "update-inversion.",
             )
         return [self.upload[name] for name in names]
 

@@ -356,17 +356,30 @@ def test_parameters_that_nobody_sent_must_be_the_same_each_time(cli: Any, net: A
 
 
 @pytest.mark.slow
-def test_labels_are_not_read_off_a_head_that_was_not_sent(cli: Any, net: Any) -> None:
-    """Adapters alone: an attack that needs the head's gradient says so, dlg goes on."""
+@pytest.mark.parametrize("kind", [GradientState, ModelState])
+def test_adapters_alone_are_attacked(cli: Any, net: Any, kind: type[Artifact]) -> None:
+    """Without the head, labels are those whose simulated gradients explain the rest."""
     model = net.make()
-    adapters = {name: v for name, v in gradient(model, 0).items() if name not in HEAD}
-    record(state(model), GradientState(adapters))
+    sent = [gradient(model, k) if kind is GradientState else state(model, 0.1, k) for k in range(3)]
+    record(state(model), *(kind({n: v for n, v in one.items() if n not in HEAD}) for one in sent))
     given = [word for word in GIVEN if word != "--dry-run"]
-    done = cli.attack(*given, "--attack", "inverting-gradients", "--set", "attack.steps=2")
-    assert done.code == 3 and "holds nothing of 4.weight and 4.bias" in done.err, done.err
-    more = ("--set", "attack.steps=2", "--set", "attack.restarts=1", "--set", "attack.bn=eval")
-    done = cli.attack(*given, "--attack", "dlg", *more)
+    attack = "inverting-gradients" if kind is GradientState else "update-inversion"
+    more = ("--set", "attack.steps=2", "--set", "eval.targets=3", "--json")
+    done = cli.attack(*given, "--attack", attack, *more)
     assert done.code == 0, done.err
+    folder = Path(done.events[-1]["folder"])
+    rows = np.genfromtxt(folder / "scores.csv", delimiter=",", names=True)
+    assert rows["label"].tolist() == [0, 1, 2]
+
+
+def test_what_reads_one_layer_says_that_it_was_not_sent(cli: Any, net: Any) -> None:
+    net.make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = net.make()
+    part = {n: v for n, v in gradient(model, 0).items() if n.startswith("3.")}
+    record(state(model), GradientState(part))
+    given = [word for word in GIVEN if word != "--dry-run"]
+    done = cli.attack(*given, "--attack", "analytic", "--isolation", "same-process")
+    assert done.code == 3 and "holds nothing of 1.weight and 1.bias" in done.err, done.err
 
 
 # --- vectors -------------------------------------------------------------------------------------
