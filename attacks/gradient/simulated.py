@@ -30,7 +30,7 @@ def simulated_counts(victim: Victim, images: Tensor, size: int, num_classes: int
     module = prepared(victim.model, "eval", torch.device("cpu"), torch.float32)
     own = {name: value.detach() for name, value in module.named_parameters()}
     names: list[str] = []
-    for name in reversed(victim.upload):
+    for name in reversed(list(victim.upload)):
         if not names or sum(own[n].numel() for n in (*names, name)) <= NUMBERS:
             names.append(name)
     free = {name: own[name] for name in names}
