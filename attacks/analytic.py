@@ -82,7 +82,7 @@ class Analytic(Attack):
         """Images (B, C, H, W), the mean over all rows, and 0 for each confirmed image, else 1."""
         shape, size = observation.image_shape, observation.images_per_target
         name, scale, shift = _first_layer(victim, shape)
-        weight, bias = victim.upload[f"{name}.weight"], victim.upload[f"{name}.bias"]
+        weight, bias = victim.sent(f"{name}.weight", f"{name}.bias")
 
         def as_images(inputs: Tensor) -> Tensor:
             return ((inputs - shift) / scale).reshape(-1, *shape)

@@ -116,6 +116,6 @@ def _fished(victim: Victim, classes: int) -> tuple[Victim, int]:
     model = copy.deepcopy(victim.model)
     where, _, name = weight.rpartition(".")[0].rpartition(".")
     setattr(model.get_submodule(where), name, _MildHead(rows[label], label, classes))
-    kept = {n: victim.upload[n] for n, _ in model.named_parameters()}
-    present = float(victim.upload[bias][label]) < 0
+    kept = {n: victim.upload[n] for n, _ in model.named_parameters() if n in victim.upload}
+    present = float(victim.sent(bias)[0][label]) < 0
     return replace(victim, model=model, upload=kept), label if present else (label + 1) % classes

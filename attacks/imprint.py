@@ -84,7 +84,7 @@ class Imprint(Attack):
         return made.answers(said, certified)
 
     def _read(self, victim: Victim, hidden: Hidden) -> Read:
-        weight, bias = (victim.upload[f"{hidden.name}.{part}"] for part in ("weight", "bias"))
+        weight, bias = victim.sent(f"{hidden.name}.weight", f"{hidden.name}.bias")
         if not victim.finite():
             return Read(weight[:0], torch.zeros(0, dtype=torch.bool))
         return read_bins(hidden.layer, weight, bias, self.agree)

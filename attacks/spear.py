@@ -96,7 +96,7 @@ class Spear(Attack):
         return made.answers(said, made.exact)  # inputs without a certificate were left out
 
     def _apart(self, victim: Victim, name: str, layer: nn.Linear, context: Context) -> Apart:
-        weight, bias = victim.upload[f"{name}.weight"], victim.upload[f"{name}.bias"]
+        weight, bias = victim.sent(f"{name}.weight", f"{name}.bias")
         if not victim.finite():
             return Apart(weight[:0], torch.zeros(0, dtype=torch.bool), 0)
         rng = stream(context.seed, "spear", client=victim.client, round=victim.round)

@@ -1,10 +1,10 @@
 """What does a federated-learning protocol leak through its uploads, and at what price?
 
 `train`, `attack`, `audit` and `benchmark` are the commands as functions; `attack_module` attacks a
-module of your own, without a run, and `load_images` reads images for it; `verify` checks that a run's folder is what was recorded; `view`
-writes one page of all results; `claim`, `repeat` and `leaderboard` publish results that others can
-repeat. They are loaded when first asked for, so that importing the package
-stays light.
+module of your own, without a run, and `load_images` reads images for it; `verify` checks that a
+run's folder is what was recorded; `view` writes one page of all results; `claim`, `repeat` and
+`leaderboard` publish results that others can repeat. They are loaded when first asked for, so that
+importing the package stays light.
 """
 
 from importlib import import_module

@@ -6,7 +6,7 @@ A row is one start of one victim. Rows run under `torch.func.vmap`; a single row
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,8 @@ class UpdateMatch:
     """How well candidate batches explain the uploads of the rows of a tile.
 
     Args:
-        victims: one per row; of one family. Repeat a victim for its restarts.
+        victims: one per row; of one family, the same parameters sent. Repeat a victim for its
+            restarts. Parameters that were not sent stay as they are.
         simulate: what a client sends when it holds given images and labels.
         distance: from what is simulated to what was uploaded.
         bn: see `prepared`.
@@ -107,7 +108,8 @@ class UpdateMatch:
         self.module = prepared(first.model, bn, device, dtype)
         self.simulate, self.distance = simulate, distance
         self.bn_weight, self.masked, self.sent = bn_weight, masked, sent
-        kept_buffers = {name for name, _ in self.module.named_buffers()}
+        still = {name for name, _ in self.module.named_parameters() if name not in first.upload}
+        kept_buffers = {name for name, _ in self.module.named_buffers()} | still
 
         def moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {
@@ -116,8 +118,12 @@ class UpdateMatch:
             }
 
         unique = {id(victim): victim for victim in victims}
-        params = {key: moved(dict(v.model.named_parameters())) for key, v in unique.items()}
-        every = {key: moved(dict(v.model.named_buffers())) for key, v in unique.items()}
+        held = {key: moved(dict(v.model.named_parameters())) for key, v in unique.items()}
+        params = {key: _of(of, of.keys() - still) for key, of in held.items()}
+        every = {
+            key: {**moved(dict(v.model.named_buffers())), **_of(held[key], still)}
+            for key, v in unique.items()
+        }
         wanted = {key: moved(v.upload) for key, v in unique.items()}
         rows = [id(victim) for victim in victims]
         self.params, shared_params = stacked([params[key] for key in rows])
@@ -232,6 +238,10 @@ class UpdateMatch:
             gaps.append((mean - running[f"{name}.mean"]).square().mean())
             gaps.append((variance - running[f"{name}.var"]).square().mean())
         return torch.stack(gaps).mean()
+
+
+def _of(named: Named, names: Collection[str]) -> dict[str, Tensor]:
+    return {name: value for name, value in named.items() if name in names}
 
 
 def _first(part: Any) -> Any:

@@ -20,6 +20,7 @@ from ..running.driver import Piece, Tick, in_tiles_of, join
 from ..running.tiles import CPU_TILE
 from . import labels as label_rules
 from .heads import shares
+from .simulated import probes, simulated_counts
 from .victims import Victim, check_batch, family, head_names, local_steps, mean_gradient, victims_of
 
 GPU_ROWS = 64
@@ -78,10 +79,16 @@ def batch_labels(
     """Labels (B,) of each victim in ascending order, by a strategy of `labels.STRATEGIES`.
 
     For updates by several known steps, `joint` follows the drift of the head (`heads.shares`).
+    Where the last layer was not sent, gradients are simulated in its place (`simulated_counts`).
     """
     size, training, found = observation.images_per_target, observation.training, []
     for victim in victims:
         weight, bias = head_names(victim.model, observation.num_classes)
+        if not {weight, bias or weight} <= set(victim.upload):
+            images = probes(observation.aux, observation.image_shape)
+            count = simulated_counts(victim, images, size, observation.num_classes)
+            found.append(label_rules.as_batch(count))
+            continue
         own = dict(victim.model.named_parameters())
         steps = local_steps(training, victim.client) if training and victim.local else 1
         if strategy == "joint" and bias and training and steps > 1:
@@ -210,7 +217,8 @@ def training_of(observation: Observation) -> LocalTraining:
 
 
 def _key(victim: Victim) -> str:
-    return family(victim.model)
+    whole = len(victim.upload) == len(dict(victim.model.named_parameters()))
+    return family(victim.model) + ("" if whole else str(list(victim.upload)))
 
 
 def _size(victim: Victim) -> int:

@@ -25,7 +25,8 @@ class Victim:
         client, round: who sent it, and when.
         model: the whole model at the start of the round, images in [0, 1] to logits.
         upload: by parameter name; a gradient, or parameters before minus after local training,
-            which points the same way.
+            which points the same way. Parameters that were not sent are absent: they stayed as
+            they were, and are not compared.
         local: whether it is an update by local training and not one gradient.
     """
 
@@ -34,6 +35,22 @@ class Victim:
     model: nn.Module
     upload: Mapping[str, Tensor]
     local: bool
+
+    def sent(self, *names: str) -> list[Tensor]:
+        """What was uploaded of some parameters.
+
+        Raises:
+            IncompatibleError: one of them was not.
+        """
+        absent = [name for name in names if name not in self.upload]
+        if absent:
+            raise IncompatibleError(
+                f"The upload of client {self.client} in round {self.round} holds nothing of "
+                f"{' and '.join(absent)}, which this attack reads.",
+                next_step="Use an attack that compares what was sent: inverting-gradients, dlg or "
+                "update-inversion.",
+            )
+        return [self.upload[name] for name in names]
 
     def finite(self) -> bool:
         """Whether the upload holds no NaN and no infinity."""
@@ -71,7 +88,7 @@ def victims_of(observation: Observation) -> list[Victim]:
                 continue
             params = artifact.parameters(shapes)
             extra = params.keys() - own.keys() - dict(model.named_buffers()).keys()
-            names = sorted((own.keys() - params.keys()) | extra)
+            names = sorted(extra if own.keys() & params.keys() else own.keys() | extra)
             names += sorted(
                 name for name in own.keys() & params.keys() if own[name].shape != params[name].shape
             )
@@ -86,7 +103,9 @@ def victims_of(observation: Observation) -> list[Victim]:
             if artifact.holds == Holds.CHANGE:
                 params = moved(params, own)
             sent = {
-                name: own[name].detach() - params[name] if local else params[name] for name in own
+                name: own[name].detach() - params[name] if local else params[name]
+                for name in own
+                if name in params
             }
             found.append(Victim(upload.client, upload.round, model, sent, local))
     if problems:
@@ -96,7 +115,7 @@ def victims_of(observation: Observation) -> list[Victim]:
 
 def moved(change: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameters after local training, from their change and those before it."""
-    return {name: own[name].detach() + value for name, value in change.items()}
+    return {name: own[name].detach() + value for name, value in change.items() if name in own}
 
 
 def steps_per_epoch(training: LocalTraining, client: int) -> int:

@@ -334,6 +334,18 @@ class LowRankChange(Artifact):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class ModelChange(Artifact):
+    """The plain change of a model's parameters: those after local training minus those before."""
+
+    kind = "change"
+    updates = True
+    roles = frozenset({Role.TRAINED})
+    holds = Holds.CHANGE
+    like = (LowRankChange,)
+    params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class GeneratorState(Artifact):
     """Parameters of a generator of representations (FedGen)."""
 

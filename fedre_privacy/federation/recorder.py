@@ -186,12 +186,15 @@ def read_messages(
     rounds: Collection[int] | None = None,
     *,
     loaded: dict[str, dict[str, Tensor]] | None = None,
+    faults: dict[int, str] | None = None,
 ) -> tuple[list[Upload], list[Broadcast]]:
     """Read recorded messages, all or of some rounds, checking every file's hash.
 
     Args:
         loaded: tensors of files that were read before, by file name. These files are not read
             again; those that are read now are added.
+        faults: takes what is wrong with an upload that does not fit its kind, by its place among
+            the uploads; it is returned with what could be read of it. None: it is refused.
 
     Raises:
         MissingInputError: nothing recorded, or a file is absent.
@@ -207,9 +210,13 @@ def read_messages(
         file = entry["file"]
         if file not in loaded:
             loaded[file] = files.read_tensors(folder / file, sha256=index["files"].get(file))
-        artifacts = tuple(
-            _artifact(part, loaded[file], folder / file) for part in entry["artifacts"]
-        )
+        read = [_artifact(part, loaded[file], folder / file) for part in entry["artifacts"]]
+        artifacts = tuple(artifact for artifact, _ in read if artifact is not None)
+        wrong = [problem for _, problem in read if problem]
+        if wrong and (faults is None or entry["direction"] == "broadcast"):
+            raise DamagedInputError(f"{folder / file}: {wrong[0]}.")
+        if wrong and faults is not None:
+            faults[len(uploads)] = "; ".join(wrong)
         if entry["direction"] == "upload":
             several = tuple(entry.get("participants", ()))
             uploads.append(Upload(entry["client"], entry["round"], artifacts, participants=several))
@@ -218,7 +225,10 @@ def read_messages(
     return uploads, broadcasts
 
 
-def _artifact(part: ArtifactEntry, tensors: dict[str, Tensor], path: Path) -> Artifact:
+def _artifact(
+    part: ArtifactEntry, tensors: dict[str, Tensor], path: Path
+) -> tuple[Artifact | None, str]:
+    """An artifact, None where its tensors are not there, and what is wrong with it."""
     kind = part["kind"]
     cls = Artifact.kinds.get(kind)
     if kind in RETIRED_KINDS:
@@ -236,11 +246,9 @@ def _artifact(part: ArtifactEntry, tensors: dict[str, Tensor], path: Path) -> Ar
         values = {name: _tensor(spec, tensors) for name, spec in part["tensors"].items()}
         artifact = cls.from_tensors(values)
     except (KeyError, ValueError) as error:
-        raise DamagedInputError(f"{path}: {error}.") from None
+        return None, str(error)
     problems = artifact.problems()
-    if problems:
-        raise DamagedInputError(f"{path}: {kind}: {'; '.join(problems)}.")
-    return artifact
+    return artifact, f"{kind}: {'; '.join(problems)}" if problems else ""
 
 
 def _tensor(spec: TensorEntry, tensors: dict[str, Tensor]) -> Tensor:

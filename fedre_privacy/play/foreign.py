@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,16 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import (
     ConfigError,
     DamagedInputError,
+    FedreError,
     IncompatibleError,
     MissingInputError,
 )
 from fedre_privacy.core.types import Broadcast, Knowledge, ThreatModel, Truth, Upload
+from fedre_privacy.core.units import first_few
 from fedre_privacy.data.arrays import read_pixels
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.federation.recorder import read_index, read_messages, rounds_recorded
@@ -27,7 +31,8 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from . import foreign_updates as updates
 from .checks import Shape, output_width, shape_text
-from .foreign_modules import load_extractors, models_before, renamed
+from .foreign_checks import MASKED, Checked, Findings, by_clients, checked
+from .foreign_modules import Starts, States, extractor_states, load_extractors
 from .given import Given, classes_seen, truth_of
 from .questions.base import Trial
 
@@ -97,14 +102,16 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         MissingInputError, DamagedInputError: a file is absent or not what it should be.
         IncompatibleError: images that do not fit.
     """
-    uploads, broadcasts = _messages(recorded.uploads, round)
+    uploads, broadcasts, faults = _messages(recorded.uploads, round)
     public = _images(recorded.aux, recorded.image_shape, "--aux") if recorded.aux else None
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
     given = Given(
         name="another system",
         system="another system",
         image_shape=recorded.image_shape,
-        num_classes=recorded.classes or classes_seen(uploads),
+        num_classes=recorded.classes or classes_seen(
+            [one for place, one in enumerate(uploads) if place not in faults]
+        ),
         uploads=tuple(uploads),
         broadcasts=tuple(broadcasts),
         threat=THREAT,
@@ -122,75 +129,154 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         supported=UNSUPPORTED,
         truth_needs_public="--truth needs --aux: give public images of the same size, --aux "
         "npz:FILE, or leave --truth out.",
-    )
+    )  # fmt: skip
     if recorded.network is not None:
-        return _with_network(given, recorded, recorded.network, per_update)
+        return _with_network(given, recorded, recorded.network, faults, per_update)
     if recorded.extractor is None or recorded.weights is None:
         raise ConfigError(
             "Whose uploads are these? Give --extractor PKG:FN with --weights FILE for "
             "representations and prototypes, or --network PKG:FN for gradients and updates."
         )
+    return _with_extractor(given, recorded, recorded.extractor, recorded.weights, faults)
+
+
+def _with_extractor(
+    given: Given, recorded: Recorded, extractor: str, weights: Path, faults: Mapping[int, str]
+) -> Given:
+    """Representations and prototypes, with the modules that made them."""
+    clients = sorted({upload.client for upload in given.uploads})
+    states = extractor_states(extractor, weights, files.read_tensors(weights), clients)
+    lost: dict[int, FedreError] = {
+        place: DamagedInputError(f"{recorded.uploads}: {fault}.") for place, fault in faults.items()
+    }
+    for place, upload in enumerate(given.uploads):
+        if place not in lost and upload.client in states.lost:
+            lost[place] = states.lost[upload.client]
+    lost |= _of_other_widths(given, recorded, extractor, states, lost)
+    kept = _kept(given.uploads, lost)
+    said = [(u.client, clause) for u in kept for clause in states.said[u.client]]
+    findings = Findings.of(
+        said, [(given.uploads[place].client, error) for place, error in lost.items()]
+    )
     return dataclasses.replace(
         given,
-        extractors=partial(
-            load_extractors,
-            recorded.extractor,
-            recorded.weights,
-            files.read_tensors(recorded.weights),
-        ),
+        uploads=kept,
+        extractors=partial(load_extractors, extractor, states.known),
         truth=None
         if recorded.truth is None
-        else partial(_truth, recorded.truth, recorded.image_shape),
-        marks={**given.marks, "weights_sha256": files.file_sha256(recorded.weights)},
+        else partial(_truth, recorded.truth, recorded.image_shape, given.uploads, frozenset(lost)),
+        marks={**given.marks, "weights_sha256": files.file_sha256(weights)},
+        findings=findings,
     )
 
 
-def _with_network(given: Given, recorded: Recorded, network: str, per_update: int) -> Given:
+def _of_other_widths(
+    given: Given, recorded: Recorded, extractor: str, states: States, lost: Collection[int]
+) -> dict[int, FedreError]:
+    """Uploads whose vectors the extractor cannot have made, where it can have made others'."""
+    widths = {
+        place: {
+            rows.shape[1]
+            for artifact in upload.artifacts
+            if Role.COLLECTED in artifact.roles and (rows := artifact.rows()) is not None
+        }
+        for place, upload in enumerate(given.uploads)
+        if place not in lost
+    }
+    if len(set[int]().union(*widths.values())) < 2:
+        return {}
+    module = load_extractors(extractor, states.known, [(client, 0) for client in states.known])
+    width = output_width(
+        next(iter(module.values())),
+        recorded.image_shape,
+        what="extractor",
+        option=given.size_option,
+    )
+    return {
+        place: IncompatibleError(f"its vectors have {first_few(sorted(own))} values; the extractor "
+                                 f"returns {width}")
+        for place, own in widths.items() if own - {width}
+    }  # fmt: skip
+
+
+def _with_network(
+    given: Given, recorded: Recorded, network: str, faults: Mapping[int, str], per_update: int
+) -> Given:
     """Gradients and updates, with the models that they started from."""
-    sent = tuple(
-        dataclasses.replace(upload, artifacts=tuple(a for a in upload.artifacts if a.updates))
-        for upload in given.uploads
-        if upload.round > 0
-    )
-    sent = tuple(upload for upload in sent if upload.artifacts)
+    sent = [
+        (dataclasses.replace(upload, artifacts=own), faults.get(place))
+        for place, upload in enumerate(given.uploads)
+        if upload.round > 0 and ((own := tuple(a for a in upload.artifacts if a.updates))
+                                 or place in faults)
+    ]  # fmt: skip
     if not sent:
         held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
         raise IncompatibleError(
             f"{recorded.uploads} holds no gradient and no update: it holds {', '.join(held)}.",
             next_step="Give --extractor and --weights for representations and prototypes.",
         )
-    models = models_before(network, sent, given.broadcasts)
-    first = models[sent[0].client, sent[0].round]
-    names = list(first.state_dict())
-    uploads = tuple(
-        dataclasses.replace(
-            upload,
-            artifacts=tuple(renamed(artifact, names) for artifact in upload.artifacts),
-        )
-        for upload in sent
-    )
-    width = output_width(first, given.image_shape, what="network", option=given.size_option)
+    starts = Starts(network, given.broadcasts)
     folder = recorded.uploads if recorded.uploads.is_dir() else recorded.uploads.parent
-    known = updates.read_training(folder, sorted({upload.client for upload in sent}))
+    sizes = updates.told_sizes(folder)
+    found: dict[int, Checked] = {}
+    lost: dict[int, FedreError] = {}
+    for place, (upload, fault) in enumerate(sent):
+        try:
+            if fault is not None:
+                raise DamagedInputError(f"{recorded.uploads}: {fault}.")
+            start = starts.of(upload.client, upload.round)
+            found[place] = checked(upload, start, starts.layout, sizes.get(upload.client))
+        except FedreError as error:
+            lost[place] = error
+    _kept([upload for upload, _ in sent], lost)
+    uploads = tuple(one.upload for one in found.values())
+    models = starts.modules([(upload.client, upload.round) for upload in uploads])
+    first = models[uploads[0].client, uploads[0].round]
+    width = output_width(first, given.image_shape, what="network", option=given.size_option)
+    known = updates.read_training(folder, sorted({upload.client for upload in uploads}))
     truth = rows = None
     if recorded.truth is not None:
         public = _images(recorded.truth, given.image_shape, "--truth")
         rows = _rows(recorded.truth, len(public.images))
         rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
+        rows = _counted_anew(rows, torch.tensor([place in found for place in range(len(sent))]))
         truth = (public.images, public.labels, rows)
     number = updates.images_sought(per_update, known.training, uploads, rows)
+    findings = Findings.of(
+        [(one.upload.client, clause) for one in found.values() for clause in one.said],
+        [(sent[place][0].client, error) for place, error in lost.items()],
+    )
     return dataclasses.replace(
         given,
         num_classes=width,
         uploads=uploads,
+        broadcasts=starts.renamed(),
         threat=known.threat(),
         models=models,
         images_per_target=number,
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         notes=known.notes(),
+        findings=findings,
+        assumed=(MASKED,) if any(one.masked for one in found.values()) else (),
         supported=updates.UNSUPPORTED,
     )
+
+
+def _kept(uploads: Sequence[Upload], lost: Mapping[int, FedreError]) -> tuple[Upload, ...]:
+    """The uploads that can be attacked.
+
+    Raises:
+        FedreError: there is none; what is wrong with each.
+    """
+    kept = tuple(upload for place, upload in enumerate(uploads) if place not in lost)
+    if not kept:
+        first = next(iter(lost.values()))
+        problems = [(uploads[place].client, one) for place, error in lost.items()
+                    for one in error.problems]  # fmt: skip
+        listed = [f"{one[0].upper()}{one[1:]}" for one in by_clients(problems)]
+        raise type(first)(*listed, next_step=first.next_step)
+    return kept
 
 
 def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:
@@ -208,7 +294,10 @@ def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, r
     return runs / f"foreign-{settings.attack.name}-{digest}".replace(":", ".")
 
 
-def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadcast]]:
+def _messages(
+    given: Path, round: int | None
+) -> tuple[list[Upload], list[Broadcast], dict[int, str]]:
+    """Uploads and broadcasts, and what is wrong with an upload, by its place."""
     if not given.exists():
         raise MissingInputError(
             f"No uploads at {given}.",
@@ -235,7 +324,9 @@ def _messages(given: Path, round: int | None) -> tuple[list[Upload], list[Broadc
             f"Round {round} was not recorded; recorded: {', '.join(map(str, rounds))}.",
             next_step=f"Use --round {near}.",
         )
-    return read_messages(folder, [0, rounds[-1] if round is None else round])
+    faults: dict[int, str] = {}
+    wanted = [0, rounds[-1] if round is None else round]
+    return *read_messages(folder, wanted, faults=faults), faults
 
 
 def _images(given: str, shape: Shape, option: str) -> PublicImages:
@@ -275,10 +366,35 @@ def _npz(path: Path, option: str) -> dict[str, np.ndarray[Any, Any]]:
     return tensors
 
 
-def _truth(given: str, shape: Shape, targets: tuple[Upload, ...]) -> Truth:
+def _truth(
+    given: str,
+    shape: Shape,
+    uploads: Sequence[Upload],
+    lost: frozenset[int],
+    targets: tuple[Upload, ...],
+) -> Truth:
+    """The truth of targets, which are counted over all uploads, those that were left out too."""
     public = _images(given, shape, "--truth")
     rows = _rows(given, len(public.images))
+    if lost:
+        kinds = {type(artifact) for upload in targets for artifact in upload.artifacts}
+        here = [
+            place not in lost
+            for place, upload in enumerate(uploads)
+            for artifact in upload.artifacts
+            if type(artifact) in kinds and (vectors := artifact.rows()) is not None
+            for _ in vectors
+        ]
+        rows = torch.arange(len(public.images)) if rows is None else rows
+        rows = _counted_anew(rows, torch.tensor(here))
     return truth_of(targets, public.images, public.labels, rows, what="--truth")
+
+
+def _counted_anew(rows: Tensor, here: Tensor) -> Tensor:
+    """Targets (m,) counted over those that are here (n,); others get numbers beyond them."""
+    places = torch.where(here, here.cumsum(0) - 1, len(here) + len(rows))
+    known = rows < len(here)
+    return torch.where(known, places[rows.clamp(max=len(here) - 1)], rows)
 
 
 def _rows(given: str, count: int) -> Tensor | None:

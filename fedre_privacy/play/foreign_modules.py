@@ -3,149 +3,225 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import Holds
+from fedre_privacy.core.contents import Holds, Role
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingInputError
 from fedre_privacy.core.registry import import_own
-from fedre_privacy.core.types import Broadcast, Upload
+from fedre_privacy.core.types import Broadcast
+from fedre_privacy.core.units import first_few
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
-COUNTED = "num_batches_tracked"
-"""What BatchNorm counts beside its statistics; some systems leave it out."""
+from .foreign_names import COUNTED, SHOWN, Layout, Named, under_names
+
+State = Mapping[str, Tensor]
 
 
-def load_extractors(
-    extractor: str, weights: Path, state: Mapping[str, Tensor], keys: Collection[Key]
-) -> Modules:
-    """Each client's extractor by (client, round), built once to see that its weights fit.
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of clients' modules, with what was assumed, and who has none.
+
+    Args:
+        known: by client.
+        said: what was assumed, by client.
+        lost: why a client has none.
+    """
+
+    known: Mapping[int, State]
+    said: Mapping[int, tuple[str, ...]]
+    lost: Mapping[int, IncompatibleError]
+
+
+def extractor_states(
+    extractor: str, weights: Path, given: State, clients: Collection[int]
+) -> States:
+    """What each client's extractor holds, from the tensors of a file.
 
     Args:
         extractor: ``package:function`` that returns the module.
-        weights: the file of its tensors, for messages.
-        state: tensors of that file.
+        weights: the file, for messages.
+        given: its tensors, for all clients or ``client<k>/<name>`` for each.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
-        IncompatibleError: the weights are not those of this module.
     """
-    own = any(name.startswith("client") and "/" in name for name in state)
-    states: dict[int, dict[str, Tensor]] = {}
-    for client in dict.fromkeys(client for client, _ in keys):
-        if not own and states:
-            states[client] = next(iter(states.values()))
-            continue
+    own = any(name.startswith("client") and "/" in name for name in given)
+    layout = Layout.of(made(extractor, "--extractor"))
+    known: dict[int, State] = {}
+    said: dict[int, tuple[str, ...]] = {}
+    lost = {}
+    for client in clients:
         prefix = f"client{client}/" if own else ""
-        found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        module = made(extractor, "--extractor")
-        try:
-            module.load_state_dict(found)
-        except RuntimeError as error:
-            words = " ".join(str(error).split())
-            raise IncompatibleError(
-                f"{weights} does not fit --extractor {extractor}: {words}",
+        found = {k.removeprefix(prefix): v for k, v in given.items() if k.startswith(prefix)}
+        named = under_names(found, layout, more=True)
+        absent = [name for name in layout.parameters if name not in named.tensors]
+        problems = named.problems or tuple(f"'{name}' is absent" for name in absent)
+        if problems:
+            lost[client] = IncompatibleError(
+                f"{weights} does not fit --extractor {extractor}: {_first(problems)}.",
                 next_step="Give the weights of this very module, as safetensors of its "
                 "state_dict().",
-            ) from None
-        states[client] = found
+            )
+            continue
+        known[client] = {**layout.state, **named.tensors}
+        assumed = (*named.said, *_absent_buffers(named, layout))
+        said[client] = tuple(f"of its weights, {one}" for one in assumed)
+    return States(known, said, lost)
+
+
+def load_extractors(extractor: str, states: Mapping[int, State], keys: Collection[Key]) -> Modules:
+    """Each client's extractor by (client, round).
+
+    Args:
+        extractor: ``package:function`` that returns the module.
+        states: by client, see `extractor_states`.
+    """
     recipe = Recipe(factory=extractor)
     return Modules({key: Held(recipe, partial(states.__getitem__, key[0])) for key in keys})
 
 
-def models_before(
-    network: str, uploads: Sequence[Upload], broadcasts: Sequence[Broadcast]
-) -> Modules:
-    """The model from which each upload started, by (client, round), with what was sent to it.
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The model from which an upload started.
+
+    Args:
+        state: all tensors of the module.
+        sent: those that were sent. place: of their artifact in the message.
+        said: what was assumed.
+    """
+
+    state: State
+    sent: State
+    place: int
+    said: tuple[str, ...]
+
+
+class Starts:
+    """The models from which uploads started, with what was sent to their clients.
 
     Args:
         network: ``package:function`` that returns the module, images to logits.
-        broadcasts: of the rounds of the uploads; parameters by the module's names, or by numbers
-            in the order of its ``state_dict()``.
+        broadcasts: of the rounds of the uploads; parameters under names that `under_names`
+            understands.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
-        MissingInputError: what a client started from was not recorded.
-        IncompatibleError: what was sent is not the parameters of this module.
     """
-    blank = {name: t.clone() for name, t in made(network, "--network").state_dict().items()}
-    known: dict[int, dict[str, Tensor]] = {}
-    held = {}
-    for upload in uploads:
-        message = next(
-            (
-                number
-                for number, one in enumerate(broadcasts)
-                if one.round == upload.round and upload.client in one.recipients and _sent(one)
-            ),
-            None,
+
+    def __init__(self, network: str, broadcasts: Sequence[Broadcast]) -> None:
+        self.network, self.broadcasts = network, broadcasts
+        self.layout = Layout.of(made(network, "--network"))
+        self._known: dict[int, Start] = {}
+
+    def of(self, client: int, round: int) -> Start:
+        """What a client started a round from.
+
+        Raises:
+            MissingInputError: it was not recorded.
+            IncompatibleError: it is not the parameters of this module.
+        """
+        for number, one in enumerate(self.broadcasts):
+            if one.round == round and client in one.recipients and self._models(one):
+                if number not in self._known:
+                    self._known[number] = self._read(self._models(one))
+                return self._known[number]
+        raise MissingInputError(
+            f"What client {client} started round {round} from was not recorded: "
+            "there is no broadcast of a model to it in that round.",
+            next_step="Record what the server sends as well (docs/my_federation.md).",
         )
-        if message is None:
-            raise MissingInputError(
-                f"What client {upload.client} started round {upload.round} from was not recorded: "
-                "there is no broadcast of a model to it in that round.",
-                next_step="Record what the server sends as well (docs/my_federation.md).",
+
+    def modules(self, keys: Collection[Key]) -> Modules:
+        """The models by (client, round)."""
+        recipe = Recipe(factory=self.network)
+        return Modules({key: Held(recipe, partial(self._state, key)) for key in keys})
+
+    def _state(self, key: Key) -> State:
+        return self.of(*key).state
+
+    def renamed(self) -> tuple[Broadcast, ...]:
+        """The broadcasts, with the models that uploads started from under the module's names."""
+        out = list(self.broadcasts)
+        for number, start in self._known.items():
+            artifacts = list(out[number].artifacts)
+            kind = type(artifacts[start.place])
+            if Role.PACKED not in kind.roles:
+                named = {f"params/{name}": value for name, value in start.sent.items()}
+                artifacts[start.place] = kind.from_tensors(named)
+                out[number] = replace(out[number], artifacts=tuple(artifacts))
+        return tuple(out)
+
+    def _models(self, message: Broadcast) -> dict[int, State]:
+        """The parameters that a message holds, by the place of the artifact."""
+        shapes = {name: self.layout.state[name].shape for name in self.layout.parameters}
+        found = {
+            place: artifact.parameters(shapes)
+            for place, artifact in enumerate(message.artifacts)
+            if artifact.holds is Holds.PARAMETERS
+        }
+        return {place: params for place, params in found.items() if params}
+
+    def _read(self, models: Mapping[int, State]) -> Start:
+        """The first model of a message that fits."""
+        found = {place: under_names(one, self.layout) for place, one in models.items()}
+        place = next((p for p, one in found.items() if not one.problems), min(found))
+        named = found[place]
+        if named.problems:
+            raise IncompatibleError(
+                f"What was sent does not fit --network {self.network}: {_first(named.problems)}.",
+                next_step="Give the function that makes this very model, with the head.",
             )
-        if message not in known:
-            sent = by_name(_sent(broadcasts[message]), list(blank))
-            _fits(network, sent, blank)
-            known[message] = {**blank, **sent}
-        state = partial(known.__getitem__, message)
-        held[upload.client, upload.round] = Held(Recipe(factory=network), state)
-    return Modules(held)
+        absent = [name for name in self.layout.parameters if name not in named.tensors]
+        said = [*named.said, *_absent_buffers(named, self.layout)]
+        if absent:
+            self._makes_the_same(absent)
+            said.append(f"{first_few(absent, SHOWN)} not sent, taken as --network makes them")
+        return Start(
+            {**self.layout.state, **named.tensors},
+            named.tensors,
+            place,
+            tuple(f"of the broadcast, {one}" for one in said),
+        )
+
+    def _makes_the_same(self, names: Sequence[str]) -> None:
+        """Refuse to take parameters from a function that makes others each time."""
+        again = Layout.of(made(self.network, "--network")).state
+        other = [name for name in names if not torch.equal(again[name], self.layout.state[name])]
+        if other:
+            raise IncompatibleError(
+                f"Not sent: {first_few(other, SHOWN)}; and --network {self.network} makes other "
+                "values each time.",
+                next_step="Let the function load the weights that clients hold and do not train.",
+            )
 
 
-def by_name(sent: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """Tensors that were sent as a list, under the names of a ``state_dict()``; others as they are.
-
-    Args:
-        sent: names are the numbers 0, 1, ... where a list was sent.
-        names: in the order of the list.
-    """
-    if set(sent) != {str(number) for number in range(len(sent))}:
-        return dict(sent)
-    short = [name for name in names if not name.endswith(COUNTED)]
-    order = short if len(sent) == len(short) else list(names)
-    return {order[int(k)] if int(k) < len(order) else k: v for k, v in sent.items()}
+def _absent_buffers(named: Named, layout: Layout) -> list[str]:
+    """What is said of buffers that were not given."""
+    absent = [
+        name
+        for name in layout.state
+        if not (name in named.tensors or name in layout.parameters or name.endswith(COUNTED))
+    ]
+    taken = "not given, taken as a new module has them"
+    return [f"{first_few(absent, SHOWN)} {taken}"] if absent else []
 
 
-def _sent(message: Broadcast) -> Mapping[str, Tensor]:
-    """The parameters that a broadcast holds; empty for none."""
-    for artifact in message.artifacts:
-        if artifact.holds is Holds.PARAMETERS:
-            return _params(artifact)
-    return {}
-
-
-def renamed(artifact: Artifact, names: Sequence[str]) -> Artifact:
-    """A model, a gradient or an update under the names of a ``state_dict()`` (see `by_name`)."""
-    params = by_name(_params(artifact), names)
-    return type(artifact).from_tensors({f"params/{name}": t for name, t in params.items()})
-
-
-def _params(artifact: Artifact) -> Mapping[str, Tensor]:
-    found: Mapping[str, Tensor] = getattr(artifact, "params", {})
+def params_of(artifact: Artifact) -> State:
+    """The tensors by name that an artifact holds; empty for none."""
+    found: State = getattr(artifact, "params", {})
     return found
 
 
-def _fits(network: str, sent: Mapping[str, Tensor], blank: Mapping[str, Tensor]) -> None:
-    problems = [
-        f"'{name}' is {tuple(sent[name].shape)}, not {tuple(blank[name].shape)}"
-        for name in blank
-        if name in sent and sent[name].shape != blank[name].shape
-    ]
-    problems += [f"'{n}' was not sent" for n in blank if n not in sent and not n.endswith(COUNTED)]
-    problems += [f"'{name}' is not of the network" for name in sent if name not in blank]
-    if problems:
-        listed = "; ".join(problems[:4]) + (f"; {len(problems) - 4} more" * (len(problems) > 4))
-        raise IncompatibleError(
-            f"What was sent does not fit --network {network}: {listed}.",
-            next_step="Give the function that makes this very model, with the head.",
-        )
+def _first(problems: Sequence[str]) -> str:
+    more = len(problems) - SHOWN
+    return "; ".join(problems[:SHOWN]) + (f"; {more} more" if more > 0 else "")
 
 
 def made(path: str, option: str) -> nn.Module:

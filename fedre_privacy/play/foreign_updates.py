@@ -72,12 +72,21 @@ def read_training(folder: Path, clients: Collection[int]) -> Known:
     batch = told.get("batch_size", BATCH)
     usual = {"lr": f"lr {LR}", "epochs": f"epochs {EPOCHS}", "batch_size": f"batch size {BATCH}"}
     assumed = [said for key, said in usual.items() if key not in told]
-    sizes = {int(client): size for client, size in told.get("sizes", {}).items()}
+    sizes = told_sizes(folder)
     unknown = [client for client in clients if client not in sizes]
     if unknown:
         assumed.append(f"one batch of images at {plural(len(unknown), 'client')}")
     held = {client: sizes.get(client, batch) for client in clients}
     return Known(LocalTraining(lr, epochs, batch, held), tuple(assumed))
+
+
+def told_sizes(folder: Path) -> dict[int, int]:
+    """Numbers of training images by client, as far as they are told.
+
+    Raises:
+        DamagedInputError: the file is not what it should be.
+    """
+    return {int(client): size for client, size in read_told(folder).get("sizes", {}).items()}
 
 
 def images_sought(

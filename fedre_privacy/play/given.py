@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.base import mismatch, needed_for
+from fedre_privacy.attacks.base import can_read, mismatch, needed_for
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.registry import plugin_words
@@ -24,6 +24,7 @@ from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
     Knowledge,
+    KnownDefense,
     LocalTraining,
     Mixture,
     Observation,
@@ -33,13 +34,15 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.runs.settings import AttackSettings
+from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.sealed.modules import Key
 
 from .checks import Shape, output_width, shape_text
+from .foreign_checks import Findings, by_clients
 from .questions.base import Trial
 from .questions.images import TARGET, ImageTrial
 from .questions.unscored import UnscoredTrial
+from .row_checks import MASKED, rows_said
 from .targets import TargetGroup
 
 Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
@@ -65,6 +68,8 @@ class Given:
         public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
         notes: what a reader must know about it, a sentence each.
+        findings: what was found on reading the uploads.
+        assumed: what clients seem to have done to them.
         settings: how it was given, in plain values, for ``config.yaml``.
         marks: hashes of what was given.
         command: words of the command that reads it; empty for none.
@@ -89,6 +94,8 @@ class Given:
     public: PublicImages | None = None
     unit: str = "client"
     notes: tuple[str, ...] = ()
+    findings: Findings = Findings()
+    assumed: tuple[KnownDefense, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     marks: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -208,6 +215,9 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
         extractors = given.extractors(keys)
     if rows:
         _check_widths(given, extractors, targets)
+        given = _rows_checked(given, targets, extractors, public)
+    given = dataclasses.replace(given, notes=(*given.notes, *given.findings.notes))
+    threat = given.findings.known_to(threat)
     observation = Observation(
         threat=threat,
         targets=targets,
@@ -221,6 +231,7 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
         training=given.training,
         models=given.models,
         images_per_target=given.images_per_target if seeks_images else 0,
+        defenses=given.assumed if settings.evaluation.attacker == ADAPTIVE else (),
     )
     kind = (
         "update"
@@ -251,7 +262,7 @@ def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Up
             found := tuple(
                 a
                 for a in upload.artifacts
-                if isinstance(a, settings.attack.consumes) and (a.rows() is not None or not rows)
+                if can_read(settings.attack, type(a)) and (a.rows() is not None or not rows)
             )
         )
     )
@@ -301,6 +312,23 @@ def _check_widths(
                     next_step="Is it the extractor of this client, without the head, and is the "
                     "image size right?",
                 )
+
+
+def _rows_checked(
+    given: Given,
+    targets: tuple[Upload, ...],
+    extractors: Mapping[Key, nn.Module],
+    public: PublicImages | None,
+) -> Given:
+    """The same with what is said of its vectors."""
+    images = None if public is None else public.images
+    said, masked = rows_said(targets, extractors, given.image_shape, images)
+    of_whom = by_clients(said) if given.unit == "client" else [clause for _, clause in said]
+    return dataclasses.replace(
+        given,
+        findings=given.findings.with_seen(of_whom),
+        assumed=(*given.assumed, *([MASKED] if masked else [])),
+    )
 
 
 def truth_of(

@@ -36,6 +36,8 @@ from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
 from .checks import Labels, Shape, as_finite, as_labels, as_rows, output_width
+from .foreign_checks import MASKED, Findings, checked_part
+from .foreign_names import Layout
 from .given import Given, classes_seen, prepare_given
 from .own_truth import public_for, truth_for
 from .questions.base import Trial
@@ -175,7 +177,8 @@ def attack_module(
         representations: (n, d), one of each image.
         prototypes: (m, d), the mean representation of each class.
         gradient: of the mean cross-entropy of a batch: by parameter name, or in the order of
-            ``module.parameters()``, as `torch.autograd.grad` returns it.
+            ``module.parameters()``, as `torch.autograd.grad` returns it. Parameters that took
+            none (frozen, unused, None) may be left out: they are not compared.
         labels: classes (n,) of the representations or (m,) of the prototypes, which need them; of
             a gradient (images,) those of its batch, which tell its size and are not handed over.
         image_shape: (C, H, W) sought; left out: that of `truth` or of `public`.
@@ -225,9 +228,11 @@ def attack_module(
     named = None if truth_labels is None else as_labels(truth_labels, "truth_labels")
     number = 0
     artifact: Artifact
+    seen: list[str] = []
+    masked = False
     if gradient is not None:
         number = _count(images, known, true)
-        artifact = GradientState(_gradient(gradient, copied[OWN]))
+        artifact, seen, masked = _gradient(gradient, Layout.of(module))
     else:
         rows = as_rows(vectors[what], what)
         if known is None and what == "prototypes":
@@ -257,6 +262,8 @@ def attack_module(
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
         notes=(*_notes(module, what), *read),
+        findings=Findings(tuple(seen)),
+        assumed=(MASKED,) if masked else (),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
@@ -350,30 +357,28 @@ def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
 
 
 def _gradient(
-    given: Mapping[str, Tensor] | Sequence[Tensor], module: nn.Module
-) -> dict[str, Tensor]:
-    """The gradient by parameter name."""
-    own = dict(module.named_parameters())
+    given: Mapping[str, Tensor | None] | Sequence[Tensor | None], layout: Layout
+) -> tuple[Artifact, list[str], bool]:
+    """The gradient by parameter name, what was assumed of it, and whether it is masked."""
     if not isinstance(given, Mapping):
-        if len(given) != len(own):
+        orders = (layout.parameters, layout.trained)
+        order = next((own for own in orders if len(own) == len(given)), None)
+        if order is None:
             raise IncompatibleError(
-                f"The gradient has {len(given)} tensors; the module has {len(own)} parameters.",
+                f"The gradient has {len(given)} tensors; the module has "
+                f"{len(layout.parameters)} parameters, of which {len(layout.trained)} take one.",
                 next_step="Give torch.autograd.grad(loss, module.parameters()), or name each.",
             )
-        given = dict(zip(own, given, strict=True))
-    absent = [name for name in own if given.get(name) is None]
-    wrong = [
-        f"'{name}' is {tuple(given[name].shape)} for a parameter {tuple(own[name].shape)}"
-        for name in own
-        if name not in absent and given[name].shape != own[name].shape
-    ]
-    problems = [f"The gradient lacks {', '.join(absent)}."] * bool(absent)
-    problems += [f"The gradient does not fit: {', '.join(wrong)}."] * bool(wrong)
-    if problems:
+        given = dict(zip(order, given, strict=True))
+    named = {name: value for name, value in given.items() if value is not None}
+    finite = {name: as_finite(value, f"gradient '{name}'") for name, value in named.items()}
+    try:
+        return checked_part(GradientState(finite), layout.state, layout, None)
+    except IncompatibleError as error:
         raise IncompatibleError(
-            *problems, next_step="Give the gradient of every parameter of this very module."
-        )
-    return {name: as_finite(given[name], f"gradient '{name}'") for name in own}
+            *(f"The gradient cannot be attacked: {problem}." for problem in error.problems),
+            next_step="Give the gradient of this very module, or of some of its parameters.",
+        ) from None
 
 
 def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> int:

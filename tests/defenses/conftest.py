@@ -17,6 +17,7 @@ from fedre_privacy.core.artifacts import (
     LowRankChange,
     LowRankModel,
     MatrixBlocks,
+    ModelChange,
     ModelState,
     Prototypes,
     Representations,
@@ -55,6 +56,7 @@ def artifacts() -> dict[str, Artifact]:
         MatrixBlocks(torch.randn(2, 5, 5, generator=rng)),
         LowRankModel({"w.dense": torch.randn(8, 4, generator=rng)}),
         LowRankChange({"w.dense": torch.randn(8, 4, generator=rng)}),
+        ModelChange(_named(5)),
         Counts(torch.tensor([3])),
     ]
     return {artifact.kind: artifact for artifact in made}

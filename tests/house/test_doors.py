@@ -74,8 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door", "flower"},
     "api": {
         "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
-        "data.loading", "viewing", "publish", "defenses.base", "entanglement.base", "eval.metrics.base",
-        "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
+        "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",
+        "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
         "steering.base",
     },
     "cli": {

@@ -207,6 +207,82 @@ def test_a_folder_is_written_where_one_is_asked_for(extractor, reps, tmp_path):
         fp.attack_module(extractor, folder=tmp_path / "mine", **given)
 
 
+def conv_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10)
+    ).eval()
+
+
+def sent_of(model: nn.Module, images: Tensor, *, every: bool = False) -> dict[str, Tensor]:
+    """The gradient of one image of class 3 by name."""
+    own = {n: p for n, p in model.named_parameters() if every or p.requires_grad}
+    loss = nn.functional.cross_entropy(model(images[:1]), torch.tensor([3]))
+    return dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+
+
+GRADIENTS = {
+    "frozen stem": lambda sent: {n: v for n, v in sent.items() if not n.startswith("0.")},
+    "head alone": lambda sent: {n: v for n, v in sent.items() if n.startswith("4.")},
+    "adapters alone": lambda sent: {n: v for n, v in sent.items() if n.startswith("1.")},
+    "None by name": lambda sent: {**sent, "1.weight": None},
+    "None in a list": lambda sent: [None, None, *list(sent.values())[2:]],
+    "zeros of frozen ones": lambda sent: {**sent, "0.weight": torch.zeros(4, 1, 3, 3)},
+    "DataParallel": lambda sent: {f"module.{n}": v for n, v in sent.items()},
+    "torch.compile": lambda sent: {f"_orig_mod.{n}": v for n, v in sent.items()},
+}
+SAID = {"DataParallel": "module.", "torch.compile": "_orig_mod."}
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_of_some_parameters_are_attacked_and_told(images, case):
+    model = conv_net()
+    found = fp.attack_module(
+        model, gradient=GRADIENTS[case](sent_of(model, images)), labels=[3], truth=images[:1],
+        public=images[8:], attack={"name": "inverting-gradients", "steps": 3, "bn": "eval"},
+        metrics=["psnr"], device="cpu",
+    )  # fmt: skip
+    word = SAID.get(case, "left out of the match")
+    assert any(word in note for note in found.notes), found.notes
+    assert word in found.trial.lines()["Attacker"]
+    assert found.outcome.labels.tolist() == [3]
+
+
+def test_a_list_of_what_took_a_gradient_is_the_same_as_its_names(images):
+    model = conv_net()
+    model[0].requires_grad_(False)
+    sent = sent_of(model, images)
+    assert len(sent) == 4
+    one, other = (
+        fp.attack_module(
+            model, gradient=given, images=1, image_shape=SHAPE, device="cpu",
+            attack={"name": "inverting-gradients", "steps": 3, "bn": "eval"},
+        )
+        for given in (sent, list(sent.values()))
+    )  # fmt: skip
+    assert torch.equal(one.images, other.images) and one.notes == other.notes
+
+
+def test_a_masked_gradient_is_told_and_a_whole_one_is_not(images):
+    model, rng = conv_net(), torch.Generator().manual_seed(0)
+    sent = sent_of(model, images)
+    cut = {n: v * (torch.rand(v.shape, generator=rng) < 0.2) for n, v in sent.items()}
+    given = {"images": 1, "image_shape": SHAPE, "device": "cpu",
+             "attack": {"name": "inverting-gradients", "steps": 3, "bn": "eval"}}  # fmt: skip
+    said = fp.attack_module(model, gradient=cut, **given)
+    assert "adaptive to masked uploads" in said.trial.lines()["Attacker"]
+    assert fp.attack_module(model, gradient=sent, **given).notes == ()
+
+
+def test_sums_of_representations_are_told(extractor, images):
+    means = extractor(images[:8]).detach()
+    given = {"labels": range(8), "image_shape": SHAPE, "public": images[8:], "device": "cpu",
+             "attack": PixelInversion(steps=2)}  # fmt: skip
+    said = fp.attack_module(extractor, prototypes=12 * means, **given).notes
+    assert len(said) == 1 and "sums in place of means, or scaled?" in said[0]
+    assert fp.attack_module(extractor, prototypes=means, **given).notes == ()
+
+
 TRUTH = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(1))
 PUBLIC = torch.rand(9, *SHAPE, generator=torch.Generator().manual_seed(2))
 REFUSED = {
@@ -235,7 +311,7 @@ REFUSED = {
     "gradient": ({"representations": None, "gradient": [torch.ones(3)], "labels": [1]},
                  IncompatibleError, "1 tensors; the module has 2 parameters"),
     "names": ({"representations": None, "gradient": {"1.weight": torch.ones(3)}, "labels": [1]},
-              IncompatibleError, "lacks 1.bias.*does not fit: '1.weight'"),
+              IncompatibleError, "does not fit the network: '1.weight' is.*'1.bias' was not sent"),
     "batch": ({"representations": None, "gradient": [torch.ones(144, 144), torch.ones(144)]},
               IncompatibleError, "Give labels=, or images="),
 }  # fmt: skip
