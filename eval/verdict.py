@@ -26,6 +26,7 @@ OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 
 """Keys of `measures.GROUPS` in words."""
 
 LEAKS, NOT_BETTER, INCONCLUSIVE = "leaks", "not better than the floor", "inconclusive"
+NOT_EXPLAINED = "not explained"
 TOO_FEW = "too few to say"
 """Verdicts; the last is of groups only, and reads as inconclusive of all targets."""
 
@@ -34,7 +35,9 @@ VERDICT_RULE = (
     "all targets and of each group by number of images, one-sided, together at a level of "
     f"{100 * ERROR:g} % (Holm). leaks: a test of all targets or of a group finds more than the "
     "floor; not better than the floor: none does, and the 95 % interval of the PSNR over the "
-    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; too few to say: fewer than "
+    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; not explained, in place of "
+    "these two: the answers were not shown to make more of what was uploaded than the floor's do "
+    "(95 % interval), or the true images do not make it; too few to say: fewer than "
     f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested"
 )
 
@@ -50,6 +53,7 @@ class Part:
         highest: upper end of its 95 % interval, or None.
         tests: one-sided p-values, of the PSNR and of identification; those that exist.
         found, lineups: expected number of originals found, among so many line-ups.
+        explained: whether the answers make more of what was uploaded than the floor's answers do.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Part:
     tests: tuple[float, ...]
     found: float
     lineups: int
+    explained: bool = True
 
     @property
     def enough(self) -> bool:
@@ -77,6 +82,8 @@ def verdicts(parts: Sequence[Part]) -> list[str]:
             out.append(TOO_FEW)
         elif i in leaking:
             out.append(LEAKS)
+        elif not part.explained:
+            out.append(NOT_EXPLAINED)
         else:
             bounded = part.highest is not None and part.highest < MARGIN_DB
             out.append(NOT_BETTER if bounded else INCONCLUSIVE)
@@ -144,7 +151,7 @@ def told(
     if {said for _, said in rest} <= {first}:
         rest = []
     named = len(leaking)
-    for said in (TOO_FEW, INCONCLUSIVE, NOT_BETTER):
+    for said in (TOO_FEW, NOT_EXPLAINED, INCONCLUSIVE, NOT_BETTER):
         same = [part for part, one in rest if one == said]
         named += len(same)
         if not same or (said == first and not leaking):

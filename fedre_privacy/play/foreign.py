@@ -171,12 +171,14 @@ def _with_network(given: Given, recorded: Recorded, network: str, per_update: in
     width = output_width(first, given.image_shape, what="network", option=given.size_option)
     folder = recorded.uploads if recorded.uploads.is_dir() else recorded.uploads.parent
     known = updates.read_training(folder, sorted({upload.client for upload in sent}))
-    truth = rows = None
+    truth = rows = classes = None
     if recorded.truth is not None:
         public = _images(recorded.truth, given.image_shape, "--truth")
         rows = _rows(recorded.truth, len(public.images))
         rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
         truth = (public.images, public.labels, rows)
+        if "labels" in _npz(_path(recorded.truth), "--truth"):
+            classes = public.labels
     number = updates.images_sought(per_update, known.training, uploads, rows)
     return dataclasses.replace(
         given,
@@ -187,6 +189,7 @@ def _with_network(given: Given, recorded: Recorded, network: str, per_update: in
         images_per_target=number,
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
+        true_labels=classes,
         notes=known.notes(),
         supported=updates.UNSUPPORTED,
     )

@@ -17,11 +17,13 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, ClassLogits
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
 from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
+from fedre_privacy.eval.explained import Explained
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
@@ -29,6 +31,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
+from ..agreement import Agreement
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
@@ -61,6 +64,8 @@ class ImageTrial(Trial):
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.
         shared: extractors of the small models that recovered prototypes are of.
+        agreement: whether the attacker's module makes the targets of the true images, where that
+            was asked.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
@@ -69,9 +74,12 @@ class ImageTrial(Trial):
     unit: str = "client"
     limit: Limit | None = None
     shared: Modules = field(default_factory=lambda: Modules({}))
+    agreement: Agreement | None = None
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
+        if self.agreement is not None:
+            lines["Truth"] = self.agreement.says()
         if self.run.bound and not self.counterfactual:
             limit = [] if self.limit is None else [self.limit.says()]
             lines["Bound"] = "; ".join([self.run.bound, *limit])
@@ -214,11 +222,12 @@ class ImagesQuestion(Question):
         headings = {name: titles[name] for name in (TRUE, ACTUAL, CEILING) if name in scores}
         found = target.with_others(scores, headings)
         limit = () if trial.limit is None else (trial.limit.measure(),)
+        notes = (f"{_mismatch(trial)}.",) if _mismatch(trial) else ()
         return dataclasses.replace(
             found,
             measures=(*found.measures, *limit),
             rows=pd.concat(parts, ignore_index=True),
-            notes=() if trial.recovered is None else trial.recovered.notes,
+            notes=notes if trial.recovered is None else (*notes, *trial.recovered.notes),
             by_rule=_by_rule(trial, pieces[TARGET]),
         )
 
@@ -319,6 +328,8 @@ def _score(
     rec: Reconstruction,
     metrics: Mapping[str, Metric],
     rule: str,
+    *,
+    explain: bool = True,
 ) -> Scores:
     evaluation = trial.settings.evaluation
     if rule == "nearest-rep" and group.kind == OUTPUTS:
@@ -338,7 +349,32 @@ def _score(
         nearest=nearest,
         noun=NOUNS.get(group.kind, "target"),
         unit=trial.unit,
+        explained=_explained(trial, group, rec) if explain else None,
+        mismatch=_mismatch(trial),
     )
+
+
+def _mismatch(trial: ImageTrial) -> str:
+    """That the true images do not make the targets; empty where they do, or nobody asked."""
+    return trial.agreement.says() if trial.agreement and not trial.agreement.agrees else ""
+
+
+def _explained(trial: ImageTrial, group: TargetGroup, rec: Reconstruction) -> Explained | None:
+    """How much of a group's targets answers explain, where the attacker can compute it."""
+    attack = trial.settings.attack
+    seen = dataclasses.replace(trial.observation, targets=group.uploads)
+
+    def share(images: Tensor) -> Tensor:
+        with single_threaded(torch.device("cpu")):  # sums do not depend on the number of threads
+            found = attack.explained(seen, images, rec.labels)
+        return torch.full((len(images),), torch.nan) if found is None else found
+
+    if not bool(share(rec.images).isfinite().any()):
+        return None
+    compared = "the squared cosine between it and what the client would send of the answer"
+    if not seen.images_per_target:
+        compared = "1 - ||f(x) - r||^2 / ||r||^2, with f(x) by the extractor that is held"
+    return Explained(share=share, compared=compared)
 
 
 def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
@@ -351,7 +387,9 @@ def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
         return {}
     psnr = {"psnr": metric_registry.get("psnr")()}
     rules = ("best", "mean-image", *(() if group.kind == OUTPUTS else ("nearest-rep",)))
-    return {rule: _score(trial, group, rec, psnr, rule).get("psnr") for rule in rules}
+    return {
+        rule: _score(trial, group, rec, psnr, rule, explain=False).get("psnr") for rule in rules
+    }
 
 
 def _nearest_by_representation(trial: ImageTrial, group: TargetGroup) -> Tensor:
