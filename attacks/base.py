@@ -23,8 +23,6 @@ from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
 
-from .running.explained import rows_explained
-
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
 
@@ -144,21 +142,19 @@ class Attack:
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
         """How much of each target any images would make again, by what the attacker holds.
 
-        The evaluator asks it of the answers and of floors' answers alike. By default it is
-        `rows_explained`, by the extractors behind the targets. Override it where the attack
-        computes something else from images.
+        The evaluator asks it of the answers and of floors' answers alike. Override it where the
+        attack computes from images what clients would send. Attacks on vectors need not: what is
+        compared there is what the extractors make of images (`running/explained.py`).
 
         Args:
             images: (N, C, H, W) in [0, 1]; a row that is not finite is no answer.
             labels: (N,) classes that the attack took its images to be of, or (0,).
 
         Returns:
-            (N,) shares, 1 for all of a target, at most 0 for nothing; NaN for no answer. None: the
-            attacker cannot compute what images would come to.
+            (N,) shares, 1 for all of a target, at most 0 for nothing; NaN for no answer. None: it
+            computes nothing of the kind.
         """
-        if observation.images_per_target:
-            return None
-        return rows_explained(observation, images, observation.extractors)
+        return None
 
     @property
     def several_rounds(self) -> bool:

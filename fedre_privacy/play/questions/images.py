@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
+from fedre_privacy.attacks.running.explained import rows_explained
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
@@ -367,6 +368,8 @@ def _explained(trial: ImageTrial, group: TargetGroup, rec: Reconstruction) -> Ex
     def share(images: Tensor) -> Tensor:
         with single_threaded(torch.device("cpu")):  # sums do not depend on the number of threads
             found = attack.explained(seen, images, rec.labels)
+            if found is None and not seen.images_per_target:
+                found = rows_explained(seen, images, seen.extractors)
         return torch.full((len(images),), torch.nan) if found is None else found
 
     if not bool(share(rec.images).isfinite().any()):
