@@ -14,7 +14,17 @@ from .floors import Chosen
 from .identification import Identification
 from .measures import COMPARISON, GROUPS, RECORD, SINGLE, TABLE, Interval, Measure, Verdict, by_size
 from .metrics.base import Metric
-from .verdict import LEAKS, LEAST_DB, TOO_FEW, VERDICT_RULE, Part, of_units, told, verdicts
+from .verdict import (
+    LEAKS,
+    LEAST_DB,
+    NOT_EXPLAINED,
+    TOO_FEW,
+    VERDICT_RULE,
+    Part,
+    of_units,
+    told,
+    verdicts,
+)
 
 FOUND = ("hit1", "hit5", "rr")
 """Columns whose values are shares, from 0 to 1."""
@@ -110,7 +120,7 @@ def judge(
     else:  # the one group is the whole: to test it twice would only cost power
         found = verdicts(parts[:1]) * len(parts)
     word, because = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
-    if word != LEAKS and not parts[0].explained:
+    if word == NOT_EXPLAINED or (word != LEAKS and parts[0].explained is False):
         because += f". {mismatch or estimates.unexplained()}"
     hit = estimates.found("")
     if hit.floor is not None:
@@ -185,21 +195,26 @@ class _Estimates:
             explained=self.explains(group),
         )
 
-    def explains(self, group: str) -> bool:
-        """Whether answers were shown to explain more than the floor; yes where it is not asked."""
+    def explains(self, group: str) -> bool | None:
+        """Whether answers explain more than the floor's, see `Part`."""
         if explained.KEY not in self.metrics:
             return True
         share = self.metric(group, explained.KEY)
-        least = share.over if share.over_interval is None else share.over_interval[0]
-        return least is None or least > explained.LEAST
+        if share.over is None:
+            return True
+        if share.over <= explained.LEAST:
+            return False
+        shown = share.over_interval is not None and share.over_interval[0] > explained.LEAST
+        return shown or None
 
     def unexplained(self) -> str:
         """That they do not, with the numbers and the likely causes."""
         share = self.metric("", explained.KEY)
         own, floor = share.number(share.value), share.number(share.floor)
         return (
-            f"The answers explain {own} of what was uploaded, the floor's {floor}: an attack that "
-            f"does not explain it shows nothing. Likely causes, in order: {explained.CAUSES}"
+            f"The answers explain {own} of what was uploaded, the floor's {floor}, which was not "
+            "shown to be less: an attack that does not explain it shows nothing. Likely causes, in "
+            f"order: {explained.CAUSES}"
         )
 
     def measures(self, group: str) -> list[Measure]:

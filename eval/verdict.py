@@ -36,8 +36,9 @@ VERDICT_RULE = (
     f"{100 * ERROR:g} % (Holm). leaks: a test of all targets or of a group finds more than the "
     "floor; not better than the floor: none does, and the 95 % interval of the PSNR over the "
     f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; not explained, in place of "
-    "these two: the answers were not shown to make more of what was uploaded than the floor's do "
-    "(95 % interval), or the true images do not make it; too few to say: fewer than "
+    "these two: the answers make no more of what was uploaded than the floor's, or the true images "
+    "do not make it, and in place of the first also where it may be chance that they make more "
+    "(95 % interval); too few to say: fewer than "
     f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested"
 )
 
@@ -53,7 +54,8 @@ class Part:
         highest: upper end of its 95 % interval, or None.
         tests: one-sided p-values, of the PSNR and of identification; those that exist.
         found, lineups: expected number of originals found, among so many line-ups.
-        explained: whether the answers make more of what was uploaded than the floor's answers do.
+        explained: whether the answers make more of what was uploaded than the floor's answers do;
+            None: on average they do, but it may be chance. True where it is not asked.
     """
 
     name: str
@@ -64,7 +66,7 @@ class Part:
     tests: tuple[float, ...]
     found: float
     lineups: int
-    explained: bool = True
+    explained: bool | None = True
 
     @property
     def enough(self) -> bool:
@@ -82,11 +84,11 @@ def verdicts(parts: Sequence[Part]) -> list[str]:
             out.append(TOO_FEW)
         elif i in leaking:
             out.append(LEAKS)
-        elif not part.explained:
-            out.append(NOT_EXPLAINED)
         else:
             bounded = part.highest is not None and part.highest < MARGIN_DB
-            out.append(NOT_BETTER if bounded else INCONCLUSIVE)
+            unexplained = part.explained is False or (bounded and not part.explained)
+            word = NOT_BETTER if bounded else INCONCLUSIVE
+            out.append(NOT_EXPLAINED if unexplained else word)
     return out
 
 

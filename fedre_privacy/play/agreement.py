@@ -35,8 +35,8 @@ NEAR = 0.1
 to 16 or 8 bits leaves less than a hundredth."""
 
 CAUSES = (
-    "other weights, normalisation, batch-norm mode or order, or something was added to them or "
-    "left out"
+    "batch-norm mode, normalisation, kind of upload, other weights, other labels or order, or "
+    "something was added to it or left out"
 )
 """Why true images may not make what was uploaded, where nothing that is tried makes it."""
 
