@@ -163,9 +163,7 @@ def _share(made: Tensor, rows: Tensor) -> Tensor:
 def _in_other_order(made: Tensor, rows: Tensor) -> bool:
     """Whether vectors (N, d) are the rows (N, d) in another order."""
     order = torch.cdist(made, rows).argmin(1)
-    return len(order.unique()) == len(rows) and _near(
-        _share(made, rows[order]), _share(made, rows.roll(1, 0))
-    )
+    return len(order.unique()) == len(rows) and _near(_share(made, rows[order]), _share(made, rows))
 
 
 def _unchanged(images: Tensor) -> Tensor:
