@@ -13,18 +13,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
-from fedre_privacy.attacks.running.explained import rows_explained
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, ClassLogits
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction, RecoveredPrototypes
 from fedre_privacy.core.types import Truth
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
-from fedre_privacy.eval.explained import Explained
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
 from fedre_privacy.protocols.base import Protocol
@@ -33,6 +30,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
 from ..agreement import Agreement
+from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
@@ -339,6 +337,7 @@ def _score(
             next_step="Use --set eval.rule=best or mean-image.",
         )
     nearest = _nearest_by_representation(trial, group) if rule == "nearest-rep" else None
+    seen = dataclasses.replace(trial.observation, targets=group.uploads)
     return evaluate(
         rec,
         group.truth,
@@ -350,7 +349,7 @@ def _score(
         nearest=nearest,
         noun=NOUNS.get(group.kind, "target"),
         unit=trial.unit,
-        explained=_explained(trial, group, rec) if explain else None,
+        explained=explained_by(trial.settings.attack, seen, rec) if explain else None,
         mismatch=_mismatch(trial),
     )
 
@@ -358,26 +357,6 @@ def _score(
 def _mismatch(trial: ImageTrial) -> str:
     """That the true images do not make the targets; empty where they do, or nobody asked."""
     return trial.agreement.says() if trial.agreement and not trial.agreement.agrees else ""
-
-
-def _explained(trial: ImageTrial, group: TargetGroup, rec: Reconstruction) -> Explained | None:
-    """How much of a group's targets answers explain, where the attacker can compute it."""
-    attack = trial.settings.attack
-    seen = dataclasses.replace(trial.observation, targets=group.uploads)
-
-    def share(images: Tensor) -> Tensor:
-        with single_threaded(torch.device("cpu")):  # sums do not depend on the number of threads
-            found = attack.explained(seen, images, rec.labels)
-            if found is None and not seen.images_per_target:
-                found = rows_explained(seen, images, seen.extractors)
-        return torch.full((len(images),), torch.nan) if found is None else found
-
-    if not bool(share(rec.images).isfinite().any()):
-        return None
-    compared = "the squared cosine between it and what the client would send of the answer"
-    if not seen.images_per_target:
-        compared = "1 - ||f(x) - r||^2 / ||r||^2, with f(x) by the extractor that is held"
-    return Explained(share=share, compared=compared)
 
 
 def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
