@@ -34,6 +34,9 @@ NEAR = 0.1
 """True images make an upload where they leave at most so much of what other images leave. Rounding
 to 16 or 8 bits leaves less than a hundredth."""
 
+MOST = 1024
+"""Images of one gradient or update, at most: they pass through the model together."""
+
 CAUSES = (
     "batch-norm mode, normalisation, kind of upload, other weights, other labels or order, or "
     "something was added to it or left out"
@@ -86,7 +89,8 @@ def agreement(
         bn: the batch-norm mode in which the attack computes gradients; None: either will do.
 
     Returns:
-        None where it cannot be computed.
+        None where it cannot be computed: classes of several images are unknown, or too many images
+        made one upload.
     """
     with single_threaded(torch.device("cpu")):
         if observation.images_per_target:
@@ -270,6 +274,8 @@ def _batches(
     out = []
     for number, upload in enumerate(observation.targets):
         samples = truth.mixture.support(number * size)
+        if len(samples) > MOST:
+            return None
         if labels is not None:
             told = labels[samples]
         elif len(samples) == 1:
