@@ -34,6 +34,9 @@ NEAR = 0.1
 """True images make an upload where they leave at most so much of what other images leave. Rounding
 to 16 or 8 bits leaves less than a hundredth."""
 
+ROUNDING = 1e-5
+"""What rounding to 16 bits leaves of a vector's squared length, at most."""
+
 MOST = 1024
 """Images of one gradient or update, at most: they pass through the model together."""
 
@@ -100,7 +103,7 @@ def agreement(
 
 def _near(own: Tensor, others: Tensor, most: float = NEAR) -> bool:
     """Whether shares (N,) of true images leave at most so much of what shares of others leave."""
-    return float((1 - own).mean()) <= most * float((1 - others).mean())
+    return float((1 - own).mean()) <= max(ROUNDING, most * float((1 - others).mean()))
 
 
 # --- representations, prototypes, mixtures -------------------------------------------------------

@@ -116,6 +116,16 @@ def test_one_vector_is_held_against_a_public_image(images):
     assert "[-1, 1]" in found.verdict() and found.card.verdict.word == "inconclusive"
 
 
+def test_true_images_that_are_all_alike_are_no_cause_of_a_note(images):
+    module, same = module_of(), images[:1].expand(COUNT, -1, -1, -1)
+    rows = upload_of(module, same).half().float()
+    found = fp.attack_module(
+        module, representations=rows, truth=same, public=images[COUNT:], attack=SEARCH,
+        metrics=("psnr",), device="cpu",
+    )  # fmt: skip
+    assert found.trial.agreement.agrees and not found.card.notes
+
+
 def test_prototypes_are_means_over_all_their_images(images):
     module, classes = module_of(), torch.arange(COUNT) % 2
     reps = upload_of(module, images[:COUNT])
