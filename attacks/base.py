@@ -139,6 +139,23 @@ class Attack:
         here = touched(observation)
         return {place: kinds for place, kinds in self.adapts_to.items() if place in here}
 
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """How much of each target any images would make again, by what the attacker holds.
+
+        The evaluator asks it of the answers and of floors' answers alike. Override it where the
+        attack computes from images what clients would send. Attacks on vectors need not: what is
+        compared there is what the extractors make of images (`running/explained.py`).
+
+        Args:
+            images: (N, C, H, W) in [0, 1]; a row that is not finite is no answer.
+            labels: (N,) classes that the attack took its images to be of, or (0,).
+
+        Returns:
+            (N,) shares, 1 for all of a target, at most 0 for nothing; NaN for no answer. None: it
+            computes nothing of the kind.
+        """
+        return None
+
     @property
     def several_rounds(self) -> bool:
         """Whether it is of no use without clients' models of several rounds."""

@@ -17,6 +17,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
+from .gradient.explained import updates_explained
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
@@ -56,6 +57,10 @@ class Fishing(SignedSearch, Attack):
 
     def adapts(self, observation: Observation) -> StepsAt:
         return without_bounds(super().adapts(observation), self.objective)
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        fished = [_fished(one, observation.num_classes)[0] for one in victims_of(observation)]
+        return updates_explained(observation, images, labels, bn=self.bn, victims=fished)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         size, classes = observation.images_per_target, observation.num_classes

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedre_privacy.core.artifacts import (
     GradientState,
     LowRankChange,
@@ -19,6 +21,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
+from .gradient.explained import updates_explained
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
@@ -71,6 +74,11 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
 
     def adapts(self, observation: Observation) -> StepsAt:
         return without_bounds(super().adapts(observation), self.objective)
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        return updates_explained(
+            observation, images, labels, bn=self.bn, keep=self.keep, masked=self.masked
+        )
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = check(observation, self.bn)

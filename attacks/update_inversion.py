@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, ModelState, SmallModelState
 from fedre_privacy.core.channels import StepsAt
@@ -12,6 +15,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
+from .gradient.explained import updates_explained
 from .gradient.match import Simulate, UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
@@ -66,16 +70,27 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     def adapts(self, observation: Observation) -> StepsAt:
         return without_bounds(super().adapts(observation), self.objective)
 
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        training = training_of(observation)
+
+        def simulate(victim: Victim) -> Simulate:
+            rounds = self._plan(observation, victim)
+            return gradient if rounds is None else LocalSteps(training.lr, *rounds)
+
+        return updates_explained(observation, images, labels, bn=self.bn, simulate=simulate)
+
+    def _plan(self, observation: Observation, victim: Victim) -> tuple[int, int] | None:
+        """Epochs and batches of each to re-run, or None to match one gradient."""
+        training = training_of(observation)
+        whole = training.sizes[victim.client] <= observation.images_per_target
+        if whole and local_steps(training, victim.client) <= self.unroll:
+            return training.epochs, steps_per_epoch(training, victim.client)
+        return None
+
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = check(observation, self.bn)
         training = training_of(observation)
-
-        def plan(victim: Victim) -> tuple[int, int] | None:
-            """Epochs and batches of each to re-run, or None to match one gradient."""
-            whole = training.sizes[victim.client] <= observation.images_per_target
-            if whole and local_steps(training, victim.client) <= self.unroll:
-                return training.epochs, steps_per_epoch(training, victim.client)
-            return None
+        plan = partial(self._plan, observation)
 
         def several(victim: Victim) -> bool:
             return victim.local and local_steps(training, victim.client) > 1

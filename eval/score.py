@@ -16,6 +16,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
+from .explained import Explained
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
@@ -134,6 +135,8 @@ def evaluate(
     nearest: Tensor | None = None,
     noun: str = "target",
     unit: str = "client",
+    explained: Explained | None = None,
+    mismatch: str = "",
 ) -> Scores:
     """Score what an attack recovered.
 
@@ -156,6 +159,9 @@ def evaluate(
         noun: what a target is, in the singular, for the verdict.
         unit: what ``truth.target_clients`` numbers, in the singular: targets of one unit depend on
             each other. Equal to `noun` where each target stands for itself.
+        explained: how much of the targets answers explain, where that can be computed: a measure
+            beside the others, and a condition of the verdict.
+        mismatch: see `judge`.
 
     Raises:
         IncompatibleError: shapes or numbers of targets differ, values outside [0, 1], a target
@@ -165,6 +171,8 @@ def evaluate(
     """
     _check(rec, truth, public)
     metrics = dict(metrics) if "psnr" in metrics else {"psnr": Psnr(), **metrics}
+    if explained is not None:
+        metrics[explained.name] = explained
     match = matcher(rule, truth, nearest=nearest)
     bad = diverged(rec)
     images = rec.images.detach().float().cpu().clone()
@@ -218,6 +226,7 @@ def evaluate(
         noun=noun,
         gallery=gallery,
         unit=unit,
+        mismatch=mismatch,
     )
     alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
     count = int(attack["psnr"].isfinite().sum())

@@ -9,12 +9,22 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from . import intervals
+from . import explained, intervals
 from .floors import Chosen
 from .identification import Identification
 from .measures import COMPARISON, GROUPS, RECORD, SINGLE, TABLE, Interval, Measure, Verdict, by_size
 from .metrics.base import Metric
-from .verdict import LEAST_DB, TOO_FEW, VERDICT_RULE, Part, of_units, told, verdicts
+from .verdict import (
+    LEAKS,
+    LEAST_DB,
+    NOT_EXPLAINED,
+    TOO_FEW,
+    VERDICT_RULE,
+    Part,
+    of_units,
+    told,
+    verdicts,
+)
 
 FOUND = ("hit1", "hit5", "rr")
 """Columns whose values are shares, from 0 to 1."""
@@ -84,6 +94,7 @@ def judge(
     noun: str,
     gallery: int,
     unit: str = "client",
+    mismatch: str = "",
 ) -> tuple[tuple[Measure, ...], Verdict]:
     """Measures of all targets and of each group of them, and the verdict.
 
@@ -96,15 +107,21 @@ def judge(
         noun: what a target is, in the singular.
         gallery: images in a line-up.
         unit: what `clients` numbers, in the singular.
+        mismatch: that the true images do not make what was uploaded, in words; empty: they do, or
+            nobody knows.
     """
     estimates = _Estimates(values, sizes, clients, metrics, chosen, image_shape, gallery)
     names = [name for name in estimates.inside if name]
     parts = [estimates.part(name) for name in ("", *names)]
+    if mismatch:
+        parts = [dataclasses.replace(part, explained=False) for part in parts]
     if len(names) > 1:
         found = verdicts(parts)
     else:  # the one group is the whole: to test it twice would only cost power
         found = verdicts(parts[:1]) * len(parts)
     word, because = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
+    if word == NOT_EXPLAINED or (word != LEAKS and parts[0].explained is False):
+        because += f". {mismatch or estimates.unexplained()}"
     hit = estimates.found("")
     if hit.floor is not None:
         because += f". A guess that knows the class finds {100 * hit.floor:.1f} %"
@@ -175,6 +192,29 @@ class _Estimates:
             tests=tuple(m.p for m in (psnr, hit) if m.p is not None),
             found=float(self.values[group, "hit1"].nansum()),
             lineups=hit.n,
+            explained=self.explains(group),
+        )
+
+    def explains(self, group: str) -> bool | None:
+        """Whether answers explain more than the floor's, see `Part`."""
+        if explained.KEY not in self.metrics:
+            return True
+        share = self.metric(group, explained.KEY)
+        if share.over is None:
+            return True
+        if share.over <= explained.LEAST:
+            return False
+        shown = share.over_interval is not None and share.over_interval[0] > explained.LEAST
+        return shown or None
+
+    def unexplained(self) -> str:
+        """That they do not, with the numbers and the likely causes."""
+        share = self.metric("", explained.KEY)
+        own, floor = share.number(share.value), share.number(share.floor)
+        return (
+            f"The answers explain {own} of what was uploaded, the floor's {floor}, which was not "
+            "shown to be less: an attack that does not explain it shows nothing. Likely causes, in "
+            f"order: {explained.CAUSES}"
         )
 
     def measures(self, group: str) -> list[Measure]:

@@ -26,6 +26,7 @@ OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 
 """Keys of `measures.GROUPS` in words."""
 
 LEAKS, NOT_BETTER, INCONCLUSIVE = "leaks", "not better than the floor", "inconclusive"
+NOT_EXPLAINED = "not explained"
 TOO_FEW = "too few to say"
 """Verdicts; the last is of groups only, and reads as inconclusive of all targets."""
 
@@ -34,7 +35,10 @@ VERDICT_RULE = (
     "all targets and of each group by number of images, one-sided, together at a level of "
     f"{100 * ERROR:g} % (Holm). leaks: a test of all targets or of a group finds more than the "
     "floor; not better than the floor: none does, and the 95 % interval of the PSNR over the "
-    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; too few to say: fewer than "
+    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; not explained, in place of "
+    "these two: the answers make no more of what was uploaded than the floor's, or the true images "
+    "do not make it, and in place of the first also where it may be chance that they make more "
+    "(95 % interval); too few to say: fewer than "
     f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested"
 )
 
@@ -50,6 +54,8 @@ class Part:
         highest: upper end of its 95 % interval, or None.
         tests: one-sided p-values, of the PSNR and of identification; those that exist.
         found, lineups: expected number of originals found, among so many line-ups.
+        explained: whether the answers make more of what was uploaded than the floor's answers do;
+            None: on average they do, but it may be chance. True where it is not asked.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Part:
     tests: tuple[float, ...]
     found: float
     lineups: int
+    explained: bool | None = True
 
     @property
     def enough(self) -> bool:
@@ -79,7 +86,9 @@ def verdicts(parts: Sequence[Part]) -> list[str]:
             out.append(LEAKS)
         else:
             bounded = part.highest is not None and part.highest < MARGIN_DB
-            out.append(NOT_BETTER if bounded else INCONCLUSIVE)
+            unexplained = part.explained is False or (bounded and not part.explained)
+            word = NOT_BETTER if bounded else INCONCLUSIVE
+            out.append(NOT_EXPLAINED if unexplained else word)
     return out
 
 
@@ -144,7 +153,7 @@ def told(
     if {said for _, said in rest} <= {first}:
         rest = []
     named = len(leaking)
-    for said in (TOO_FEW, INCONCLUSIVE, NOT_BETTER):
+    for said in (TOO_FEW, NOT_EXPLAINED, INCONCLUSIVE, NOT_BETTER):
         same = [part for part, one in rest if one == said]
         named += len(same)
         if not same or (said == first and not leaking):

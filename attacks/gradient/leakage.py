@@ -16,6 +16,7 @@ from fedre_privacy.core.types import Observation
 
 from ..running.channels import update_as_sent
 from ..running.driver import Tick
+from .explained import updates_explained
 from .match import UpdateMatch, gradient
 from .objectives import l2rel
 from .restarts import choose
@@ -35,6 +36,10 @@ class Leakage:
     tolerance: float = knob(1e-7, help="relative match that counts as found", gt=0)
     float64: bool = knob(True, help="double precision")
     bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """See `updates_explained`."""
+        return updates_explained(observation, images, labels, bn=self.bn)
 
 
 def deep_leakage(

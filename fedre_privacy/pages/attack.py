@@ -229,6 +229,8 @@ COLUMNS_OF_SINGLE = {
     "original": "number of the matched image, -1 for a mean image",
     "fit": "match to the upload that the attack attained, in its own objective; lower is closer",
     "confidence": "the attack's own score of its answer, without the truth; higher is surer",
+    "explained": "share of the target that the answer makes again, when it is put in place of the "
+    "true images",
     "certified": "whether the attack's own check says that the answer is exact",
     "hit1, hit5": "whether the true image was the nearest of the line-up, or among the first five",
     "rr": "one over its rank in the line-up",

@@ -234,13 +234,15 @@ def _with_network(
     first = models[uploads[0].client, uploads[0].round]
     width = output_width(first, given.image_shape, what="network", option=given.size_option)
     known = updates.read_training(folder, sorted({upload.client for upload in uploads}))
-    truth = rows = None
+    truth = rows = classes = None
     if recorded.truth is not None:
         public = _images(recorded.truth, given.image_shape, "--truth")
         rows = _rows(recorded.truth, len(public.images))
         rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
         rows = _counted_anew(rows, torch.tensor([place in found for place in range(len(sent))]))
         truth = (public.images, public.labels, rows)
+        if "labels" in _npz(_path(recorded.truth), "--truth"):
+            classes = public.labels
     number = updates.images_sought(per_update, known.training, uploads, rows)
     findings = Findings.of(
         [(one.upload.client, clause) for one in found.values() for clause in one.said],
@@ -256,6 +258,7 @@ def _with_network(
         images_per_target=number,
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
+        true_labels=classes,
         notes=known.notes(),
         findings=findings,
         assumed=(MASKED,) if any(one.masked for one in found.values()) else (),

@@ -37,6 +37,7 @@ from fedre_privacy.eval import PublicImages
 from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
 from fedre_privacy.sealed.modules import Key
 
+from .agreement import agreement
 from .checks import Shape, output_width, shape_text
 from .foreign_checks import Findings, by_clients
 from .questions.base import Trial
@@ -65,6 +66,8 @@ class Given:
         images_per_target: images behind each gradient or update; 0: targets are rows.
         training: how clients train, as far as it is told; for updates.
         truth: from the targets to the images that made them; None: nobody knows.
+        true_labels: of gradients and updates the classes of those images, in their order; None:
+            nobody said.
         public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
         notes: what a reader must know about it, a sentence each.
@@ -91,6 +94,7 @@ class Given:
     images_per_target: int = 0
     training: LocalTraining | None = None
     truth: Callable[[tuple[Upload, ...]], Truth] | None = None
+    true_labels: Tensor | None = None
     public: PublicImages | None = None
     unit: str = "client"
     notes: tuple[str, ...] = ()
@@ -250,7 +254,16 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
     if given.truth is None or floors is None:
         return UnscoredTrial(*common)
     group = TargetGroup(kind, False, targets, given.truth(targets))
-    return ImageTrial(*common, groups={TARGET: group}, public=floors, unit=given.unit)
+    agrees = agreement(
+        observation,
+        group,
+        floors.images,
+        labels=given.true_labels,
+        bn=getattr(attack, "bn", None),
+    )
+    return ImageTrial(
+        *common, groups={TARGET: group}, public=floors, unit=given.unit, agreement=agrees
+    )
 
 
 def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Upload, ...]:

@@ -73,8 +73,8 @@ class ModuleResult:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What was done to the module."""
-        return self.trial.run.notes
+        """What was done to the module, and what else a reader must know."""
+        return (*self.trial.run.notes, *self.card.notes)
 
     @property
     def images(self) -> Tensor:
@@ -259,6 +259,7 @@ def attack_module(
         models=copied if number else {},
         images_per_target=number,
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
+        true_labels=named,
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
         notes=(*_notes(module, what), *read),

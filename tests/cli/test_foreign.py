@@ -93,7 +93,10 @@ def test_without_truth_there_are_residuals_and_no_score(system, capsys):
     page = (folder / "report.html").read_text()
     assert "NOT SCORED" in page and "PSNR" not in page and "SSIM" not in page
     record = json.loads((folder / "record.json").read_text())
-    assert record["status"] == "complete" and not record["measures"]
+    assert record["status"] == "complete"
+    (share,) = record["measures"]
+    assert share["key"] == "explained" and share["value"] > share["floor"]
+    assert "The answers explain" in record["verdict"]["because"]
     header, *lines = (folder / "scores.csv").read_text().splitlines()
     assert header.split(",")[:5] == ["target", "client", "label", "residual", "mismatched"]
     rows = np.array([line.split(",") for line in lines], dtype=float)

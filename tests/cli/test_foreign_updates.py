@@ -107,6 +107,24 @@ def test_images_come_back_from_what_another_system_sent(
     measures = json.loads((folder / "record.json").read_text())["measures"]
     measure = next(m for m in measures if m["key"] == "psnr")
     assert measure["n"] == 2 and measure["value"] > measure["floor"] + 3, measure
+    share = next(m for m in measures if m["key"] == "explained")
+    assert share["value"] > 0.9 and share["over"] > 0
+    said = json.loads((folder / "record.json").read_text())["trial"]["Truth"]
+    assert said.startswith("the module makes the gradient from the true images: ")
+
+
+@pytest.mark.parametrize("kind", ["model", "gradient"])
+def test_true_images_of_other_uploads_are_told(cli: Any, system: Any, kind: str) -> None:
+    record(Path("up"), system, kind, False)
+    images, labels = (one.numpy() for one in system)
+    np.savez("truth.npz", images=images[2:4], labels=labels[2:4], row=np.arange(2))
+    done = cli.attack(
+        *GIVEN, "--attack", "update-inversion" if kind == "model" else "inverting-gradients",
+        "--set", "attack.steps=2", "--truth", "npz:truth.npz", "--aux", "npz:public.npz",
+        "--metrics", "psnr",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "does not make the" in done.out and "from the true images" in done.out
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,21 @@ from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
-from fedre_privacy.core.types import Knowledge, LocalTraining, Observation, Upload
+from fedre_privacy.core.types import (
+    Knowledge,
+    LocalTraining,
+    Mixture,
+    Observation,
+    Truth,
+    Upload,
+)
+from fedre_privacy.eval import PublicImages, Scores
+from fedre_privacy.eval.metrics.psnr import Psnr
+from fedre_privacy.eval.verdict import LEAKS, NOT_EXPLAINED
+from fedre_privacy.play.agreement import agreement
+from fedre_privacy.play.questions.images import TARGET, ImageTrial
+from fedre_privacy.play.targets import TargetGroup
+from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.threats.base import threats
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -162,6 +176,43 @@ def test_noise_for_an_upload_tells_nothing(name, problem, originals, floor):
 def test_another_upload_tells_nothing(name, problem, originals, floor):
     found = make(name, QUICK)(with_targets(problem, lambda reps: reps.roll(1, 0)))
     assert psnr_db(found.images, originals) < floor + 0.5
+
+
+# --- how much of the upload its answers explain --------------------------------------------------
+
+
+def judged(attack: Attack, seen: Observation, originals: Tensor, digits) -> Scores:
+    """The card of an attack on representations, each digit a unit of its own."""
+    count, number = len(originals), torch.arange(len(originals))
+    owners = torch.tensor([client for client, _ in seen.target_rows()[1]])
+    pairs = Mixture(number, number, torch.ones(count), count)
+    truth = Truth(originals, number, owners, pairs, number, number)
+    group = TargetGroup("representations", False, seen.targets, truth)
+    public = PublicImages(digits.images[10:].float() / 255, digits.labels[10:].long())
+    metrics = {"psnr": Psnr()}
+    settings = AttackSettings("representations", attack, seen.threat, Evaluation(), metrics)
+    trial = ImageTrial(
+        None, settings, 0, seen, "representations", False, 3, groups={TARGET: group},
+        public=public, unit="representation", agreement=agreement(seen, group, public.images),
+    )  # fmt: skip
+    card: Scores = trial.score(attack(seen))
+    return card
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_explain_more_of_their_uploads_than_floors_do(name, problem, originals, digits):
+    card = judged(make(name, QUICK), problem, originals, digits)
+    share = card.get("explained")
+    assert share.over_interval[0] > 0 and 0 <= share.floor < share.value <= 1
+    assert card.verdict.word == LEAKS and not card.notes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_upload_is_not_explained_by_what_is_asked_for(name, problem, originals, digits):
+    seen = with_targets(problem, lambda reps: reps.roll(1, 0))
+    card = judged(make(name), seen, originals, digits)
+    assert card.verdict.word == NOT_EXPLAINED
+    assert "order of rows" in card.verdict.because and card.notes
 
 
 # --- what comes back -----------------------------------------------------------------------------

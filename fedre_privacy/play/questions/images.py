@@ -29,6 +29,8 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
+from ..agreement import Agreement
+from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
@@ -61,6 +63,8 @@ class ImageTrial(Trial):
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.
         shared: extractors of the small models that recovered prototypes are of.
+        agreement: whether the attacker's module makes the targets of the true images, where that
+            was asked.
     """
 
     groups: dict[str, TargetGroup] = field(default_factory=dict)
@@ -69,9 +73,12 @@ class ImageTrial(Trial):
     unit: str = "client"
     limit: Limit | None = None
     shared: Modules = field(default_factory=lambda: Modules({}))
+    agreement: Agreement | None = None
 
     def lines(self) -> dict[str, str]:
         lines = super().lines()
+        if self.agreement is not None:
+            lines["Truth"] = self.agreement.says()
         if self.run.bound and not self.counterfactual:
             limit = [] if self.limit is None else [self.limit.says()]
             lines["Bound"] = "; ".join([self.run.bound, *limit])
@@ -214,11 +221,12 @@ class ImagesQuestion(Question):
         headings = {name: titles[name] for name in (TRUE, ACTUAL, CEILING) if name in scores}
         found = target.with_others(scores, headings)
         limit = () if trial.limit is None else (trial.limit.measure(),)
+        notes = (f"{_mismatch(trial)}.",) if _mismatch(trial) else ()
         return dataclasses.replace(
             found,
             measures=(*found.measures, *limit),
             rows=pd.concat(parts, ignore_index=True),
-            notes=() if trial.recovered is None else trial.recovered.notes,
+            notes=notes if trial.recovered is None else (*notes, *trial.recovered.notes),
             by_rule=_by_rule(trial, pieces[TARGET]),
         )
 
@@ -319,6 +327,8 @@ def _score(
     rec: Reconstruction,
     metrics: Mapping[str, Metric],
     rule: str,
+    *,
+    explain: bool = True,
 ) -> Scores:
     evaluation = trial.settings.evaluation
     if rule == "nearest-rep" and group.kind == OUTPUTS:
@@ -327,6 +337,7 @@ def _score(
             next_step="Use --set eval.rule=best or mean-image.",
         )
     nearest = _nearest_by_representation(trial, group) if rule == "nearest-rep" else None
+    seen = dataclasses.replace(trial.observation, targets=group.uploads)
     return evaluate(
         rec,
         group.truth,
@@ -338,7 +349,14 @@ def _score(
         nearest=nearest,
         noun=NOUNS.get(group.kind, "target"),
         unit=trial.unit,
+        explained=explained_by(trial.settings.attack, seen, rec) if explain else None,
+        mismatch=_mismatch(trial),
     )
+
+
+def _mismatch(trial: ImageTrial) -> str:
+    """That the true images do not make the targets; empty where they do, or nobody asked."""
+    return trial.agreement.says() if trial.agreement and not trial.agreement.agrees else ""
 
 
 def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
@@ -351,7 +369,9 @@ def _by_rule(trial: ImageTrial, rec: Reconstruction) -> dict[str, Measure]:
         return {}
     psnr = {"psnr": metric_registry.get("psnr")()}
     rules = ("best", "mean-image", *(() if group.kind == OUTPUTS else ("nearest-rep",)))
-    return {rule: _score(trial, group, rec, psnr, rule).get("psnr") for rule in rules}
+    return {
+        rule: _score(trial, group, rec, psnr, rule, explain=False).get("psnr") for rule in rules
+    }
 
 
 def _nearest_by_representation(trial: ImageTrial, group: TargetGroup) -> Tensor:

@@ -19,9 +19,11 @@ from torch import Tensor
 from fedre_privacy.core.outcomes import LabelEstimate, Reconstruction
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import plural
-from fedre_privacy.eval import Card, Verdict
+from fedre_privacy.eval import Card, Measure, Verdict
+from fedre_privacy.eval.measures import over_floor
 from fedre_privacy.eval.report.sheets import image_sheet
 
+from ..explained import explained_by
 from .base import Trial
 
 NOT_SCORED = "not scored"
@@ -72,7 +74,7 @@ class UnscoredTrial(Trial):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Unscored(Card):
-    """What an attack answered, beside what it can be held against without truth: no measure."""
+    """What an attack answered, beside what it can be held against without truth."""
 
     def table(self) -> list[dict[str, str]]:
         """The evidence; of labels what was said about each client."""
@@ -87,17 +89,24 @@ class Unscored(Card):
 
 def unscored(trial: Trial, outcome: Reconstruction | LabelEstimate) -> Unscored:
     """The card of answers whose truth nobody gave; `rows` as in `evidence`, or of labels."""
+    measures: tuple[Measure, ...] = ()
     if isinstance(outcome, LabelEstimate):
         rows, lost = label_rows(outcome), 0
     else:
         rows, lost = evidence(trial.observation, outcome), int(outcome.diverged.sum())
         told = {"confidence": outcome.confidence, "certified": outcome.certified}
         rows = rows.assign(**{name: own.numpy() for name, own in told.items() if len(own)})
+        measures = shares(trial, outcome)
     because = "no truth was given"
+    for one in measures:
+        because += (
+            f". The answers explain {one.number(one.value)} of what was uploaded, "
+            f"{one.floor_name} {one.number(one.floor)}"
+        )
     if "residual" in rows:
         because += f". {explained(rows)}"
     return Unscored(
-        measures=(),
+        measures=measures,
         verdict=Verdict(NOT_SCORED, because, ""),
         rows=rows,
         n=len(rows) - lost,
@@ -105,6 +114,38 @@ def unscored(trial: Trial, outcome: Reconstruction | LabelEstimate) -> Unscored:
         diverged=lost,
         compared_with="no truth was given, so nothing is compared with it",
     )
+
+
+def shares(trial: Trial, outcome: Reconstruction) -> tuple[Measure, ...]:
+    """How much of the uploads the answers explain, beside answers that need no upload.
+
+    These are grey, the attack's own prior, and the mean of the public images and single ones where
+    there are any; the best of them is the floor.
+    """
+    explained = explained_by(trial.settings.attack, trial.observation, outcome)
+    if explained is None:
+        return ()
+    others = {"a grey image": torch.full_like(outcome.images, 0.5)}
+    if bool(outcome.prior.isfinite().all()):
+        others["the attack's prior"] = outcome.prior
+    public = trial.observation.aux
+    if public is not None and len(public):
+        others["the mean public image"] = public.float().mean(0).expand_as(outcome.images)
+        others["public images"] = public[torch.arange(len(outcome.images)) % len(public)].float()
+    told = {name: explained(images, images) for name, images in others.items()}
+    best = max(told, key=lambda name: float(told[name].nanmean().nan_to_num(-1.0)))
+    owners = torch.tensor([upload.client for upload in trial.observation.targets])
+    clients = owners.repeat_interleave(trial.observation.images_per_target)
+    if not len(clients):
+        clients = torch.tensor([client for client, _ in trial.observation.target_rows()[1]])
+    measure = Measure(
+        key=explained.name,
+        title=explained.title,
+        definition=explained.definition(trial.observation.image_shape),
+        digits=explained.digits,
+    )
+    own = explained(outcome.images, outcome.images)
+    return (over_floor(measure, own, told[best], clients, floor_name=best),)
 
 
 def unscored_figures(trial: Trial, outcome: Reconstruction, card: Card) -> dict[str, Figure]:

@@ -1,0 +1,86 @@
+"""How much of a gradient or update the gradient of candidate images makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.types import Observation
+
+from ..running.channels import update_as_sent
+from .match import Simulate, UpdateMatch, gradient
+from .objectives import cosine
+from .solve import one_hot
+from .victims import Victim, victims_of
+
+PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the way from before to after local training at which one gradient is tried."""
+
+
+def one_gradient(victim: Victim) -> Simulate:
+    """What stands for a client's training: the gradient of its batch."""
+    return gradient
+
+
+def updates_explained(
+    observation: Observation,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    bn: str,
+    simulate: Callable[[Victim], Simulate] = one_gradient,
+    victims: Sequence[Victim] | None = None,
+    keep: int | None = None,
+    masked: bool = False,
+) -> Tensor:
+    """Share of each upload's squared length that lies along what images in its place would send.
+
+    It is the squared cosine, 0 where the cosine is negative: of a multiple of the simulated
+    gradient, whatever the factor, nothing explains more. An update that is matched by one gradient
+    is compared at several points between the models before and after (`PLACES`); the best counts.
+
+    Args:
+        images: (N, C, H, W), the same number for each target; NaN where there is none.
+        labels: (N,) their classes.
+        bn, keep, masked: see `UpdateMatch`.
+        simulate: how the client of a victim computes what it sends.
+        victims: in place of those of the observation.
+
+    Returns:
+        (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
+    """
+    given = victims_of(observation) if victims is None else victims
+    size = len(images) // max(1, len(given))
+    out = torch.full((len(images),), torch.nan, dtype=torch.float64)
+    for place, victim in enumerate(given):
+        rows = slice(place * size, (place + 1) * size)
+        batch = images[rows].float().cpu()
+        if not size or not victim.finite() or not bool(batch.isfinite().all()):
+            continue
+        how = simulate(victim)
+        match = UpdateMatch(
+            [victim],
+            how,
+            cosine,
+            bn=bn,
+            keep=keep,
+            masked=masked,
+            sent=update_as_sent(observation.channel, directions=True),
+            on_path=victim.local and how is gradient,
+            device=torch.device("cpu"),
+        )
+        told = one_hot([labels[rows].cpu()], observation.num_classes, 1)
+        places = PLACES if match.place is not None else PLACES[:1]
+        out[rows] = max(_along(match, batch[None], told, at) for at in places)
+    return out
+
+
+@torch.no_grad()
+def _along(match: UpdateMatch, images: Tensor, labels: Tensor, place: float) -> float:
+    """Squared cosine of what is sent at a place on the path, 0 where the cosine is negative."""
+    if match.place is not None:
+        match.place.fill_(place)
+    along = 1 - float(match(images.clone(), labels))
+    return max(0.0, min(1.0, along)) ** 2 if along == along else 0.0
