@@ -195,6 +195,7 @@ def _first_step(
     short = dataclasses.replace(
         prepared,
         split=split,
+        record=record,
         shared_test=prepared.shared_test[:0],
         setting=dataclasses.replace(
             prepared.setting,

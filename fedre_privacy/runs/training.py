@@ -173,7 +173,7 @@ def in_process(work: Work) -> None:
     settings, prepared, folder = work.settings, work.prepared, work.folder
     clients = build_clients(settings, prepared)
     server = begin_server(settings, prepared.setting)
-    last, record = settings.train.rounds, settings.record
+    last, record = settings.train.rounds, prepared.record
 
     def keep(
         round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]

@@ -18,8 +18,8 @@ from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.core.units import human_bytes
+from fedre_privacy.core.types import Knowledge, Observation, Upload
+from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
@@ -71,7 +71,7 @@ class Trial:
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
-        attacker += self._defended()
+        attacker += self._unkept() + self._defended()
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
@@ -140,6 +140,21 @@ class Trial:
         if len(stages) < 2:
             return "".join(f"; {sentence(found)}" for found in stages)
         return "".join(f"; {found[0].attack}: {sentence(found)}" for found in stages)
+
+    def _unkept(self) -> str:
+        """What the attacker may hold of earlier rounds and the recording did not keep."""
+        seen = self.observation
+        sent = {u.round for u in seen.uploads if 0 < u.round <= self.round}
+        combined = any(a.over_rounds for u in seen.uploads for a in u.artifacts)
+        if not combined or Knowledge.ALL_EXTRACTORS not in seen.threat.grants:
+            return ""
+        held = sent & {round for _, round in seen.extractors}
+        if len(held) == len(sent):
+            return ""
+        return (
+            f"; held: extractors of {len(held)} of {plural(len(sent), 'round')}, which weakens "
+            "attacks over rounds (train with record.keep_every=1 for all)"
+        )
 
     def unknown(self) -> str:
         """What is sought, with its size."""

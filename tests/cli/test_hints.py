@@ -1,0 +1,151 @@
+"""Every protocol is attacked by default, and what a refusal advises is not refused in turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from fedre_privacy.attacks.base import attacks
+from fedre_privacy.core.errors import FedreError
+from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.play.usual import with_usual_attack
+from fedre_privacy.protocols.base import protocols
+from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.threats.base import threats
+
+NAMES = protocols.names()
+SMALL = [
+    *("--set", "data.size=16", "--set", "data.per_class=12", "--clients", "3", "--rounds", "2"),
+    *("--targets", "2", "--isolation", "same-process", "--quiet", "--dry-run"),
+]
+OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z.=-]+(?:, | or )?)+)")
+
+
+def hinted(text: str) -> Iterator[list[str]]:
+    """The options of every command that a refusal advises, one list for each."""
+    problem, _, listed = text.partition("Attacks for them: ")
+    for question in filter(None, listed.partition("\n")[0].split("; ")):
+        for named, said in re.findall(
+            r"([a-z-]+)(?: \(([^)]*)\))?(?:, |\.|$)", question.partition(": ")[2]
+        ):
+            yield ["--attack", named, *re.findall(r"--threat|(?<=--threat )[a-z-]+", said)]
+    step = text.splitlines()[-1]
+    if "Attacks for them" in step or "--" not in step:
+        return
+    for way in re.split(r", or (?=--)", step.rstrip(".")):
+        options = [
+            [[f"--{key}", name] for name in re.split(r", | or ", values.strip(" ,"))]
+            for key, values in OPTION.findall(way)
+        ]
+        for chosen in product(*options):
+            yield [word for option in chosen for word in option]
+
+
+def asked(options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options as settings: of the training, of the attack."""
+    training: dict[str, Any] = {}
+    attack: dict[str, Any] = {}
+    for key, value in zip(options[::2], options[1::2], strict=True):
+        if key == "--set":
+            place, _, said = value.partition("=")
+            section, _, name = place.partition(".")
+            attack[section] = {name: said}
+        elif key == "--steering":
+            training["steering"] = value
+        else:
+            attack[key.removeprefix("--")] = value
+    return training, attack
+
+
+def check(protocol: str, options: list[str]) -> None:
+    """Resolve a command and check it as far as that goes before anything is trained."""
+    sections, values = asked(options)
+    problems: list[str] = []
+    training = resolve_training({"protocol": protocol, **sections}, {}, problems)
+    assert training is not None
+    values = with_usual_attack(values, training)
+    settings = resolve_attack(values, {}, problems, uploads=training.protocol.uploads)
+    assert settings is not None and not problems, problems
+    check_ahead(training, settings)
+
+
+@pytest.mark.parametrize("protocol", [name for name in NAMES if name != "local"])
+def test_every_protocol_that_uploads_is_attacked_by_default(protocol: str) -> None:
+    check(protocol, [])
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        n if n in ("fd", "fedral", "local") else pytest.param(n, marks=pytest.mark.slow)
+        for n in NAMES
+    ],
+)
+def test_what_a_refusal_advises_is_not_refused(protocol: str) -> None:
+    tried, refused = 0, []
+    for name, threat in product(attacks.names(), ("fedre-paper", "eavesdropper", "no-extractor")):
+        try:
+            check(protocol, ["--attack", name, "--threat", threat])
+        except FedreError as error:
+            given = {"--attack": name, "--threat": threat}
+            for options in hinted(str(error)):
+                tried += 1
+                changed = {**given, **dict(zip(options[::2], options[1::2], strict=True))}
+                try:
+                    check(protocol, [word for pair in changed.items() for word in pair])
+                except FedreError as again:
+                    refused.append((given, options, str(again)))
+    assert tried > 10 and not refused, refused
+
+
+def test_hints_are_read_as_they_are_written() -> None:
+    """The test above is worth what this finds in the words."""
+    text = (
+        "Attack 'dip' reads X; the targets are Y. Attacks for them: images: linear (Y, --threat "
+        "strong), pixel; labels: labels.\nUse --threat strong, or --attack pixel or dip."
+    )
+    assert list(hinted(text)) == [
+        ["--attack", "linear", "--threat", "strong"], ["--attack", "pixel"],
+        ["--attack", "labels"], ["--threat", "strong"], ["--attack", "pixel"], ["--attack", "dip"],
+    ]  # fmt: skip
+    text = "Ask: --target prototypes, update or entangled (counterfactual) --attack dip."
+    assert [options[1] for options in hinted(text)] == ["prototypes", "update", "entangled"]
+    assert all(options[2:] == ["--attack", "dip"] for options in hinted(text))
+    assert set(threats.names()) >= {"strong"}
+
+
+@pytest.mark.parametrize("protocol", ["fd", "fedavg", "fedral", "lg-fedavg"])
+def test_the_usual_attack_of_an_upload_is_named(protocol: str) -> None:
+    problems: list[str] = []
+    training = resolve_training({"protocol": protocol}, {}, problems)
+    said: list[str] = []
+    chosen = with_usual_attack({}, training, report=lambda event: said.append(event.data["text"]))
+    name = chosen["attack"]["name"]
+    assert len(said) == 1 and said[0].startswith(f"{name}") and "others: " in said[0]
+    assert chosen.get("threat") == ("strong" if protocol == "fedral" else None)
+    weak = with_usual_attack({"threat": "eavesdropper"}, training)
+    assert weak.get("threat") == "eavesdropper"
+    assert with_usual_attack({"attack": {"name": "dip"}}, training) == {"attack": {"name": "dip"}}
+    assert with_usual_attack({"target": "labels"}, training) == {"target": "labels"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", NAMES)
+def test_what_runs_by_default_or_is_advised_passes_a_dry_run(
+    cli: Any, tmp_path: Any, protocol: str
+) -> None:
+    given = ["--protocol", protocol, *SMALL, "--runs-dir", tmp_path]
+    done = cli.attack(*given)
+    assert (done.code == 0) == (protocol != "local"), done.err
+    naive = done if protocol == "local" else cli.attack(*given, "--attack", "logits")
+    ways = [way for way in hinted(naive.err) if way]
+    assert ways
+    for options in ways:
+        again = cli.attack(
+            *given, *([] if protocol == "local" else ["--attack", "logits"]), *options
+        )
+        assert again.code == 0, (options, again.err)
