@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.core.errors import FedreError
+from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.usual import with_usual_attack
 from fedre_privacy.protocols.base import protocols
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
 
 NAMES = protocols.names()
-SMALL = [
-    *("--set", "data.size=16", "--set", "data.per_class=12", "--clients", "3", "--rounds", "2"),
-    *("--targets", "2", "--isolation", "same-process", "--quiet", "--dry-run"),
-]
+TINY = {
+    "data": {"size": 16, "per_class": 12},
+    "train": {"clients": 3, "rounds": 2},
+    "model": {"name": "cnn4", "dim": 16},
+}
 OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z.=-]+(?:, | or )?)+)")
 
 
@@ -61,12 +67,16 @@ def asked(options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return training, attack
 
 
+def resolved(sections: dict[str, Any]) -> TrainSettings:
+    problems: list[str] = []
+    return required(resolve_training(sections, {}, problems), problems)
+
+
 def check(protocol: str, options: list[str]) -> None:
     """Resolve a command and check it as far as that goes before anything is trained."""
     sections, values = asked(options)
     problems: list[str] = []
-    training = resolve_training({"protocol": protocol, **sections}, {}, problems)
-    assert training is not None
+    training = resolved({"protocol": protocol, **sections})
     values = with_usual_attack(values, training)
     settings = resolve_attack(values, {}, problems, uploads=training.protocol.uploads)
     assert settings is not None and not problems, problems
@@ -135,17 +145,32 @@ def test_the_usual_attack_of_an_upload_is_named(protocol: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", NAMES)
-def test_what_runs_by_default_or_is_advised_passes_a_dry_run(
-    cli: Any, tmp_path: Any, protocol: str
-) -> None:
-    given = ["--protocol", protocol, *SMALL, "--runs-dir", tmp_path]
-    done = cli.attack(*given)
-    assert (done.code == 0) == (protocol != "local"), done.err
-    naive = done if protocol == "local" else cli.attack(*given, "--attack", "logits")
-    ways = [way for way in hinted(naive.err) if way]
+def test_what_is_advised_begins_to_run(protocol: str, tmp_path: Path) -> None:
+    """As far as a dry run goes: a tiny training, and few repetitions of each loop."""
+    sections = {"protocol": {"name": protocol}, **TINY}
+    if protocol == "fedmrl":
+        sections["protocol"]["small"] = {"dim": 8}
+    training = resolved(sections)
+    run = train(training, runs=tmp_path)
+    ways = [[]] if protocol != "local" else []
+    for options in ([], ["--attack", "logits"]):
+        try:
+            check(protocol, options)
+        except FedreError as error:
+            given = dict(zip(options[::2], options[1::2], strict=True))
+            changes = (dict(zip(way[::2], way[1::2], strict=True)) for way in hinted(str(error)))
+            ways += [
+                [word for pair in {**given, **own}.items() for word in pair] for own in changes
+            ]
     assert ways
     for options in ways:
-        again = cli.attack(
-            *given, *([] if protocol == "local" else ["--attack", "logits"]), *options
-        )
-        assert again.code == 0, (options, again.err)
+        _, values = asked(options)
+        problems: list[str] = []
+        values = with_usual_attack({"eval": {"targets": 2}, **values}, training)
+        uploads = training.protocol.uploads
+        settings = required(resolve_attack(values, {}, problems, uploads=uploads), problems)
+        trial = prepare_attack(run, settings)
+        loops = {name: few for name, few in settings.attack.loops.items()
+                 if hasattr(settings.attack, name)}  # fmt: skip
+        begun = replace(settings.attack, **loops)(trial.observation, Context(trial.attack_seed))
+        assert begun is not None
