@@ -26,7 +26,7 @@ NAMES = protocols.names()
 TINY = {
     "data": {"size": 16, "per_class": 12},
     "train": {"clients": 3, "rounds": 2},
-    "model": {"name": "cnn4", "dim": 16},
+    "model": {"name": "cnn4", "dim": 64},
 }
 OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z.=-]+(?:, | or )?)+)")
 

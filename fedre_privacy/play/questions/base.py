@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ class Trial:
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
         round: the attacked round.
+        departs: how what was uploaded differs from what is declared (`declared.departure`).
     """
 
     run: Recording
@@ -59,6 +60,7 @@ class Trial:
     kind: str
     counterfactual: bool
     round: int
+    departs: str = field(default="", kw_only=True)
 
     def hidden(self) -> list[Path]:
         """What the attack must not be able to open."""
@@ -79,6 +81,7 @@ class Trial:
             "Uploaded": self._uploaded(),
             "Attacker": attacker,
             "Target": named,
+            **({"Note": self.departs} if self.departs else {}),
             "Unknown": self.unknown(),
         }
 
@@ -120,8 +123,12 @@ class Trial:
         return stages
 
     def score(self, outcome: Any) -> Card:
-        """Compare an outcome with the truth."""
-        return question_of(self.settings).score(self, outcome)
+        """Compare an outcome with the truth; the verdict says what attacks are not adapted to."""
+        card = question_of(self.settings).score(self, outcome)
+        if not self.departs:
+            return card
+        verdict = replace(card.verdict, because=f"{card.verdict.because}; but {self.departs}")
+        return replace(card, verdict=verdict, notes=(self.departs, *card.notes))
 
     def figures(self, outcome: Any, card: Card) -> dict[str, Figure]:
         """Figures by file name, the main one first."""

@@ -29,6 +29,7 @@ from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
+from ..declared import departure
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource, resolve_kind
@@ -81,6 +82,7 @@ class ImageTrial(Trial):
                 lines["Target"] += ", those of the small model that was sent"
             if self.recovered.notes:
                 told, more = self.recovered.notes[:4], len(self.recovered.notes) - 4
+                told = (*([self.departs] if self.departs else []), *told)
                 lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
         if not self.observation.images_per_target:
             channels, height, width = self.run.image_shape
@@ -148,6 +150,7 @@ class ImagesQuestion(Question):
             recovered=recovered,
             limit=unbiased_limit(run, groups[TARGET], observation.uploads),
             shared=source.shared if recovered is not None else Modules({}),
+            departs="" if groups[TARGET].counterfactual else departure(source),
         )
 
     @staticmethod
