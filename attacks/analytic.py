@@ -53,6 +53,7 @@ class Analytic(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     simulates: ClassVar[bool] = False
     recovers = "inputs"
+    particular: ClassVar[bool] = True
 
     agree: float = knob(3e-6, help="relative distance of rows that count as one image", gt=0)
 

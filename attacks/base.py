@@ -117,6 +117,9 @@ class Attack:
     protocols hide that (`Protocol.unseen`)."""
     steered: ClassVar[tuple[str, ...]] = ()
     """Steerings of which an active server must have used one; empty: it attacks any server."""
+    particular: ClassVar[bool] = False
+    """Whether it attacks networks of a particular form only, which it finds out when it runs; no
+    hint names it."""
     earliest: ClassVar[bool] = False
     """Whether it attacks the first round that was recorded, unless it is told which."""
     first_alone: ClassVar[bool] = False
@@ -305,21 +308,26 @@ def touched(observation: Observation) -> frozenset[str]:
 
 
 def mismatch(
-    attack: Attack | type[Attack], threat: ThreatModel, kinds: Collection[type[Artifact]]
+    attack: Attack | type[Attack],
+    threat: ThreatModel,
+    kinds: Collection[type[Artifact]],
+    *,
+    listed: bool = True,
 ) -> list[str]:
     """Every reason why an attack cannot read these kinds of uploads under a threat model.
 
     A class stands for the attack with its default settings.
+
+    Args:
+        listed: name the attacks that read them.
     """
     unread = [kind for kind in kinds if not can_read(attack, kind)]
     problems = []
     if unread or not kinds:
         reads = ", ".join(kind.__name__ for kind in attack.consumes)
         given = ", ".join(sorted(kind.__name__ for kind in unread)) or "nothing"
-        problems.append(
-            f"Attack '{attack.name}' reads {reads}; the targets are {given}. "
-            f"Attacks for them: {_fitting(kinds) or 'none'}."
-        )
+        others = f" Attacks for them: {_fitting(kinds) or 'none'}." if listed else ""
+        problems.append(f"Attack '{attack.name}' reads {reads}; the targets are {given}.{others}")
     return problems + lacking(attack, threat, kinds)
 
 

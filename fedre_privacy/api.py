@@ -33,6 +33,7 @@ from fedre_privacy.pages.audit import write_audit_report
 from fedre_privacy.partition.base import Partition
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play import own_module
+from fedre_privacy.play.usual import with_usual_attack
 from fedre_privacy.play.worlds import plan_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
@@ -206,8 +207,8 @@ def attack(
 
     Args:
         run: what `train` returned, or a run's folder.
-        attack: an object, a name or ``module:Class``; None: the one for the target (``dip`` for
-            images).
+        attack: an object, a name or ``module:Class``; None: the usual one for the target or the
+            upload (``dip`` for representations).
         target: what is attacked, as in ``fedre-attack --help``; None: what was uploaded.
         threat: what the attacker knows; None: ``fedre-paper``.
         attacker: ``adaptive`` (knows the run's defences) or ``naive``; None: adaptive.
@@ -237,6 +238,7 @@ def attack(
     problems = misplaced(set, TRAIN_SECTIONS, "a setting of the training, which is recorded")
     check_sections(values, where, problems)
     uploads = run.settings.protocol.uploads
+    values = with_usual_attack(values, run.settings, report=report)
     settings = resolve_attack(values, where, problems, uploads=uploads)
     return run_attack(
         run, required(settings, problems, see="fedre-attack --explain"),

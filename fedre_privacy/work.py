@@ -29,7 +29,7 @@ from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
 from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.play import attack as attacking
-from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.play.fit import check_ahead, check_rounds
 from fedre_privacy.play.worlds import WorldsPlan, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.runs import preparing, training
@@ -143,6 +143,7 @@ def run_training(
     elif attack is not None:
         check_ahead(settings, attack)
         prepared = preparing.prepare(settings, device)
+        check_rounds(settings, attack, prepared.record)
         for metric in attack.metrics.values():
             metric.check(prepared.data.image_shape)
     run = training.train(

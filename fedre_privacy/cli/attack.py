@@ -44,7 +44,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="K",
         help=f"{', '.join(targets)} (default: uploaded, what the protocol really sends)",
     )
-    group.add_argument("--attack", metavar="A", help="attack to run (default: dip)")
+    group.add_argument(
+        "--attack",
+        metavar="A",
+        help="attack to run (default: the usual one for the target or the upload; dip for "
+        "representations)",
+    )
     group.add_argument("--threat", metavar="T", help="threat model (default: fedre-paper)")
     group.add_argument(
         "--attacker",

@@ -137,6 +137,8 @@ class Output:
         elif event.name == "attack.trial":
             for heading, text in data["lines"].items():
                 self.line(heading, text)
+        elif event.name == "attack.usual":
+            self.line("Attack", data["text"])
         elif event.name == "note":
             self.line("Note", data["text"])
 

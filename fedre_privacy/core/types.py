@@ -221,7 +221,8 @@ class KnownDefense:
     """A defence that clients declared: the mechanism, never what it drew.
 
     Args:
-        name: of the defence, or of the entanglement scheme that changes what is said.
+        name: of the defence, of the entanglement scheme that changes what is said, or of the
+            protocol that sends something else than its artifacts say.
         settings: its settings, derived ones (the noise behind an epsilon) filled in.
         channel: what it does to uploads, or None where it does not say.
     """

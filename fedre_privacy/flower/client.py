@@ -122,6 +122,7 @@ class Participation:
         self.settings, self.folder = settings, folder
         prepared = prepare(settings, device)
         self.protocol, self.defenses = settings.protocol, prepared.defense
+        self.record = prepared.record
         nothing = (0,) * prepared.setting.num_classes
         counts = tuple(
             own if k == number else nothing for k, own in enumerate(prepared.setting.class_counts)
@@ -265,8 +266,7 @@ class Participation:
                 path.unlink()
 
     def _keeps(self, round: int) -> bool:
-        record = self.settings.record
-        return record.truth and record.keeps(round, self.settings.train.rounds)
+        return self.record.truth and self.record.keeps(round, self.settings.train.rounds)
 
 
 KEPT = "models"

@@ -181,7 +181,7 @@ class Loopback:
         self._follow(work, told)
         if settings.record.truth:
             places = [self.client_folder(k) / settings.run_name for k in range(self.clients)]
-            bring(settings, work.folder, places)
+            bring(work.prepared.record, settings.train.rounds, work.folder, places)
         for k in range(self.clients):
             shutil.rmtree(self.client_folder(k) / settings.run_name, ignore_errors=True)
 

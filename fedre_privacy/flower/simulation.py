@@ -85,7 +85,8 @@ def simulation(work: Work) -> None:
     if ended[0] is not None:
         raise ended[0]
     if settings.record.truth:
-        bring(settings, work.folder, [place / str(k) / settings.run_name for k in everyone])
+        places = [place / str(k) / settings.run_name for k in everyone]
+        bring(work.prepared.record, settings.train.rounds, work.folder, places)
     shutil.rmtree(place, ignore_errors=True)
 
 

@@ -8,24 +8,24 @@ from pathlib import Path
 from torch import Tensor
 
 from fedre_privacy.core import files
-from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.settings import RecordSettings
 from fedre_privacy.runs.writing import mixtures_file, models_file
 
 from .client import kept_model
 
 
-def bring(settings: TrainSettings, folder: Path, clients: Sequence[Path]) -> None:
+def bring(record: RecordSettings, rounds: int, folder: Path, clients: Sequence[Path]) -> None:
     """Put clients' models and the samples behind their uploads where a run keeps them.
 
     Args:
+        record: what the run keeps. rounds: of its training.
         folder: of the run. clients: of each client in this run, in their order.
 
     Raises:
         MissingInputError: a client did not keep them.
     """
-    rounds = settings.train.rounds
     for round in range(1, rounds + 1):
-        if not settings.record.keeps(round, rounds):
+        if not record.keeps(round, rounds):
             continue
         models: dict[str, Tensor] = {}
         samples: dict[str, Tensor] = {}

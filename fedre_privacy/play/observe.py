@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.blocks.state import Setting
-from fedre_privacy.core.channels import Channel
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.config import plain, plain_plugin
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import IncompatibleError
@@ -232,18 +232,21 @@ def _sends_whole(protocol: Protocol) -> bool:
 
 
 def known_defenses(run: Run) -> tuple[KnownDefense, ...]:
-    """Defences and entanglement schemes as the run's record declares them, with their channels.
+    """Protocol, defences and entanglement schemes as the run declares them, with their channels.
 
-    A scheme that wraps another is followed by it.
+    A scheme that wraps another is followed by it. A protocol that sends what its artifacts say is
+    left out.
     """
-    found = []
+    protocol = run.settings.protocol
+    own = protocol.channel()
+    found = [] if own == NOTHING else [_known(plain_plugin(protocol), own)]
     if run.settings.defense:
         facts = facts_of_run(run)
-        found = [
+        found += [
             _known(settings, defense.settled(facts).channel(facts))
             for settings, defense in zip(run.record["defense"], run.settings.defense, strict=True)
         ]
-    scheme = run.settings.protocol.scheme()
+    scheme = protocol.scheme()
     layers = scheme.layers() if scheme else ()
     found += [_known(plain_plugin(layer), layer.channel()) for layer in layers]
     return tuple(found)

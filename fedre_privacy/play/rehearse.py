@@ -88,7 +88,9 @@ def rehearse(
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
             lines["Data"] = repr(prepared.data)
             models = models_bytes(training, prepared.setting)
-            disk = record_bytes(training, message_bytes(run.folder) or 0, models)
+            disk = record_bytes(
+                prepared.record, training.train.rounds, message_bytes(run.folder) or 0, models
+            )
             refuse_full(training, disk, runs)
         if settings is not None:
             trial = prepare_attack(run, settings)
@@ -208,6 +210,7 @@ def _first_step(
     short = dataclasses.replace(
         prepared,
         split=split,
+        record=record,
         shared_test=prepared.shared_test[:0],
         setting=dataclasses.replace(
             prepared.setting,

@@ -170,6 +170,14 @@ class TargetSource:
             )
         return self._gather(kind, {k: (emissions[k], rows) for k, rows in chosen.items()}, real)
 
+    def representations(self, client: int, index: Tensor) -> Tensor:
+        """Representations (n, d) of images of the data set through a client's own extractor.
+
+        Raises:
+            MissingInputError: the models of the round were not kept.
+        """
+        return self._represent(client, index)[0]
+
     def true_prototypes(self, of: TargetGroup) -> TargetGroup:
         """The true prototypes of the clients and classes of another group, row by row."""
         chosen = {}

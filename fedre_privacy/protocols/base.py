@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.channels import NOTHING, Channel
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Emission, Upload
 from fedre_privacy.entanglement.base import Entanglement
@@ -85,6 +86,14 @@ class Protocol:
     def sends_buffers(self) -> bool:
         """Whether BatchNorm's running statistics are sent with the parameters."""
         return False
+
+    def channel(self) -> Channel | None:
+        """What becomes of vectors and updates before they are sent; None: it does not say.
+
+        Attacks adapt to its steps as to those of schemes and defences. The default is nothing: what
+        is sent is what its kind of artifact says, a prototype the mean of representations.
+        """
+        return NOTHING
 
     def traffic(self, sizes: Sizes) -> Exchange | None:
         """Count what one round sends with these settings; None: no formula, runs are measured."""

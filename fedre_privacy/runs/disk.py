@@ -8,7 +8,7 @@ from pathlib import Path
 from fedre_privacy.core.errors import StorageError
 from fedre_privacy.core.units import human_bytes, plural
 
-from .settings import TrainSettings
+from .settings import RecordSettings, TrainSettings
 from .writing import UPLOADS, models_file
 
 
@@ -19,13 +19,12 @@ def message_bytes(folder: Path) -> int | None:
     return rounds[0].stat().st_size if rounds else None
 
 
-def record_bytes(settings: TrainSettings, messages: int, models: int) -> int:
+def record_bytes(record: RecordSettings, last: int, messages: int, models: int) -> int:
     """What a training's messages, kept models and checkpoint will take (bytes).
 
     Args:
-        messages: of one round. models: of all clients together.
+        last: the last round. messages: of one round. models: of all clients together.
     """
-    last, record = settings.train.rounds, settings.record
     rounds = range(1, last + 1)
     recorded = sum(record.records(round, last) for round in rounds)
     kept = sum(record.keeps(round, last) for round in rounds)

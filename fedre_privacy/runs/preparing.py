@@ -34,7 +34,10 @@ from fedre_privacy.protocols.base import protocols
 from fedre_privacy.steering.base import Steering
 
 from .coins import NULL, dealt, draw_slots, planted, toss
-from .settings import TrainSettings
+from .settings import RecordSettings, TrainSettings
+
+SMALL = 512 * 2**20
+"""Bytes that the models of all rounds may take for a run to keep them unasked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +46,15 @@ class Prepared:
 
     Defences have what follows from the federation filled in. `absent` are samples of the data set
     that are shared out and counted, and are in no batch (game ``null``). `shared_test` numbers the
-    samples of the shared test set (see `draw_shared_test`).
+    samples of the shared test set (see `draw_shared_test`). `record` says what is kept: the
+    settings of the run, with the models of all rounds where these are small.
     """
 
     data: ImageData
     split: Split
     setting: Setting
     defense: tuple[Defense, ...]
+    record: RecordSettings
     absent: frozenset[int] = frozenset()
     shared_test: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -88,7 +93,7 @@ def prepare(settings: TrainSettings, device: torch.device) -> Prepared:
     check_null(settings, facts)
     defense = tuple(d.settled(facts) for d in settings.defense)
     return Prepared(
-        data, shares, setting, defense, absent_of(settings, data),
+        data, shares, setting, defense, _record(settings, setting), absent_of(settings, data),
         draw_shared_test(settings, data, shares),
     )  # fmt: skip
 
@@ -292,10 +297,17 @@ def models_bytes(settings: TrainSettings, setting: Setting) -> int:
     return sum(by_name[name] for name in setting.architectures)
 
 
+def _record(settings: TrainSettings, setting: Setting) -> RecordSettings:
+    """What a run keeps: models of all rounds too, where attacks combine them and they are small."""
+    if not settings.keeps_small:
+        return settings.record
+    size = settings.train.rounds * models_bytes(settings, setting)
+    return settings.keeping_all() if size <= SMALL else settings.record
+
+
 def _too_large(settings: TrainSettings, setting: Setting) -> list[str]:
     """Clients' models that the machine cannot hold, without which nothing can be trained."""
-    size = models_bytes(settings, setting)
-    available = available_bytes()
+    size, available = models_bytes(settings, setting), available_bytes()
     if available is None or size <= available:
         return []
     return [

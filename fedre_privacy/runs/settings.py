@@ -51,7 +51,8 @@ class RecordSettings:
 
     keep_every: int = knob(
         0,
-        help="keep the extractors of every so many rounds; the last round's are always kept",
+        help="keep the extractors of every so many rounds; the last round's are always kept; 0: no "
+        "others, or those of all rounds where attacks combine rounds and the models are small",
         unit="rounds",
         ge=0,
     )
@@ -176,6 +177,20 @@ class TrainSettings:
         kinds = [architectures.get(name) for name in members_of(self.model.name)]
         parts = (self.data, self.partition, self.protocol, *self.defense, *self.steering)
         return not_installed({kind.__module__ for kind in kinds}.union(*map(modules_of, parts)))
+
+    @property
+    def keeps_small(self) -> bool:
+        """Whether the models of all rounds are kept if they take little room (`Prepared.record`).
+
+        So it is where attacks combine the uploads of several rounds, and nothing else is asked for.
+        """
+        own = self.record.keep_every or self.record.rounds or self.coins
+        combined = any(kind.over_rounds for kind in self.protocol.uploads)
+        return self.record.truth and not own and combined
+
+    def keeping_all(self) -> RecordSettings:
+        """What is kept where the models of all rounds are."""
+        return replace(self.record, keep_every=1)
 
     @property
     def active(self) -> str:

@@ -93,7 +93,12 @@ def train(
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
     models = models_bytes(settings, prepared.setting)
-    refuse_full(settings, record_bytes(settings, 0, models), folder, written_bytes(folder))
+    refuse_full(
+        settings,
+        record_bytes(prepared.record, settings.train.rounds, 0, models),
+        folder,
+        written_bytes(folder),
+    )
     with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
             return _reused(settings, folder, report)
@@ -160,7 +165,7 @@ def _train(
         messages = None if refused_ahead else message_bytes(folder)
         if messages is not None:
             refused_ahead = True
-            needed = record_bytes(settings, messages, models)
+            needed = record_bytes(prepared.record, settings.train.rounds, messages, models)
             refuse_full(settings, needed, folder, written_bytes(folder))
 
     try:
@@ -188,7 +193,7 @@ def in_process(work: Work) -> None:
     settings, prepared, folder = work.settings, work.prepared, work.folder
     clients = build_clients(settings, prepared)
     server = begin_server(settings, prepared.setting)
-    last, record = settings.train.rounds, settings.record
+    last, record = settings.train.rounds, prepared.record
 
     def keep(
         round: int, clients: Sequence[Client], emissions: dict[int, tuple[Emission, ...]]

@@ -8,8 +8,7 @@ from typing import Any
 from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
-from fedre_privacy.core.types import Knowledge
-from fedre_privacy.play.fit import hides_its_head
+from fedre_privacy.play.suite import entries_for
 from fedre_privacy.runs.settings import TARGETS, TrainSettings
 from fedre_privacy.runs.values import written
 
@@ -28,30 +27,9 @@ def default_suite(training: TrainSettings, *, targets: int | None = None) -> lis
     Args:
         targets: targets per attack; None keeps the default.
     """
-    protocol = training.protocol
-    found = [
-        (entry.place, _values(name, entry))
-        for kind in protocol.uploads
-        for name in attacks.names()
-        for entry in attacks.get(name).suite
-        if entry.reads in (kind, *kind.like)
-        and not (
-            training.unseen
-            and attacks.get(name).simulates
-            and entry.target in ("update", "membership", "source")
-        )
-        and not any(
-            hides_its_head(training.protocol, attacks.get(stage), [kind])
-            for stage in (name, *([entry.via] if entry.via else []))
-        )
-        and entry.unknown_start <= training.private_start
-        and not (
-            training.private_start
-            and Knowledge.INITIAL_MODEL in attacks.get(name)(**entry.settings).required
-        )
-    ]
     chosen: list[Values] = []
-    for _, values in sorted(found, key=lambda one: one[0]):
+    for name, entry in entries_for(training):
+        values = _values(name, entry)
         if values not in chosen:
             chosen.append(values)
     return [_with_targets(values, targets) for values in chosen]

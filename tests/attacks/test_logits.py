@@ -180,8 +180,10 @@ def test_a_run_of_fd_from_end_to_end(tmp_path, monkeypatch):
     }
     asked = resolve_attack(values, {}, [])
     with pytest.raises(ConfigError, match="record.keep_every=1"):
-        check_ahead(training(), asked)
-    run = train(training(keep_every=1), runs=tmp_path)
+        check_ahead(training(keep_every=3), asked)
+    check_ahead(training(), asked)
+    run = train(training(), runs=tmp_path)
+    assert run.kept_rounds() == [1, 2, 3]
     assert isinstance(run, Run)
     done = play(run, asked)
     assert done.card.get("psnr").n == 6

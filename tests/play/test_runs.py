@@ -90,7 +90,7 @@ def test_the_kept_model_is_the_one_that_made_the_upload(runs, digits):
 
 
 def test_a_round_that_was_not_kept_names_the_nearest(runs):
-    run = runs["fedre"]
+    run = runs["fedgh"]
     with pytest.raises(MissingInputError) as refused:
         run.model(0, 1)
     for part in ("round 1", "kept: 2", "--set eval.round=2", "record.keep_every=1"):

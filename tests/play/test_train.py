@@ -19,11 +19,13 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.federation import loop, steps
 from fedre_privacy.federation.recorder import rounds_recorded
+from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
+from fedre_privacy.play.questions.recover import instead
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs import disk
+from fedre_privacy.runs import disk, preparing
 from fedre_privacy.runs.preparing import models_bytes, prepare
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
+from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.starting import build_clients
 from fedre_privacy.runs.training import train
@@ -49,8 +51,8 @@ def test_a_run_folder_holds_what_is_documented(runs):
             "log.txt",
             "manifest.json",
             "metrics.csv",
-            "models/r0002.safetensors",
-            "private/mixtures-r0002.safetensors",
+            *(f"models/r000{r}.safetensors" for r in run.kept_rounds()),
+            *(f"private/mixtures-r000{r}.safetensors" for r in run.kept_rounds()),
             "private/split.safetensors",
             "record.json",
             *(
@@ -58,6 +60,7 @@ def test_a_run_folder_holds_what_is_documented(runs):
                 for file in ("index.json", *(f"r000{r}.safetensors" for r in (1, 2, 3)))
             ),
         ]
+        assert run.kept_rounds() == ([1, 2] if name == "fedre" else [2])
         record = _record(run)
         assert record["name"] == run.folder.name and run.name.startswith(f"{name}-digits-")
         assert record["status"] == "complete" and record["wall_s"] > 0
@@ -396,8 +399,44 @@ def test_a_record_that_will_not_fit_is_refused_in_the_first_round(tiny, tmp_path
     free.free = 1 << 40
     done = train(tiny(protocol="fedavg"), runs=tmp_path)
     models = models_bytes(done.settings, prepare(done.settings, torch.device("cpu")).setting)
-    told = disk.record_bytes(done.settings, disk.message_bytes(done.folder), models)
+    told = disk.record_bytes(done.settings.record, 2, disk.message_bytes(done.folder), models)
     assert told == pytest.approx(disk.written_bytes(done.folder), rel=0.5)
+
+
+def test_models_of_all_rounds_are_kept_where_attacks_combine_them_and_they_are_small(
+    tiny, runs, monkeypatch
+):
+    settings = runs["fedre"].settings
+    assert runs["fedre"].kept_rounds() == [1, 2] and runs["fedgh"].kept_rounds() == [2]
+    assert settings.record.keep_every == 0 and "keep_first" not in settings.plain()["record"]
+    cpu = torch.device("cpu")
+    assert prepare(settings, cpu).record.keep_every == 1
+    for other in (
+        {"record": {"keep_every": 2}},
+        {"record": {"rounds": [1]}},
+        {"protocol": "fedgh"},
+    ):
+        asked = tiny(**other)
+        assert prepare(asked, cpu).record == asked.record
+    monkeypatch.setattr(preparing, "SMALL", 1000)
+    assert prepare(settings, cpu).record == settings.record
+
+
+def test_what_was_not_kept_of_earlier_rounds_is_said(tiny, runs, tmp_path):
+    def asked(threat):
+        values = {"attack": {"name": "disentangle"}, "threat": threat}
+        return required(resolve_attack(values, {}, problems := []), problems)
+
+    last = train(tiny(record={"keep_every": 2}), runs=tmp_path)
+    assert last.kept_rounds() == [2]
+    for run, threat, said in (
+        (last, "strong", True), (last, "fedre-paper", False), (runs["fedre"], "strong", False),
+    ):  # fmt: skip
+        attacker = prepare_attack(run, asked(threat)).lines()["Attacker"]
+        assert ("held: extractors of 1 of 2 rounds" in attacker) == said
+    assert "--threat strong" in instead(last, asked("fedre-paper"), 2)
+    assert "record.keep_every=1" in instead(last, asked("strong"), 2)
+    assert "--target uploaded" in instead(runs["fedre"], asked("strong"), 2)
 
 
 def test_clients_of_one_architecture_start_equal_and_own_their_models(tiny):

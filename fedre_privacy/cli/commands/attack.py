@@ -12,6 +12,7 @@ from fedre_privacy.api import run_attack, run_training
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.play.attack import require_complete
 from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.play.usual import with_usual_attack
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import COMPLETE, begin, status_of
 from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
@@ -53,6 +54,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     check_sections(values, where, problems)
     training = recorded.settings if recorded else resolve_training(values, where, problems)
     uploads = training.protocol.uploads if training else ()
+    values = with_usual_attack(values, training, report=output)
     settings = resolve_attack(values, where, problems, uploads=uploads)
     training = required(training, problems, see="fedre-attack --explain")
     settings = required(settings, problems, see="fedre-attack --explain")

@@ -10,9 +10,9 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, attacks, can_read, nee
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import Knob, knobs
 from fedre_privacy.core.types import ThreatModel
-from fedre_privacy.play.fit import first_stages, hides_its_head, hides_its_loss
 from fedre_privacy.play.observe import effective
 from fedre_privacy.play.questions.base import questions_for
+from fedre_privacy.play.suite import first_stages, hides_its_head, hides_its_loss
 from fedre_privacy.play.targets import KINDS
 from fedre_privacy.presets import presets
 from fedre_privacy.protocols.base import Protocol

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +18,8 @@ from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.core.units import human_bytes
+from fedre_privacy.core.types import Knowledge, Observation, Upload
+from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
@@ -50,6 +50,7 @@ class Trial:
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
         round: the attacked round.
+        departs: how what was uploaded differs from what is declared (`declared.departure`).
     """
 
     run: Recording
@@ -59,6 +60,7 @@ class Trial:
     kind: str
     counterfactual: bool
     round: int
+    departs: str = field(default="", kw_only=True)
 
     def hidden(self) -> list[Path]:
         """What the attack must not be able to open."""
@@ -71,7 +73,7 @@ class Trial:
         given = sorted(threat.grants - self.settings.threat.grants)
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
-        attacker += self._defended()
+        attacker += self._unkept() + self._defended()
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
@@ -79,6 +81,7 @@ class Trial:
             "Uploaded": self._uploaded(),
             "Attacker": attacker,
             "Target": named,
+            **({"Note": self.departs} if self.departs else {}),
             "Unknown": self.unknown(),
         }
 
@@ -120,8 +123,12 @@ class Trial:
         return stages
 
     def score(self, outcome: Any) -> Card:
-        """Compare an outcome with the truth."""
-        return question_of(self.settings).score(self, outcome)
+        """Compare an outcome with the truth; the verdict says what attacks are not adapted to."""
+        card = question_of(self.settings).score(self, outcome)
+        if not self.departs:
+            return card
+        verdict = replace(card.verdict, because=f"{card.verdict.because}; but {self.departs}")
+        return replace(card, verdict=verdict, notes=(self.departs, *card.notes))
 
     def figures(self, outcome: Any, card: Card) -> dict[str, Figure]:
         """Figures by file name, the main one first."""
@@ -140,6 +147,21 @@ class Trial:
         if len(stages) < 2:
             return "".join(f"; {sentence(found)}" for found in stages)
         return "".join(f"; {found[0].attack}: {sentence(found)}" for found in stages)
+
+    def _unkept(self) -> str:
+        """What the attacker may hold of earlier rounds and the recording did not keep."""
+        seen = self.observation
+        sent = {u.round for u in seen.uploads if 0 < u.round <= self.round}
+        combined = any(a.over_rounds for u in seen.uploads for a in u.artifacts)
+        if not combined or Knowledge.ALL_EXTRACTORS not in seen.threat.grants:
+            return ""
+        held = sent & {round for _, round in seen.extractors}
+        if len(held) == len(sent):
+            return ""
+        return (
+            f"; held: extractors of {len(held)} of {plural(len(sent), 'round')}, which weakens "
+            "attacks over rounds (train with record.keep_every=1 for all)"
+        )
 
     def unknown(self) -> str:
         """What is sought, with its size."""

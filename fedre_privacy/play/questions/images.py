@@ -30,6 +30,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Modules
 
 from ..agreement import Agreement
+from ..declared import departure
 from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
@@ -88,6 +89,7 @@ class ImageTrial(Trial):
                 lines["Target"] += ", those of the small model that was sent"
             if self.recovered.notes:
                 told, more = self.recovered.notes[:4], len(self.recovered.notes) - 4
+                told = (*([self.departs] if self.departs else []), *told)
                 lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
         if not self.observation.images_per_target:
             channels, height, width = self.run.image_shape
@@ -155,6 +157,7 @@ class ImagesQuestion(Question):
             recovered=recovered,
             limit=unbiased_limit(run, groups[TARGET], observation.uploads),
             shared=source.shared if recovered is not None else Modules({}),
+            departs="" if groups[TARGET].counterfactual else departure(source),
         )
 
     @staticmethod

@@ -31,6 +31,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
+from ..declared import departure
 from ..observe import held_out, observe
 from ..targets import TargetSource, resolve_kind
 from .base import Question, Trial, is_uploaded, kinds_of, only_kinds, questions
@@ -90,6 +91,7 @@ class MembershipQuestion(Question):
             seen.kind,
             seen.counterfactual,
             source.round,
+            departs="" if seen.counterfactual else departure(source),
             candidates=asked.candidates,
             members=asked.members,
             class_sizes=asked.class_sizes,

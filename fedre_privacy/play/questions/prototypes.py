@@ -20,6 +20,7 @@ from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
+from ..declared import departure
 from ..observe import held_out, observe
 from ..targets import TargetSource
 from .base import Question, Trial, only_kinds, questions
@@ -83,6 +84,7 @@ class PrototypesQuestion(Question):
             "prototypes behind the uploads",
             False,
             source.round,
+            departs=departure(source),
             truth=TruePrototypes(
                 vectors=joined["vectors"],
                 clients=joined["clients"],

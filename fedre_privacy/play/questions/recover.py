@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
+from fedre_privacy.core.types import Knowledge
 from fedre_privacy.eval import PublicImages
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
@@ -68,7 +69,17 @@ def recover(
         more = f" (and {len(found.notes) - NOTES} more)" if len(found.notes) > NOTES else ""
         raise IncompatibleError(
             f"Attack '{via.name}' recovered no prototype of {run.name}. {said}{more}.",
-            next_step="Attack the uploads themselves: --target uploaded.",
+            next_step=instead(run, settings, source.round),
         )
     known[asked] = found
     return found
+
+
+def instead(run: Run, settings: AttackSettings, round: int) -> str:
+    """What lets a first stage recover more: the models of all rounds, or else the uploads alone."""
+    many = round > 1 and any(kind.over_rounds for kind in run.settings.protocol.uploads)
+    if many and Knowledge.ALL_EXTRACTORS not in settings.threat.grants:
+        return "Let the attacker hold the models of all rounds: --threat strong."
+    if many and len(run.kept_rounds()) < round:
+        return "Train again with --set record.keep_every=1, which keeps the models of all rounds."
+    return "Attack the uploads themselves: --target uploaded."
