@@ -136,6 +136,7 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
             recorded.extractor,
             recorded.weights,
             files.read_tensors(recorded.weights),
+            recorded.image_shape,
         ),
         truth=None
         if recorded.truth is None
@@ -158,7 +159,7 @@ def _with_network(given: Given, recorded: Recorded, network: str, per_update: in
             f"{recorded.uploads} holds no gradient and no update: it holds {', '.join(held)}.",
             next_step="Give --extractor and --weights for representations and prototypes.",
         )
-    models = models_before(network, sent, given.broadcasts)
+    models = models_before(network, sent, given.broadcasts, given.image_shape)
     first = models[sent[0].client, sent[0].round]
     names = list(first.state_dict())
     uploads = tuple(

@@ -16,12 +16,18 @@ from fedre_privacy.core.registry import import_own
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
+from .checks import Shape
+
 COUNTED = "num_batches_tracked"
 """What BatchNorm counts beside its statistics; some systems leave it out."""
 
 
 def load_extractors(
-    extractor: str, weights: Path, state: Mapping[str, Tensor], keys: Collection[Key]
+    extractor: str,
+    weights: Path,
+    state: Mapping[str, Tensor],
+    image_shape: Shape,
+    keys: Collection[Key],
 ) -> Modules:
     """Each client's extractor by (client, round), built once to see that its weights fit.
 
@@ -29,6 +35,7 @@ def load_extractors(
         extractor: ``package:function`` that returns the module.
         weights: the file of its tensors, for messages.
         state: tensors of that file.
+        image_shape: (C, H, W) of the images that it takes.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
@@ -53,12 +60,15 @@ def load_extractors(
                 "state_dict().",
             ) from None
         states[client] = found
-    recipe = Recipe(factory=extractor)
+    recipe = Recipe(factory=extractor, image_shape=image_shape)
     return Modules({key: Held(recipe, partial(states.__getitem__, key[0])) for key in keys})
 
 
 def models_before(
-    network: str, uploads: Sequence[Upload], broadcasts: Sequence[Broadcast]
+    network: str,
+    uploads: Sequence[Upload],
+    broadcasts: Sequence[Broadcast],
+    image_shape: Shape,
 ) -> Modules:
     """The model from which each upload started, by (client, round), with what was sent to it.
 
@@ -66,6 +76,7 @@ def models_before(
         network: ``package:function`` that returns the module, images to logits.
         broadcasts: of the rounds of the uploads; parameters by the module's names, or by numbers
             in the order of its ``state_dict()``.
+        image_shape: (C, H, W) of the images that the network takes.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
@@ -75,6 +86,7 @@ def models_before(
     blank = {name: t.clone() for name, t in made(network, "--network").state_dict().items()}
     known: dict[int, dict[str, Tensor]] = {}
     held = {}
+    recipe = Recipe(factory=network, image_shape=image_shape)
     for upload in uploads:
         message = next(
             (
@@ -95,7 +107,7 @@ def models_before(
             _fits(network, sent, blank)
             known[message] = {**blank, **sent}
         state = partial(known.__getitem__, message)
-        held[upload.client, upload.round] = Held(Recipe(factory=network), state)
+        held[upload.client, upload.round] = Held(recipe, state)
     return Modules(held)
 
 

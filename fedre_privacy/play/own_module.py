@@ -28,6 +28,7 @@ from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.models.probe import settle
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.sealed.door import AUTO, chosen, play
@@ -218,6 +219,7 @@ def attack_module(
         if found is not None:
             as_images(found, what=name, image_shape=shape)
     copied = frozen_copies({OWN: module})
+    settle(copied[OWN], shape)
     width = output_width(
         copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
     )
