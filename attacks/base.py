@@ -115,6 +115,8 @@ class Attack:
     simulates: ClassVar[bool] = True
     """Whether it computes the loss that clients trained on, where it reads parameters; some
     protocols hide that (`Protocol.unseen`)."""
+    differentiates: ClassVar[bool] = False
+    """Whether it needs the gradient by the image of what the client's module returns."""
     steered: ClassVar[tuple[str, ...]] = ()
     """Steerings of which an active server must have used one; empty: it attacks any server."""
     earliest: ClassVar[bool] = False
@@ -349,6 +351,15 @@ def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Art
         for name in attacks.names()
     }
     return {name: read for name, read in found.items() if read}
+
+
+def without_gradients(kinds: Collection[type[Artifact]], answers: str = "images") -> list[str]:
+    """Attacks on kinds of uploads that need no gradient through the client's module."""
+    return [
+        name
+        for name in readers(kinds)
+        if not attacks.get(name).differentiates and attacks.get(name).answers == answers
+    ]
 
 
 def _fitting(kinds: Collection[type[Artifact]]) -> str:

@@ -47,6 +47,7 @@ class Fishing(SignedSearch, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
     steered = ("fishing",)
 
@@ -59,7 +60,9 @@ class Fishing(SignedSearch, Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         size, classes = observation.images_per_target, observation.num_classes
-        fished = [_fished(victim, classes) for victim in victims_of(observation)]
+        fished = [
+            _fished(victim, classes, observation.image_shape) for victim in victims_of(observation)
+        ]
 
         def match(rows: Sequence[Victim]) -> UpdateMatch:
             return UpdateMatch(
@@ -96,13 +99,13 @@ class _MildHead(nn.Module):
         return nn.functional.linear(reps / 100, self.weight)
 
 
-def _fished(victim: Victim, classes: int) -> tuple[Victim, int]:
+def _fished(victim: Victim, classes: int, image_shape: tuple[int, int, int]) -> tuple[Victim, int]:
     """A victim with a mild head and the extractor's part of its upload, and the image's class.
 
     Raises:
         IncompatibleError: the model that was sent holds no fished head.
     """
-    weight, bias = head_names(victim.model, classes)
+    weight, bias = head_names(victim.model, classes, image_shape)
     rows = dict(victim.model.named_parameters())[weight].detach()
     left = rows.flatten(1).any(1).nonzero().flatten()
     if len(left) != 1 or bias is None:

@@ -50,6 +50,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
     earliest = True
     suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)

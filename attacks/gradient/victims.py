@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation
+from fedre_privacy.models.probe import logit_layer
 
 from ..running.modules import frozen
 
@@ -127,11 +128,13 @@ def mean_gradient(victim: Victim, training: LocalTraining | None) -> dict[str, T
     return {name: value / scale for name, value in victim.upload.items()}
 
 
-def head_names(model: nn.Module, num_classes: int) -> tuple[str, str | None]:
-    """Names of the weight (num_classes, d) and bias (num_classes,) of the last linear layer.
+def head_names(
+    model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]
+) -> tuple[str, str | None]:
+    """Names of the weight (num_classes, d) and bias (num_classes,) of the layer of the logits.
 
     Raises:
-        IncompatibleError: no parameter has such a shape.
+        IncompatibleError: no parameter has such a shape, or what they belong to puts out no logits.
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     weights = [name for name, s in shapes.items() if len(s) == 2 and s[0] == num_classes]
@@ -140,8 +143,15 @@ def head_names(model: nn.Module, num_classes: int) -> tuple[str, str | None]:
             f"No linear layer of the model has {num_classes} outputs; labels are read off the "
             "gradient of the last one."
         )
-    bias = weights[-1].removesuffix("weight") + "bias"
-    return weights[-1], bias if shapes.get(bias) == (num_classes,) else None
+    head = logit_layer(frozen(model, torch.device("cpu")), image_shape, num_classes)
+    if head is None:
+        raise IncompatibleError(
+            f"The logits of the model are not the output of a linear layer (tried: "
+            f"{', '.join(weights)}); labels are read off the gradient of such a layer.",
+            next_step="Give the classifier itself, without what follows its last linear layer.",
+        )
+    bias = head.removesuffix("weight") + "bias"
+    return head, bias if shapes.get(bias) == (num_classes,) else None
 
 
 def family(model: nn.Module) -> str:

@@ -105,13 +105,14 @@ def is_random(module: nn.Module, image_shape: Shape) -> bool:
         return not _alike(twin(images.clone()), twin(images.clone()), 0.0)
 
 
-def without_gradient(module: nn.Module, image_shape: Shape) -> str:
+def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = False) -> str:
     """Why no gradient of a module's output reaches its images; empty where one does.
 
     A module that returns the same for all images is not blamed.
 
     Args:
         image_shape: (C, H, W).
+        twice: whether gradients of this gradient are needed too.
     """
     images = trial_images(module, image_shape).requires_grad_()
     try:
@@ -123,11 +124,15 @@ def without_gradient(module: nn.Module, image_shape: Shape) -> str:
                     "NumPy, or made of whole numbers as by argmax and argsort)"
                 )
             weight = torch.rand(made.shape, generator=torch.Generator().manual_seed(1)).to(made)
-            (slope,) = torch.autograd.grad((made * weight).sum(), images, allow_unused=True)
+            (made * weight).sum().backward(retain_graph=twice)
+            if twice:
+                weight.requires_grad_()
+                (back,) = torch.autograd.grad(made, images, weight, create_graph=True)
+                torch.autograd.grad(back.sum(), weight, allow_unused=True)
     except RuntimeError as error:
         return told(error)
     responds = not torch.equal(made[0], made[1])
-    if responds and (slope is None or not bool(slope.any())):
+    if responds and (images.grad is None or not bool(images.grad.any())):
         return "it is zero everywhere (the images are detached, rounded or compared on their way)"
     return ""
 
@@ -144,37 +149,36 @@ def told(error: BaseException) -> str:
     return said + place
 
 
-def logit_layer(module: nn.Module, image_shape: Shape, classes: int) -> str:
+def logit_layer(module: nn.Module, image_shape: Shape, classes: int) -> str | None:
     """Name of the weight (classes, d) whose layer puts out the logits.
 
-    The gradient of its rows by one image is the layer's input times the gradient of each logit;
-    that of no other layer is, whatever the order in which layers were declared.
+    The gradient of such a weight by one image is the gradient by the logits times the layer's
+    input, and so has one direction; that of no other weight has it, whatever the order in which
+    they were declared. Where a trial tells nothing, as of a network that diverged or is dead, it is
+    the weight that was declared last.
 
     Args:
         module: in evaluation mode, images (n, C, H, W) to logits (n, classes).
 
     Returns:
-        The name; empty where no weight of this shape is shown to be it.
+        The name; None where the weights of this shape are shown to be of other layers.
     """
     twin = copy.deepcopy(module).requires_grad_(True)
     own = {n: p for n, p in twin.named_parameters() if p.dim() == 2 and len(p) == classes}
-    if not own:
-        return ""
     with torch.enable_grad(), _trial():
         logits = twin(trial_images(twin, image_shape, 1))
-        unlikely = logits[0].argmin()
+        unlikely = logits[0].argmin()  # whose loss is never flat
         loss = nn.functional.cross_entropy(logits, unlikely[None])
         found = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
     by_logit = torch.softmax(logits.detach()[0], 0)
     by_logit[unlikely] -= 1
     by_logit /= by_logit.norm()
-    for name, slope in reversed(list(zip(own, found, strict=True))):
-        if slope is None or not bool(slope.any()):
-            continue
+    slopes = {n: s for n, s in zip(own, found, strict=True) if s is not None and bool(s.any())}
+    for name, slope in reversed(slopes.items()):
         rest = slope - torch.outer(by_logit, by_logit @ slope)
-        if float(rest.norm()) <= APART * float(slope.norm()):
+        if not float(rest.norm()) > APART * float(slope.norm()):
             return name
-    return ""
+    return None if slopes else next(reversed(own), None)
 
 
 def _layouts(images: Tensor) -> Iterator[Tensor]:

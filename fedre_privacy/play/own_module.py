@@ -229,6 +229,7 @@ def attack_module(
     artifact: Artifact
     if gradient is not None:
         number = _count(images, known, true)
+        _check_classes(width, {"labels": known, "truth_labels": named})
         artifact = GradientState(_gradient(gradient, copied[OWN]))
     else:
         rows = as_rows(vectors[what], what)
@@ -380,6 +381,24 @@ def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> i
         said = ", ".join(f"{name} {count}" for name, count in numbers.items())
         raise IncompatibleError(f"The numbers of images behind the gradient differ: {said}.")
     return next(iter(numbers.values()))
+
+
+def _check_classes(width: int, given: Mapping[str, Tensor | None]) -> None:
+    """Refuse a module that is no classifier over the labels that are given."""
+    if width < 2:
+        raise IncompatibleError(
+            "The module returns one number for each image; a gradient is of the cross-entropy of "
+            "logits, one for each class.",
+            next_step="Give a module that returns a logit for each of 2 or more classes.",
+        )
+    problems = [
+        f"{name} hold class {int(labels.max())}; the module has {width} outputs, for classes 0 to "
+        f"{width - 1}."
+        for name, labels in given.items()
+        if labels is not None and len(labels) and int(labels.max()) >= width
+    ]
+    if problems:
+        raise IncompatibleError(*problems, next_step="Number the classes as the module does.")
 
 
 def _settings(
