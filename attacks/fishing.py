@@ -20,7 +20,7 @@ from .base import Attack, Context, attacks
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.victims import Victim, head_names, victims_of
+from .gradient.victims import Victim, by_statistics, head_names, victims_of
 from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
@@ -61,7 +61,8 @@ class Fishing(SignedSearch, Attack):
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         size, classes = observation.images_per_target, observation.num_classes
         fished = [
-            _fished(victim, classes, observation.image_shape) for victim in victims_of(observation)
+            _fished(victim, classes, observation.image_shape)
+            for victim in by_statistics(victims_of(observation), self.bn)
         ]
 
         def match(rows: Sequence[Victim]) -> UpdateMatch:
@@ -69,7 +70,7 @@ class Fishing(SignedSearch, Attack):
                 rows,
                 gradient,
                 DISTANCES[self.objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=True),
                 device=context.device,
             )

@@ -100,7 +100,7 @@ class FreeUpstream(SignedSearch, Attack):
                 rows,
                 pulled_back,
                 cosine,
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=True),
                 on_path=rows[0].local,
                 upstream=(upstream(rows, "start"), upstream(rows, "spare")),

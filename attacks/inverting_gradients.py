@@ -87,7 +87,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
                 rows,
                 gradient,
                 DISTANCES[self.objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 bn_weight=self.bn_weight,
                 keep=self.keep,
                 masked=self.masked,

@@ -93,7 +93,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 rows,
                 simulate,
                 DISTANCES[objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=objective in SCALE_FREE),
                 on_path=rounds is None and several(rows[0]) and self.at == "path",
                 device=context.device,

@@ -25,6 +25,8 @@ from .heads import shares
 from .match import gradient, plainly
 from .victims import (
     Victim,
+    batch_norms,
+    by_statistics,
     check_batch,
     family,
     head_names,
@@ -74,18 +76,21 @@ def check(observation: Observation, bn: str) -> list[Victim]:
     Raises:
         IncompatibleError: see `victims_of` and `check_batch`.
     """
-    victims = victims_of(observation)
+    victims = by_statistics(victims_of(observation), bn)
     for _, members in groupby(sorted(victims, key=_key), key=_key):
         victim = next(members)
         check_batch(
             victim.model,
-            bn,
+            victim.statistics,
             observation.images_per_target,
             observation.image_shape,
             observation.num_classes,
         )
         why = unmatched(
-            victim.model, bn, min(observation.images_per_target, TRIED), observation.image_shape
+            victim.model,
+            victim.statistics,
+            min(observation.images_per_target, TRIED),
+            observation.image_shape,
         )
         if why:
             raise unreachable(
@@ -228,6 +233,9 @@ def solve(
     said = ["budget spent", note] if note else ["budget spent"]
     if bool(found["redrawn"].any()):
         said.append(f"{int(found['redrawn'].sum())} starts drawn anew after NaN")
+    running = sum(one.statistics == "eval" and bool(batch_norms(one.model)) for one in victims)
+    if running:
+        said.append(f"BatchNorm by running statistics ({running} of {len(victims)} uploads)")
     if bool(found["failed"].any()):
         said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
     return Reconstruction(
@@ -276,7 +284,7 @@ def training_of(observation: Observation) -> LocalTraining:
 
 
 def _key(victim: Victim) -> str:
-    return family(victim.model)
+    return f"{family(victim.model)}{victim.statistics}"
 
 
 def _size(victim: Victim) -> int:

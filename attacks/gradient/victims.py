@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedre_privacy.models.probe import logit_layer
 
 from ..running.modules import frozen
 
-BN_MODES = ("eval", "batch")
+BN_MODES = ("auto", "eval", "batch", "either")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,9 @@ class Victim:
         upload: by parameter name; a gradient, or parameters before minus after local training,
             which points the same way.
         local: whether it is an update by local training and not one gradient.
+        unmoved: whether the upload holds the running statistics of BatchNorm and they are those
+            of before, so that the client did not normalise by its batches; None: it holds none.
+        statistics: by which BatchNorm is taken to have normalised, "eval" or "batch".
     """
 
     client: int
@@ -35,6 +38,8 @@ class Victim:
     model: nn.Module
     upload: Mapping[str, Tensor]
     local: bool
+    unmoved: bool | None = None
+    statistics: str = "batch"
 
     def finite(self) -> bool:
         """Whether the upload holds no NaN and no infinity."""
@@ -89,10 +94,29 @@ def victims_of(observation: Observation) -> list[Victim]:
             sent = {
                 name: own[name].detach() - params[name] if local else params[name] for name in own
             }
-            found.append(Victim(upload.client, upload.round, model, sent, local))
+            unmoved = _unmoved(model, params) if artifact.holds == Holds.PARAMETERS else None
+            found.append(Victim(upload.client, upload.round, model, sent, local, unmoved))
     if problems:
         raise IncompatibleError(*dict.fromkeys(problems))
     return found
+
+
+def _unmoved(model: nn.Module, sent: Mapping[str, Tensor]) -> bool | None:
+    """Whether uploaded running means and variances are those of a model; None: there are none."""
+    before = dict(model.named_buffers())
+    told = [n for n in before if n.endswith((".running_mean", ".running_var")) and n in sent]
+    return all(torch.equal(sent[n].to(before[n]), before[n]) for n in told) if told else None
+
+
+def by_statistics(victims: Sequence[Victim], bn: str) -> list[Victim]:
+    """Victims that say by which statistics BatchNorm normalised.
+
+    Args:
+        bn: "eval" or "batch" for all; else as each upload tells, and "batch" where it does not.
+    """
+    usual = "batch" if bn in ("auto", "either") else bn
+    told = {True: "eval", False: "batch", None: usual}
+    return [replace(v, statistics=told[v.unmoved] if usual != bn else bn) for v in victims]
 
 
 def moved(change: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Shape = tuple[int, ...]
 
@@ -115,8 +116,9 @@ def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = Fal
         twice: whether gradients of this gradient are needed too.
     """
     images = trial_images(module, image_shape).requires_grad_()
+    kernels = sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()  # others have no second
     try:
-        with torch.enable_grad(), _trial():
+        with torch.enable_grad(), _trial(), kernels:
             made = module(images)
             if not made.requires_grad:
                 return (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import (
@@ -186,11 +186,17 @@ def _with_network(given: Given, recorded: Recorded, network: str, per_update: in
         threat=known.threat(),
         models=models,
         images_per_target=number,
+        statistics="either" if _normalises(first) else "",
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         notes=known.notes(),
         supported=updates.UNSUPPORTED,
     )
+
+
+def _normalises(module: nn.Module) -> bool:
+    """Whether a module has BatchNorm."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:

@@ -28,7 +28,7 @@ from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
-from fedre_privacy.models.probe import settle
+from fedre_privacy.models.probe import is_random, settle
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.sealed.door import AUTO, chosen, play
@@ -36,7 +36,7 @@ from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
 from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
-from .given import Given, classes_seen, prepare_given
+from .given import Given, classes_seen, normalising_as, prepare_given
 from .own_truth import public_for, truth_for
 from .questions.base import Trial
 
@@ -256,13 +256,15 @@ def attack_module(
         extractors=lambda keys: {} if number else copied,
         models=copied if number else {},
         images_per_target=number,
+        statistics=_statistics(module) if number else "",
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
-        notes=_notes(module, what),
+        notes=_notes(module, copied[OWN], shape, what),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
+    settings = normalising_as(given, settings)
     trial = prepare_given(given, settings)
     return _played(trial, settings, choose_device(str(device)), isolation, folder, report)
 
@@ -310,16 +312,36 @@ def _threat(what: str) -> ThreatModel:
     )
 
 
-def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
-    """What was done to a module in training mode, where it matters."""
+def _statistics(module: nn.Module) -> str:
+    """By which statistics a module's BatchNorm normalises in the mode that it is in."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return ""
+    return "batch" if any(norm.training for norm in norms) else "eval"
+
+
+def _notes(module: nn.Module, twin: nn.Module, shape: Shape, what: str) -> tuple[str, ...]:
+    """What was done to a module in training mode, where it matters, and what its mode decided."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    if not any(part.training and isinstance(part, kinds) for part in module.modules()):
-        return ()
-    norm = "as the attack's setting bn says" if what == "gradient" else "by its running statistics"
-    return (
-        "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
-        f"{norm}, no dropout).",
-    )
+    notes, used = [], _statistics(module) if what == "gradient" else ""
+    if any(part.training and isinstance(part, kinds) for part in module.modules()):
+        norm = "as said by bn" if what == "gradient" else "by its running statistics"
+        notes.append(
+            "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
+            f"{norm}, no dropout)."
+        )
+    if used:
+        mode, by = ("evaluation", "running") if used == "eval" else ("training", "batch")
+        notes.append(
+            f"BatchNorm is taken to have normalised by {by} statistics, since the module is in "
+            f"{mode} mode; an attack's setting bn says otherwise."
+        )
+    if is_random(twin, shape):
+        notes.append(
+            "The module returns other numbers for the same image, even in evaluation mode: no two "
+            "attacks on it are equal."
+        )
+    return tuple(notes)
 
 
 def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
