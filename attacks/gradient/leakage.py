@@ -101,7 +101,8 @@ def deep_leakage(
             fit = float(found.fit)
             failed += not math.isfinite(fit)
             if best is None or fit < float(best.fit) or not math.isfinite(float(best.fit)):
-                best = choose(found, start, 1)
+                one = choose(found, start, 1)
+                best = one if best is None else replace(one, prior=best.prior)
             if fit < how.tolerance:
                 break
         if best is None:
