@@ -353,12 +353,21 @@ def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Art
     return {name: read for name, read in found.items() if read}
 
 
-def without_gradients(kinds: Collection[type[Artifact]], answers: str = "images") -> list[str]:
-    """Attacks on kinds of uploads that need no gradient through the client's module."""
+def without_gradients(kinds: Collection[type[Artifact]], threat: ThreatModel) -> list[str]:
+    """Attacks on images that read these kinds and need no gradient through the client's module.
+
+    Those are left out that need to know more than is granted, public images aside, and those that
+    read what an active server prepared.
+    """
+    told = replace(threat, grants=threat.grants | {Knowledge.AUX_DATA})
+    found = {name: attacks.get(name) for name in readers(kinds)}
     return [
         name
-        for name in readers(kinds)
-        if not attacks.get(name).differentiates and attacks.get(name).answers == answers
+        for name, one in found.items()
+        if one.answers == "images"
+        and not one.differentiates
+        and not one.steered
+        and not lacking(one, told, kinds)
     ]
 
 

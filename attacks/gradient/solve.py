@@ -15,7 +15,7 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import LocalTraining, Observation
-from fedre_privacy.models.probe import told, trial_images
+from fedre_privacy.models.probe import told, trial, trial_images
 
 from ..running.driver import Piece, Tick, in_tiles_of, join
 from ..running.probe import unreachable
@@ -113,7 +113,7 @@ def unmatched(model: nn.Module, bn: str, count: int, image_shape: tuple[int, int
         for held in (module.named_parameters(), module.named_buffers())
     )
     images = trial_images(module, image_shape, 2 * count)
-    one, other = (part.requires_grad_() for part in images.split(count))
+    one, other = (part.clone().requires_grad_() for part in images.split(count))
 
     def made(batch: Tensor) -> list[Tensor]:
         logits = module(batch.detach())
@@ -130,7 +130,7 @@ def unmatched(model: nn.Module, bn: str, count: int, image_shape: tuple[int, int
             return True
         return all(torch.equal(a, b) for a, b in zip(found, made(other), strict=True))
 
-    with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+    with sdpa_kernel(SDPBackend.MATH), trial():
         try:
             ends = reached()
         except RuntimeError:  # of torch.func, see `UpdateMatch`

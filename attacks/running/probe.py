@@ -35,7 +35,7 @@ def check_gradients(
 def unreachable(observation: Observation, problem: str) -> IncompatibleError:
     """The refusal of a module, with the attacks on the same targets that work without gradients."""
     kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
-    others = without_gradients(kinds)
+    others = without_gradients(kinds, observation.threat)
     return IncompatibleError(
         problem,
         next_step=f"Make it differentiable, or use an attack that needs no gradient: "

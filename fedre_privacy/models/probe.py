@@ -7,6 +7,7 @@ return other numbers each time, or let no gradient through. One trial each tells
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -76,12 +77,12 @@ def needs_copy(module: nn.Module, image_shape: Shape) -> bool:
     """Whether a module needs a contiguous copy of its images, see `settle`."""
     images = trial_images(module, image_shape)
     given = images.clone()
-    with _trial():
+    with trial():
         try:
             wanted = copy.deepcopy(module).eval()(given)
         except Exception:  # whoever computes with it refuses it
             return False
-        if not torch.equal(given, images):
+        if given._version or not torch.equal(given, images):  # written, if only as it was
             return True
         try:
             moved = copy.deepcopy(module).eval().to(memory_format=torch.channels_last)
@@ -101,7 +102,7 @@ def trial_images(module: nn.Module, image_shape: Shape, count: int = 2) -> Tenso
 def is_random(module: nn.Module, image_shape: Shape) -> bool:
     """Whether a module in evaluation mode returns other numbers for the same images."""
     images = trial_images(module, image_shape)
-    with _trial():
+    with trial():
         twin = copy.deepcopy(module).eval()
         return not _alike(twin(images.clone()), twin(images.clone()), 0.0)
 
@@ -118,7 +119,7 @@ def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = Fal
     images = trial_images(module, image_shape).requires_grad_()
     kernels = sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()  # others have no second
     try:
-        with torch.enable_grad(), _trial(), kernels:
+        with torch.enable_grad(), trial(), kernels:
             made = module(images)
             if not made.requires_grad:
                 return (
@@ -167,7 +168,9 @@ def logit_layer(module: nn.Module, image_shape: Shape, classes: int) -> str | No
     """
     twin = copy.deepcopy(module).requires_grad_(True)
     own = {n: p for n, p in twin.named_parameters() if p.dim() == 2 and len(p) == classes}
-    with torch.enable_grad(), _trial():
+    if not own:
+        return None
+    with torch.enable_grad(), trial():
         logits = twin(trial_images(twin, image_shape, 1))
         unlikely = logits[0].argmin()  # whose loss is never flat
         loss = nn.functional.cross_entropy(logits, unlikely[None])
@@ -201,7 +204,8 @@ def _alike(one: Any, other: Any, apart: float = APART) -> bool:
 
 
 @contextmanager
-def _trial() -> Iterator[None]:
-    """Whatever a module draws in a trial leaves the stream of random numbers as it was."""
-    with torch.random.fork_rng(devices=[]):
+def trial() -> Iterator[None]:
+    """A trial leaves the stream of random numbers as it was, and warns nobody."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
