@@ -35,7 +35,16 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
-from .checks import Labels, Shape, as_finite, as_images, as_labels, as_rows, output_width
+from .checks import (
+    Labels,
+    Shape,
+    as_finite,
+    as_images,
+    as_labels,
+    as_rows,
+    check_classes,
+    output_width,
+)
 from .given import Given, classes_seen, normalising_as, prepare_given
 from .own_truth import public_for, truth_for
 from .questions.base import Trial
@@ -229,7 +238,7 @@ def attack_module(
     artifact: Artifact
     if gradient is not None:
         number = _count(images, known, true)
-        _check_classes(width, {"labels": known, "truth_labels": named})
+        check_classes(width, {"labels": known, "truth_labels": named})
         artifact = GradientState(_gradient(gradient, copied[OWN]))
     else:
         rows = as_rows(vectors[what], what)
@@ -403,24 +412,6 @@ def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> i
         said = ", ".join(f"{name} {count}" for name, count in numbers.items())
         raise IncompatibleError(f"The numbers of images behind the gradient differ: {said}.")
     return next(iter(numbers.values()))
-
-
-def _check_classes(width: int, given: Mapping[str, Tensor | None]) -> None:
-    """Refuse a module that is no classifier over the labels that are given."""
-    if width < 2:
-        raise IncompatibleError(
-            "The module returns one number for each image; a gradient is of the cross-entropy of "
-            "logits, one for each class.",
-            next_step="Give a module that returns a logit for each of 2 or more classes.",
-        )
-    problems = [
-        f"{name} hold class {int(labels.max())}; the module has {width} outputs, for classes 0 to "
-        f"{width - 1}."
-        for name, labels in given.items()
-        if labels is not None and len(labels) and int(labels.max()) >= width
-    ]
-    if problems:
-        raise IncompatibleError(*problems, next_step="Number the classes as the module does.")
 
 
 def _settings(
