@@ -60,17 +60,16 @@ class Analytic(Attack):
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = victims_of(observation)
         size = observation.images_per_target
-        images, prior, fit = [], [], []
+        images, fit = [], []
         for victim in victims:
-            found, filler, alone = self._images(victim, observation)
+            found, alone = self._images(victim, observation)
             images.append(found)
-            prior.append(filler.expand_as(found))
             fit.append(alone)
         joined = torch.cat(images)
         exact = int((torch.cat(fit) == 0).sum())
         return Reconstruction(
             images=joined,
-            prior=torch.cat(prior),
+            prior=torch.full_like(joined, 0.5),
             fit=torch.cat(fit),
             trace=torch.cat(fit)[None],
             trace_steps=torch.zeros(1, dtype=torch.int64),
@@ -79,8 +78,8 @@ class Analytic(Attack):
             diverged=~joined.isfinite().flatten(1).all(1),
         )
 
-    def _images(self, victim: Victim, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
-        """Images (B, C, H, W), the mean over all rows, and 0 for each confirmed image, else 1."""
+    def _images(self, victim: Victim, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Images (B, C, H, W), and 0 for each confirmed image, else 1."""
         shape, size = observation.image_shape, observation.images_per_target
         name, scale, shift = _first_layer(victim, shape)
         weight, bias = victim.sent(f"{name}.weight", f"{name}.bias")
@@ -91,9 +90,9 @@ class Analytic(Attack):
         filler = as_images(single_input(weight, bias)[None])
         if not victim.finite() or not bool(bias.any()):
             lost = torch.full((size, *shape), torch.nan)
-            return lost, filler.nan_to_num(0.5).clamp(0, 1), torch.ones(size)
+            return lost, torch.ones(size)
         if size == 1:
-            return filler.clamp(0, 1), filler.clamp(0, 1), torch.zeros(1)
+            return filler.clamp(0, 1), torch.zeros(1)
         inputs, rows = agreeing_inputs(weight, bias, self.agree)
         candidates = as_images(inputs)
         outside = (candidates - candidates.clamp(0, 1)).abs().flatten(1).mean(1)
@@ -107,7 +106,7 @@ class Analytic(Attack):
         missing = size - len(order)
         out = torch.cat([chosen, filler.expand(missing, *shape)])
         flags = torch.cat([(~confirmed).float(), torch.ones(missing)])
-        return out.clamp(0, 1), filler.clamp(0, 1), flags
+        return out.clamp(0, 1), flags
 
 
 def _first_layer(victim: Victim, shape: tuple[int, int, int]) -> tuple[str, Tensor, Tensor]:

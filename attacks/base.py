@@ -115,6 +115,8 @@ class Attack:
     simulates: ClassVar[bool] = True
     """Whether it computes the loss that clients trained on, where it reads parameters; some
     protocols hide that (`Protocol.unseen`)."""
+    differentiates: ClassVar[bool] = False
+    """Whether it needs the gradient by the image of what the client's module returns."""
     steered: ClassVar[tuple[str, ...]] = ()
     """Steerings of which an active server must have used one; empty: it attacks any server."""
     particular: ClassVar[bool] = False
@@ -374,6 +376,24 @@ def readers_of_any(kinds: Collection[type[Artifact]]) -> dict[str, list[type[Art
         for name in attacks.names()
     }
     return {name: read for name, read in found.items() if read}
+
+
+def without_gradients(kinds: Collection[type[Artifact]], threat: ThreatModel) -> list[str]:
+    """Attacks on images that read these kinds and need no gradient through the client's module.
+
+    Those are left out that need to know more than is granted, public images aside, and those that
+    read what an active server prepared.
+    """
+    told = replace(threat, grants=threat.grants | {Knowledge.AUX_DATA})
+    found = {name: attacks.get(name) for name in readers(kinds)}
+    return [
+        name
+        for name, one in found.items()
+        if one.answers == "images"
+        and not one.differentiates
+        and not one.steered
+        and not lacking(one, told, kinds)
+    ]
 
 
 def _fitting(kinds: Collection[type[Artifact]]) -> str:

@@ -47,6 +47,7 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    differentiates = True
     loops = {"steps": 2, "updates": 2}
     suite = (
         SuiteEntry(Representations, "strong", place=35),

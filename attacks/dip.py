@@ -65,6 +65,7 @@ class DeepImagePrior(ImageSearch, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
+    differentiates = True
     adapts_to = ROWS_COMPARED
     suite = (
         SuiteEntry(Representations, "fedre-paper", place=20),

@@ -35,6 +35,7 @@ class DeepLeakage(Leakage, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:

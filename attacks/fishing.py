@@ -21,7 +21,7 @@ from .gradient.explained import updates_explained
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import SignedSearch, signed_search, without_bounds
-from .gradient.victims import Victim, head_names, victims_of
+from .gradient.victims import Victim, by_statistics, head_names, victims_of
 from .running.channels import UPDATES_COMPARED, update_as_sent
 
 
@@ -48,6 +48,7 @@ class Fishing(SignedSearch, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
     steered = ("fishing",)
 
@@ -64,14 +65,17 @@ class Fishing(SignedSearch, Attack):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         size, classes = observation.images_per_target, observation.num_classes
-        fished = [_fished(victim, classes) for victim in victims_of(observation)]
+        fished = [
+            _fished(victim, classes, observation.image_shape)
+            for victim in by_statistics(victims_of(observation), self.bn)
+        ]
 
         def match(rows: Sequence[Victim]) -> UpdateMatch:
             return UpdateMatch(
                 rows,
                 gradient,
                 DISTANCES[self.objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=True),
                 device=context.device,
             )
@@ -101,13 +105,13 @@ class _MildHead(nn.Module):
         return nn.functional.linear(reps / 100, self.weight)
 
 
-def _fished(victim: Victim, classes: int) -> tuple[Victim, int]:
+def _fished(victim: Victim, classes: int, image_shape: tuple[int, int, int]) -> tuple[Victim, int]:
     """A victim with a mild head and the extractor's part of its upload, and the image's class.
 
     Raises:
         IncompatibleError: the model that was sent holds no fished head.
     """
-    weight, bias = head_names(victim.model, classes)
+    weight, bias = head_names(victim.model, classes, image_shape)
     rows = dict(victim.model.named_parameters())[weight].detach()
     left = rows.flatten(1).any(1).nonzero().flatten()
     if len(left) != 1 or bias is None:

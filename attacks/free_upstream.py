@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
 
 from fedre_privacy.core.artifacts import (
     GradientState,
@@ -24,7 +23,7 @@ from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
-from .gradient.match import Named, UpdateMatch
+from .gradient.match import Named, UpdateMatch, called, slopes
 from .gradient.objectives import cosine
 from .gradient.signed import SignedSearch, signed_search, without_bounds
 from .gradient.solve import check
@@ -61,6 +60,7 @@ class FreeUpstream(SignedSearch, Attack):
     consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     simulates: ClassVar[bool] = False
     adapts_to = UPDATES_COMPARED
     earliest = True
@@ -100,7 +100,7 @@ class FreeUpstream(SignedSearch, Attack):
                 rows,
                 pulled_back,
                 cosine,
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=True),
                 on_path=rows[0].local,
                 upstream=(upstream(rows, "start"), upstream(rows, "spare")),
@@ -131,11 +131,9 @@ def pulled_back(
     )
 
     def product(at: Named) -> Tensor:
-        reps: Tensor = functional_call(extractor, (dict(at), held), images)
-        return (upstream * reps).sum()
+        return (upstream * called(extractor, at, held, images)).sum()
 
-    slopes: dict[str, Tensor] = grad(product)(own)
-    return {f"{EXTRACTOR}{name}": value for name, value in slopes.items()}
+    return {f"{EXTRACTOR}{name}": value for name, value in slopes(product, own).items()}
 
 
 def _extractor_alone(victim: Victim) -> Victim:

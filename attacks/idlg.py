@@ -37,6 +37,7 @@ class ImprovedDeepLeakage(Leakage, Attack):
     consumes = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
 
     labels: str = knob(

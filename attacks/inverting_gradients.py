@@ -64,6 +64,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
     consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
     suite = (SuiteEntry(GradientState, "fedre-paper", "update", 40),)
 
@@ -94,7 +95,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
                 rows,
                 gradient,
                 DISTANCES[self.objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 bn_weight=self.bn_weight,
                 keep=self.keep,
                 masked=self.masked,

@@ -63,6 +63,7 @@ class JointDisentangle(Attack):
         }
     )
     recovers = "inputs"
+    differentiates = True
     adapts_to = joined(ROWS_COMPARED, {"encoding": (Smoothing,)})
 
     views: int = knob(

@@ -43,6 +43,7 @@ class PixelInversion(ImageSearch, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR})
     recovers = "inputs"
+    differentiates = True
     adapts_to = ROWS_COMPARED
 
     steps: int = knob(1000, help="optimiser steps", ge=1)

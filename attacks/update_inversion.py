@@ -54,6 +54,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
+    differentiates = True
     adapts_to = UPDATES_COMPARED
     earliest = True
     suite = tuple(SuiteEntry(kind, "fedre-paper", "update", 40) for kind in consumes)
@@ -107,7 +108,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 rows,
                 simulate,
                 DISTANCES[objective],
-                bn=self.bn,
+                bn=rows[0].statistics,
                 sent=update_as_sent(observation.channel, directions=objective in SCALE_FREE),
                 on_path=rounds is None and several(rows[0]) and self.at == "path",
                 device=context.device,

@@ -289,7 +289,7 @@ def _before(
     if model is None:
         return None
     own = {name: value.detach() for name, value in model.named_parameters()}
-    weight, bias = head_names(model, observation.num_classes)
+    weight, bias = head_names(model, observation.num_classes, observation.image_shape)
     if bias is None:
         return None
     sent = artifact.parameters({name: value.shape for name, value in own.items()})

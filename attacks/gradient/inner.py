@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation, Upload
+from fedre_privacy.models.probe import settle
 
 from ..running.driver import stage
 from .closed_form import pixel_by_pixel
@@ -124,7 +126,9 @@ def _inverted(
         who = group[0].victim
         labels = torch.zeros(len(rows), dtype=torch.int64)
         targets.append(Upload(who.client, who.round, (Representations(rows, labels),)))
-        extractors[who.client, who.round] = group[0].before
+        extractors[who.client, who.round] = settle(
+            copy.deepcopy(group[0].before), observation.image_shape
+        )
     asked = replace(observation, targets=tuple(targets), extractors=extractors, images_per_target=0)
     found = by.run(asked, stage(context, "inputs-"))
     if not isinstance(found, Reconstruction):

@@ -21,7 +21,8 @@ from .match import UpdateMatch, gradient
 from .objectives import l2rel
 from .restarts import choose
 from .search import lbfgs
-from .solve import Answer, check, known, one_hot, solve
+from .signed import by_trial
+from .solve import Answer, batch_labels, check, known, one_hot, solve
 from .starts import draw
 from .victims import BN_MODES, Victim
 
@@ -35,7 +36,13 @@ class Leakage:
     restarts: int = knob(4, help="starts tried until one matches", ge=1)
     tolerance: float = knob(1e-7, help="relative match that counts as found", gt=0)
     float64: bool = knob(True, help="double precision")
-    bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
+    bn: str = knob(
+        "auto",
+        help="BatchNorm by running (eval) or batch statistics; auto: as the upload or the module's "
+        "mode tells, else batch; either: the one that explains more in a short search",
+        choices=BN_MODES,
+        later=True,
+    )
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
         """See `updates_explained`."""
@@ -59,17 +66,23 @@ def deep_leakage(
     dtype = torch.float64 if how.float64 else torch.float32
     device = context.device
 
-    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
-        (victim,) = members
-        match = UpdateMatch(
-            [victim],
+    def match_of(rows: Sequence[Victim], precision: torch.dtype = torch.float32) -> UpdateMatch:
+        return UpdateMatch(
+            rows,
             gradient,
             l2rel,
-            bn=how.bn,
+            bn=rows[0].statistics,
             sent=update_as_sent(observation.channel),
             device=device,
-            dtype=dtype,
+            dtype=precision,
         )
+
+    if how.bn == "either":
+        tried = batch_labels(observation, victims, "joint")
+        victims = by_trial(victims, tried, match_of, observation, context)
+
+    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
+        match = match_of(members, dtype)
         fixed: Tensor | None = None
         if given[0] is not None:
             fixed = one_hot(known(given), classes, 1).to(device, dtype)
@@ -93,7 +106,8 @@ def deep_leakage(
             fit = float(found.fit)
             failed += not math.isfinite(fit)
             if best is None or fit < float(best.fit) or not math.isfinite(float(best.fit)):
-                best = choose(found, start, 1)
+                one = choose(found, start, 1)
+                best = one if best is None else replace(one, prior=best.prior)
             if fit < how.tolerance:
                 break
         if best is None:

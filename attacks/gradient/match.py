@@ -1,12 +1,16 @@
 """The match of candidate batches to uploads: one number per row, all rows in one tensor program.
 
-A row is one start of one victim. Rows run under `torch.func.vmap`; a single row runs without.
+A row is one start of one victim. Rows run under `torch.func.vmap`; a single row runs without, and
+so do rows of a module that torch.func refuses, one after another.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +64,50 @@ def gradient(
     """The gradient of one batch, by parameter name, itself differentiable."""
 
     def loss(at: Named) -> Tensor:
-        return soft_cross_entropy(
-            functional_call(module, (dict(at), dict(buffers)), images), labels
-        )
+        return soft_cross_entropy(called(module, at, buffers, images), labels)
 
-    slopes: dict[str, Tensor] = grad(loss)(dict(params))
-    return slopes
+    return slopes(loss, params)
+
+
+_PLAINLY: ContextVar[bool] = ContextVar("plainly", default=False)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Take gradients by plain autograd here, row by row, of modules that torch.func refuses.
+
+    It refuses checkpointing and, under vmap, branches on values.
+    """
+    token = _PLAINLY.set(True)
+    try:
+        yield
+    finally:
+        _PLAINLY.reset(token)
+
+
+def called(module: nn.Module, params: Named, buffers: Named, images: Tensor) -> Tensor:
+    """What a module with other parameters and buffers makes of images."""
+    if not _PLAINLY.get():
+        made: Tensor = functional_call(module, (dict(params), dict(buffers)), images)
+        return made
+    held, given = (*module.named_parameters(), *module.named_buffers()), {**params, **buffers}
+    twin = copy.deepcopy(module, {id(old): given[name] for name, old in held if name in given})
+    made = twin(images)  # what is checkpointed is computed again when this call is long over
+    return made
+
+
+def slopes(loss: Callable[[Named], Tensor], at: Named) -> dict[str, Tensor]:
+    """The gradient of a loss by each of some tensors, by name, itself differentiable."""
+    if not _PLAINLY.get():
+        found: dict[str, Tensor] = grad(loss)(dict(at))
+        return found
+    free = {n: v if v.requires_grad else v.detach().requires_grad_() for n, v in at.items()}
+    with torch.enable_grad():
+        value = loss(free)
+    made = torch.autograd.grad(
+        value, list(free.values()), create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(free, made, strict=True))
 
 
 class UpdateMatch:
@@ -139,6 +181,8 @@ class UpdateMatch:
             for layer in self.norms
             for kind in ("mean", "var")
         }
+        self.one_by_one = False
+        """Whether rows go one after another, since torch.func refuses the module."""
         self.place: Tensor | None = None
         """Share of the way from before to after local training at which each row is simulated (n,)
         in [0, 1]. None: all at the start."""
@@ -178,15 +222,29 @@ class UpdateMatch:
             images,
             labels,
         )
-        if len(images) == 1:
-            picked = [
-                part if dim is None else _first(part)
-                for part, dim in zip(held, self.dims, strict=True)
-            ]
-            value: Tensor = self._row(*picked)
-            return value[None]
+        if not self.one_by_one:
+            try:
+                return self._together(held)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError:  # of torch.func; what the module cannot do fails again below
+                self.one_by_one = True
+        with plainly():
+            return torch.stack([self._row(*self._picked(held, i)) for i in range(len(images))])
+
+    def _together(self, held: tuple[Any, ...]) -> Tensor:
+        """Rows' distances (n,) in one program."""
+        if len(held[-1]) == 1:
+            return self._row(*self._picked(held, 0))[None]
         out: Tensor = vmap(self._row, in_dims=self.dims)(*held)
         return out
+
+    def _picked(self, held: tuple[Any, ...], row: int) -> list[Any]:
+        """What one row reads."""
+        return [
+            part if dim is None else _of_row(part, row)
+            for part, dim in zip(held, self.dims, strict=True)
+        ]
 
     def _row(
         self,
@@ -227,7 +285,7 @@ class UpdateMatch:
 
         handles = [layers[name].register_forward_pre_hook(watch(name)) for name in self.norms]
         try:
-            functional_call(self.module, (dict(params), dict(buffers)), images)
+            called(self.module, params, buffers, images)
         finally:
             for handle in handles:
                 handle.remove()
@@ -244,6 +302,6 @@ def _of(named: Named, names: Collection[str]) -> dict[str, Tensor]:
     return {name: value for name, value in named.items() if name in names}
 
 
-def _first(part: Any) -> Any:
-    """Row 0 of a tensor, or of every tensor of a mapping."""
-    return part[0] if isinstance(part, Tensor) else {name: v[0] for name, v in part.items()}
+def _of_row(part: Any, row: int) -> Any:
+    """A row of a tensor, or of every tensor of a mapping."""
+    return part[row] if isinstance(part, Tensor) else {name: v[row] for name, v in part.items()}

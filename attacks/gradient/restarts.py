@@ -29,7 +29,8 @@ def choose(
     got nowhere do not blur the others.
 
     Args:
-        found, start: rows are victims times restarts.
+        found, start: rows are victims times restarts. What each began with is the start of the
+            first, since which one is best was told by the upload.
         weigh_mean: objectives (v * restarts,) of images (v * restarts, B, C, H, W), for answering
             with the mean; None answers with the best restart.
     """
@@ -47,7 +48,7 @@ def choose(
             attained = weigh_mean(answers.repeat_interleave(restarts, 0)).cpu().float()[picked]
     return Answer(
         images=answers,
-        prior=start.cpu().float()[picked],
+        prior=start.cpu().float()[::restarts],
         labels=labels[picked],
         fit=attained,
         spread=spread,

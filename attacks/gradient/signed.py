@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +26,10 @@ from .restarts import choose
 from .search import relative_tv, signed_adam, with_smoothness
 from .solve import Answer, known, one_hot, solve
 from .starts import STARTS, draw
-from .victims import BN_MODES, Victim
+from .victims import BN_MODES, Victim, batch_norms
+
+TRIED_STEPS = 60
+"""Steps of the search that tells by which statistics BatchNorm normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,13 @@ class SignedSearch:
         ge=0,
     )
     start: str = knob("normal", help="where images begin", choices=STARTS)
-    bn: str = knob("batch", help="batch norm: running or batch statistics", choices=BN_MODES)
+    bn: str = knob(
+        "auto",
+        help="BatchNorm by running (eval) or batch statistics; auto: as the upload or the module's "
+        "mode tells, else batch; either: the one that explains more in a short search",
+        choices=BN_MODES,
+        later=True,
+    )
     restarts: int = knob(1, help="independent starts per target", ge=1)
     combine: str = knob(
         "mean", help="average the restarts that end near the best or keep it", choices=COMBINE
@@ -92,6 +102,8 @@ def signed_search(
     shape = (observation.images_per_target, *observation.image_shape)
     device, tries = context.device, range(how.restarts)
     say = noted_once(context.report)
+    if how.bn == "either":
+        victims = by_trial(victims, labels, match, observation, context)
 
     def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
         start, spare = (
@@ -136,3 +148,41 @@ def signed_search(
         split=split,
         note=note,
     )
+
+
+def by_trial(
+    victims: Sequence[Victim],
+    labels: Sequence[Tensor],
+    match: Callable[[Sequence[Victim]], UpdateMatch],
+    observation: Observation,
+    context: Context,
+) -> list[Victim]:
+    """Victims that say by which statistics BatchNorm normalised, where the upload does not tell.
+
+    They are those with which a short search explains more of the upload.
+    """
+    shape, found = (observation.images_per_target, *observation.image_shape), []
+    for victim, own in zip(victims, labels, strict=True):
+        fits = {}
+        for statistics in ("batch", "eval"):
+            if victim.unmoved is not None or not batch_norms(victim.model):
+                break
+            one = replace(victim, statistics=statistics)
+            start, spare = (
+                draw([one], shape, context.seed, "normal", restarts=[0], purpose=purpose)
+                for purpose in ("start", "spare")
+            )
+            known_labels = one_hot([own], observation.num_classes, 1).to(context.device)
+            tried = signed_adam(
+                match([one]),
+                start.to(context.device),
+                spare.to(context.device),
+                known_labels,
+                steps=TRIED_STEPS,
+                lr=0.1,
+                tv=None,
+            )
+            fits[statistics] = float(tried.fit.nan_to_num(math.inf))
+        best = min(fits, key=fits.__getitem__, default=victim.statistics)
+        found.append(replace(victim, statistics=best))
+    return found

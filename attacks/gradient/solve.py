@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -15,14 +15,30 @@ from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import LocalTraining, Observation
+from fedre_privacy.models.probe import told, trial, trial_images
 
 from ..running.driver import Piece, Tick, in_tiles_of, join
+from ..running.probe import unreachable
 from ..running.tiles import CPU_TILE
 from . import labels as label_rules
 from .heads import shares
+from .match import gradient, plainly
 from .simulated import probes, simulated_counts
-from .victims import Victim, check_batch, family, head_names, local_steps, mean_gradient, victims_of
+from .victims import (
+    Victim,
+    batch_norms,
+    by_statistics,
+    check_batch,
+    family,
+    head_names,
+    local_steps,
+    mean_gradient,
+    prepared,
+    victims_of,
+)
 
+TRIED = 4
+"""Images of the batch on which a model is tried, at most."""
 GPU_ROWS = 64
 """Rows (victims times restarts) at once on a GPU unless the attack's chunk says otherwise."""
 SMALL_MODEL = 3_000_000
@@ -61,16 +77,71 @@ def check(observation: Observation, bn: str) -> list[Victim]:
     Raises:
         IncompatibleError: see `victims_of` and `check_batch`.
     """
-    victims = victims_of(observation)
+    victims = by_statistics(victims_of(observation), bn)
     for _, members in groupby(sorted(victims, key=_key), key=_key):
+        victim = next(members)
         check_batch(
-            next(members).model,
-            bn,
+            victim.model,
+            victim.statistics,
             observation.images_per_target,
             observation.image_shape,
             observation.num_classes,
         )
+        why = unmatched(
+            victim.model,
+            victim.statistics,
+            min(observation.images_per_target, TRIED),
+            observation.image_shape,
+        )
+        if why:
+            raise unreachable(
+                observation,
+                f"Images cannot be sought by the gradient of the model of client {victim.client} "
+                f"in round {victim.round}: {why}.",
+            )
     return victims
+
+
+def unmatched(model: nn.Module, bn: str, count: int, image_shape: tuple[int, int, int]) -> str:
+    """Why no gradient of a model's gradient reaches its images; empty where one does.
+
+    Args:
+        bn: see `prepared`. count: images of the batch that is tried.
+    """
+    module = prepared(model, bn, torch.device("cpu"), torch.float32)
+    params, buffers = (
+        {name: value.detach() for name, value in held}
+        for held in (module.named_parameters(), module.named_buffers())
+    )
+    images = trial_images(module, image_shape, 2 * count)
+    one, other = (part.clone().requires_grad_() for part in images.split(count))
+
+    def made(batch: Tensor) -> list[Tensor]:
+        logits = module(batch.detach())
+        labels = F.one_hot(logits.argmin(1), logits.shape[1]).to(batch)
+        return list(gradient(module, params, buffers, batch, labels).values())
+
+    def reached() -> bool:
+        found = made(one)
+        match = sum((value.square().sum() for value in found), torch.zeros(()))
+        slope = None
+        if match.requires_grad:
+            (slope,) = torch.autograd.grad(match, one, allow_unused=True)
+        if slope is not None and bool(slope.any()):
+            return True
+        return all(torch.equal(a, b) for a, b in zip(found, made(other), strict=True))
+
+    with sdpa_kernel(SDPBackend.MATH), trial():
+        try:
+            ends = reached()
+        except RuntimeError:  # of torch.func, see `UpdateMatch`
+            try:
+                with plainly():
+                    ends = reached()
+            except RuntimeError as error:
+                return told(error)
+    lost = "no gradient reaches the image (it is detached, rounded or compared on its way)"
+    return "" if ends else lost
 
 
 def batch_labels(
@@ -83,7 +154,7 @@ def batch_labels(
     """
     size, training, found = observation.images_per_target, observation.training, []
     for victim in victims:
-        weight, bias = head_names(victim.model, observation.num_classes)
+        weight, bias = head_names(victim.model, observation.num_classes, observation.image_shape)
         if not {weight, bias or weight} <= set(victim.upload):
             images = probes(observation.aux, observation.image_shape)
             count = simulated_counts(victim, images, size, observation.num_classes)
@@ -169,6 +240,9 @@ def solve(
     said = ["budget spent", note] if note else ["budget spent"]
     if bool(found["redrawn"].any()):
         said.append(f"{int(found['redrawn'].sum())} starts drawn anew after NaN")
+    running = sum(one.statistics == "eval" and bool(batch_norms(one.model)) for one in victims)
+    if running:
+        said.append(f"BatchNorm by running statistics ({running} of {len(victims)} uploads)")
     if bool(found["failed"].any()):
         said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
     return Reconstruction(
@@ -218,7 +292,8 @@ def training_of(observation: Observation) -> LocalTraining:
 
 def _key(victim: Victim) -> str:
     whole = len(victim.upload) == len(dict(victim.model.named_parameters()))
-    return family(victim.model) + ("" if whole else str(list(victim.upload)))
+    parts = "" if whole else str(list(victim.upload))
+    return f"{family(victim.model)}{victim.statistics}{parts}"
 
 
 def _size(victim: Victim) -> int:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from .match import Named, gradient, soft_cross_entropy
+from .match import Named, called, gradient, soft_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,7 @@ class LocalSteps:
                 slopes = gradient(module, at, buffers, batch, targets)
                 return tuple(at[name] - self.lr * slopes[name] for name in names)
             free = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
-            made = functional_call(
-                module, (dict(zip(names, free, strict=True)), dict(buffers)), batch
-            )
+            made = called(module, dict(zip(names, free, strict=True)), buffers, batch)
             slopes_ = torch.autograd.grad(
                 soft_cross_entropy(made, targets), free, create_graph=True
             )

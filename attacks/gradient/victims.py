@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining, Observation
+from fedre_privacy.models.probe import logit_layer
 
 from ..running.modules import frozen
 
-BN_MODES = ("eval", "batch")
+BN_MODES = ("auto", "eval", "batch", "either")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,9 @@ class Victim:
             which points the same way. Parameters that were not sent are absent: they stayed as
             they were, and are not compared.
         local: whether it is an update by local training and not one gradient.
+        unmoved: whether the upload holds the running statistics of BatchNorm and they are those
+            of before, so that the client did not normalise by its batches; None: it holds none.
+        statistics: by which BatchNorm is taken to have normalised, "eval" or "batch".
     """
 
     client: int
@@ -35,6 +39,8 @@ class Victim:
     model: nn.Module
     upload: Mapping[str, Tensor]
     local: bool
+    unmoved: bool | None = None
+    statistics: str = "batch"
 
     def sent(self, *names: str) -> list[Tensor]:
         """What was uploaded of some parameters.
@@ -107,10 +113,29 @@ def victims_of(observation: Observation) -> list[Victim]:
                 for name in own
                 if name in params
             }
-            found.append(Victim(upload.client, upload.round, model, sent, local))
+            unmoved = _unmoved(model, params) if artifact.holds == Holds.PARAMETERS else None
+            found.append(Victim(upload.client, upload.round, model, sent, local, unmoved))
     if problems:
         raise IncompatibleError(*dict.fromkeys(problems))
     return found
+
+
+def _unmoved(model: nn.Module, sent: Mapping[str, Tensor]) -> bool | None:
+    """Whether uploaded running means and variances are those of a model; None: there are none."""
+    before = dict(model.named_buffers())
+    told = [n for n in before if n.endswith((".running_mean", ".running_var")) and n in sent]
+    return all(torch.equal(sent[n].to(before[n]), before[n]) for n in told) if told else None
+
+
+def by_statistics(victims: Sequence[Victim], bn: str) -> list[Victim]:
+    """Victims that say by which statistics BatchNorm normalised.
+
+    Args:
+        bn: "eval" or "batch" for all; else as each upload tells, and "batch" where it does not.
+    """
+    usual = "batch" if bn in ("auto", "either") else bn
+    told = {True: "eval", False: "batch", None: usual}
+    return [replace(v, statistics=told[v.unmoved] if usual != bn else bn) for v in victims]
 
 
 def moved(change: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,11 +171,13 @@ def mean_gradient(victim: Victim, training: LocalTraining | None) -> dict[str, T
     return {name: value / scale for name, value in victim.upload.items()}
 
 
-def head_names(model: nn.Module, num_classes: int) -> tuple[str, str | None]:
-    """Names of the weight (num_classes, d) and bias (num_classes,) of the last linear layer.
+def head_names(
+    model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]
+) -> tuple[str, str | None]:
+    """Names of the weight (num_classes, d) and bias (num_classes,) of the layer of the logits.
 
     Raises:
-        IncompatibleError: no parameter has such a shape.
+        IncompatibleError: no parameter has such a shape, or what they belong to puts out no logits.
     """
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     weights = [name for name, s in shapes.items() if len(s) == 2 and s[0] == num_classes]
@@ -159,8 +186,15 @@ def head_names(model: nn.Module, num_classes: int) -> tuple[str, str | None]:
             f"No linear layer of the model has {num_classes} outputs; labels are read off the "
             "gradient of the last one."
         )
-    bias = weights[-1].removesuffix("weight") + "bias"
-    return weights[-1], bias if shapes.get(bias) == (num_classes,) else None
+    head = logit_layer(frozen(model, torch.device("cpu")), image_shape, num_classes)
+    if head is None:
+        raise IncompatibleError(
+            f"The logits of the model are not the output of a linear layer (tried: "
+            f"{', '.join(weights)}); labels are read off the gradient of such a layer.",
+            next_step="Give the classifier itself, without what follows its last linear layer.",
+        )
+    bias = head.removesuffix("weight") + "bias"
+    return head, bias if shapes.get(bias) == (num_classes,) else None
 
 
 def family(model: nn.Module) -> str:

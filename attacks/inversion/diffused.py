@@ -19,6 +19,7 @@ from ..running.channels import row_as_compared, rows_as_sent
 from ..running.driver import Piece, Tick, in_tiles_of, join, kept, reconstruction
 from ..running.modules import frozen, outputs
 from ..running.objectives import l2rel
+from ..running.probe import check_gradients
 from ..running.tiles import cpu_tile, each, progress
 from .denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
 from .linear_map import Linear
@@ -49,6 +50,12 @@ def diffusion_answers(
     jobs: dict[str, list[MapJob]] = {}
     for job in jobs_of(observation, linear):
         jobs.setdefault(job.family, []).append(job)
+    owners = {job.owner for kind in jobs.values() for job in kind}
+    check_gradients(
+        observation,
+        {key: frozen(observation.extractors[key], context.device) for key in owners},
+        twice=True,
+    )
     with single_threaded(context.device) as cores:
         kinds = {
             name: _Kind(observation, context, mine, linear, cores) for name, mine in jobs.items()

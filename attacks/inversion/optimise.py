@@ -263,7 +263,7 @@ def fit_tile(
     chosen = ranked.argmin(1) + torch.arange(count, device=device) * restarts
     return Fitted(
         images=answers[chosen].cpu(),
-        prior=start_images[chosen].cpu(),
+        prior=start_images[::restarts].cpu(),  # which start is best, the upload told
         fit=fit[chosen].cpu(),
         spread=spread.cpu(),
         trace=torch.stack(trace)[:, chosen].cpu(),

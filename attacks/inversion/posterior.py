@@ -104,12 +104,19 @@ def corrected(
         allowed: squared length of the error of each representation (n,).
         size: noise of each picture (n,).
     """
-    found, pull, *_ = torch.func.vjp(extract, clean)
-    _, push, *_ = torch.func.vjp(lambda one: pull(one)[0], torch.zeros_like(found))
-    ridge = allowed[:, None]
+    at = clean.detach().requires_grad_()
+    with torch.enable_grad():  # torch.func would refuse modules that checkpoint
+        made = extract(at)
+        along = torch.zeros_like(made, requires_grad=True)
+        (back,) = torch.autograd.grad(made, at, along, create_graph=True)
+    found, ridge = made.detach(), allowed[:, None]
+
+    def pull(one: Tensor) -> Tensor:
+        (change,) = torch.autograd.grad(made, at, one, retain_graph=True)
+        return change
 
     def applied(one: Tensor) -> Tensor:
-        seen: Tensor = push(net.left(pull(one)[0], size))[0]
+        (seen,) = torch.autograd.grad(back, along, net.left(pull(one), size), retain_graph=True)
         return seen + ridge * one
 
     with torch.no_grad():
@@ -124,7 +131,7 @@ def corrected(
             after = rest.square().sum(1, keepdim=True)
             way = rest + after / (length + TINY) * way
             length = after
-        change = net.left(pull(answer)[0], size)
+        change = net.left(pull(answer), size)
         moved = torch.stack([clean + share * change for share in LENGTHS])
         errors = torch.stack([(extract(one) - wanted).square().sum(1) for one in moved])
         best = errors.nan_to_num(torch.inf).argmin(0)

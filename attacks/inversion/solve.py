@@ -21,6 +21,7 @@ from ..running.driver import Piece, Tick, in_tiles_of, reconstruction
 from ..running.graphs import capture_for
 from ..running.modules import frozen
 from ..running.objectives import Objective
+from ..running.probe import check_gradients
 from ..running.tiles import cpu_tile, measured_rows
 from .optimise import Budget, Fitted, ImagePrior, Start, better_of, by_owner, fit_tile
 
@@ -57,6 +58,7 @@ def invert(
         if key in observation.extractors
     }
     check_extractors(extractors, owners, rows.shape[1], observation.image_shape, device)
+    check_gradients(observation, extractors)
     note = noted_once(context.report)
 
     def fit(some: list[int], tick: Tick) -> Piece:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.models.probe import channels_last
+
 BATCH = 256
 """Images per pass; a constant, so that results do not depend on memory."""
 PASS = BATCH * 3 * 32 * 32
@@ -17,11 +19,12 @@ PASS = BATCH * 3 * 32 * 32
 def frozen(module: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy on a device, in evaluation mode, whose parameters take no gradient.
 
-    Its convolutions are computed channels last on a CPU, which is faster.
+    Its convolutions are computed channels last on a CPU, which is faster, where the module bears
+    it (`models.probe`).
     """
     made = copy.deepcopy(module).to(device)
     if device.type == "cpu":
-        made.to(memory_format=torch.channels_last)
+        channels_last(made)
     return made.eval().requires_grad_(False)
 
 

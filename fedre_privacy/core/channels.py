@@ -30,9 +30,9 @@ class Bound:
 class Masking:
     """Set some numbers to 0 and multiply the others by a factor.
 
-    All vectors of an upload lose the same coordinates, or each its own. Which ones is seen, as they
-    are 0, unless noise or rounding comes after it (see `usable`). Attacks that send vectors of their
-    own anew keep the coordinates that any vector of the upload has.
+    All vectors of an upload lose the same coordinates, or each its own. Which ones is seen, as
+    they are 0, unless noise or rounding comes after it (see `usable`). Attacks that send vectors of
+    their own anew keep the coordinates that any vector of the upload has.
     """
 
     word: ClassVar[str] = "mask"

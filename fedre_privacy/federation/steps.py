@@ -25,6 +25,7 @@ from fedre_privacy.core.types import Emission, Mixture, Upload
 from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
 from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.models.norm import running_norms
+from fedre_privacy.models.probe import channels_last
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
@@ -296,13 +297,15 @@ def on_device(client: Client, setting: Setting) -> Iterator[None]:
     """Bring a client's modules to the device for its step when they are kept off it.
 
     On a CPU convolutions are computed channels last, which takes a third off a round of `cnn4`
-    (benchmarks/rounds.py); values and shapes are the same in either layout.
+    (benchmarks/rounds.py); values and shapes are the same in either layout. An architecture that
+    relies on its own layout keeps it (`models/probe.py`).
     """
     home = next(client.model.parameters()).device
     modules = [client.model, *client.memory.values()]
-    layout = torch.channels_last if setting.device.type == "cpu" else torch.preserve_format
     for module in modules:
-        module.to(setting.device).to(memory_format=layout)
+        module.to(setting.device)
+        if setting.device.type == "cpu":
+            channels_last(module)
     try:
         yield
     finally:

@@ -12,9 +12,13 @@ from ..core.config import knob, knobs
 from ..core.errors import ConfigError, unknown
 from .mapping import MAPPINGS, build_mapping
 from .norm import NORMS, with_norm
+from .probe import give_copy, needs_copy
 from .split import SplitModel, num_parameters
 from .zoo import Architecture, architectures
 from .zoo.resnet import STEMS
+
+_NEED_COPY: dict[tuple[object, ...], bool] = {}
+"""Whether the images of an architecture have to be copied, as far as it was tried."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "het10": (
@@ -233,9 +237,16 @@ def assemble(
     backbone, native = architecture.build(image_shape)
     backbone = with_norm(backbone, norm)
     dim = native if dim is None else dim
-    return SplitModel(
+    model = SplitModel(
         backbone, build_mapping(mapping, native, dim), dim=dim, num_classes=num_classes
     )
+    if not model.head.weight.is_meta:
+        tried = (type(architecture), repr(architecture), image_shape, norm)
+        if tried not in _NEED_COPY:
+            _NEED_COPY[tried] = needs_copy(model.extractor, image_shape)
+        if _NEED_COPY[tried]:
+            give_copy(model.extractor)
+    return model
 
 
 def build_model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -98,3 +98,28 @@ def as_rows(values: Any, what: str) -> Tensor:
             next_step=f"{step}nn.Flatten())." if rows.dim() > 2 else "Give one row per target.",
         )
     return rows
+
+
+def check_classes(width: int, given: Mapping[str, Tensor | None]) -> None:
+    """Refuse a module that is no classifier over the labels that are given.
+
+    Args:
+        width: number of its outputs. given: labels (n,) by what they are called.
+
+    Raises:
+        IncompatibleError: it has a single output, or a label is beyond them.
+    """
+    if width < 2:
+        raise IncompatibleError(
+            "The module returns one number for each image; a gradient is of the cross-entropy of "
+            "logits, one for each class.",
+            next_step="Give a module that returns a logit for each of 2 or more classes.",
+        )
+    problems = [
+        f"{name} hold class {int(labels.max())}; the module has {width} outputs, for classes 0 to "
+        f"{width - 1}."
+        for name, labels in given.items()
+        if labels is not None and len(labels) and int(labels.max()) >= width
+    ]
+    if problems:
+        raise IncompatibleError(*problems, next_step="Number the classes as the module does.")

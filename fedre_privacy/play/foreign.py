@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core import files
 from fedre_privacy.core.contents import Role
@@ -161,7 +161,7 @@ def _with_extractor(
     return dataclasses.replace(
         given,
         uploads=kept,
-        extractors=partial(load_extractors, extractor, states.known),
+        extractors=partial(load_extractors, extractor, states.known, recorded.image_shape),
         truth=None
         if recorded.truth is None
         else partial(_truth, recorded.truth, recorded.image_shape, given.uploads, frozenset(lost)),
@@ -185,7 +185,9 @@ def _of_other_widths(
     }
     if len(set[int]().union(*widths.values())) < 2:
         return {}
-    module = load_extractors(extractor, states.known, [(client, 0) for client in states.known])
+    module = load_extractors(
+        extractor, states.known, recorded.image_shape, [(client, 0) for client in states.known]
+    )
     width = output_width(
         next(iter(module.values())),
         recorded.image_shape,
@@ -215,7 +217,7 @@ def _with_network(
             f"{recorded.uploads} holds no gradient and no update: it holds {', '.join(held)}.",
             next_step="Give --extractor and --weights for representations and prototypes.",
         )
-    starts = Starts(network, given.broadcasts)
+    starts = Starts(network, given.broadcasts, given.image_shape)
     folder = recorded.uploads if recorded.uploads.is_dir() else recorded.uploads.parent
     sizes = updates.told_sizes(folder)
     found: dict[int, Checked] = {}
@@ -256,6 +258,7 @@ def _with_network(
         threat=known.threat(),
         models=models,
         images_per_target=number,
+        statistics="either" if _normalises(first) else "",
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         true_labels=classes,
@@ -280,6 +283,11 @@ def _kept(uploads: Sequence[Upload], lost: Mapping[int, FedreError]) -> tuple[Up
         listed = [f"{one[0].upper()}{one[1:]}" for one in by_clients(problems)]
         raise type(first)(*listed, next_step=first.next_step)
     return kept
+
+
+def _normalises(module: nn.Module) -> bool:
+    """Whether a module has BatchNorm."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:

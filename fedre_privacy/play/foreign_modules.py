@@ -19,6 +19,7 @@ from fedre_privacy.core.types import Broadcast
 from fedre_privacy.core.units import first_few
 from fedre_privacy.sealed.modules import Held, Key, Modules, Recipe
 
+from .checks import Shape
 from .foreign_names import COUNTED, SHOWN, Layout, Named, under_names
 
 State = Mapping[str, Tensor]
@@ -76,14 +77,17 @@ def extractor_states(
     return States(known, said, lost)
 
 
-def load_extractors(extractor: str, states: Mapping[int, State], keys: Collection[Key]) -> Modules:
+def load_extractors(
+    extractor: str, states: Mapping[int, State], image_shape: Shape, keys: Collection[Key]
+) -> Modules:
     """Each client's extractor by (client, round).
 
     Args:
         extractor: ``package:function`` that returns the module.
         states: by client, see `extractor_states`.
+        image_shape: (C, H, W) of the images that it takes.
     """
-    recipe = Recipe(factory=extractor)
+    recipe = Recipe(factory=extractor, image_shape=image_shape)
     return Modules({key: Held(recipe, partial(states.__getitem__, key[0])) for key in keys})
 
 
@@ -110,13 +114,14 @@ class Starts:
         network: ``package:function`` that returns the module, images to logits.
         broadcasts: of the rounds of the uploads; parameters under names that `under_names`
             understands.
+        image_shape: (C, H, W) of the images that the network takes.
 
     Raises:
         ConfigError: the function is not there, fails, or returns no module.
     """
 
-    def __init__(self, network: str, broadcasts: Sequence[Broadcast]) -> None:
-        self.network, self.broadcasts = network, broadcasts
+    def __init__(self, network: str, broadcasts: Sequence[Broadcast], image_shape: Shape) -> None:
+        self.network, self.broadcasts, self.image_shape = network, broadcasts, image_shape
         self.layout = Layout.of(made(network, "--network"))
         self._known: dict[int, Start] = {}
 
@@ -140,7 +145,7 @@ class Starts:
 
     def modules(self, keys: Collection[Key]) -> Modules:
         """The models by (client, round)."""
-        recipe = Recipe(factory=self.network)
+        recipe = Recipe(factory=self.network, image_shape=self.image_shape)
         return Modules({key: Held(recipe, partial(self._state, key)) for key in keys})
 
     def _state(self, key: Key) -> State:

@@ -64,6 +64,8 @@ class Given:
         extractors: images in [0, 1] (n, C, H, W) to representations (n, d).
         models: images to logits (n, classes), as clients started the round; for gradients.
         images_per_target: images behind each gradient or update; 0: targets are rows.
+        statistics: by which BatchNorm normalised for gradients and updates, as an attack's setting
+            ``bn`` has it; empty: as that setting says.
         training: how clients train, as far as it is told; for updates.
         truth: from the targets to the images that made them; None: nobody knows.
         true_labels: of gradients and updates the classes of those images, in their order; None:
@@ -92,6 +94,7 @@ class Given:
     broadcasts: tuple[Broadcast, ...] = ()
     models: Mapping[Key, nn.Module] = field(default_factory=dict)
     images_per_target: int = 0
+    statistics: str = ""
     training: LocalTraining | None = None
     truth: Callable[[tuple[Upload, ...]], Truth] | None = None
     true_labels: Tensor | None = None
@@ -160,6 +163,15 @@ class Given:
         config = str(folder / "config.yaml")
         words = [*self.command, "--attack", attack.attack.name, "--config", config]
         return shlex.join(words) + plugin_words(attack.plugins()), ""
+
+
+def normalising_as(given: Given, settings: AttackSettings) -> AttackSettings:
+    """Settings in which an attack that was not told otherwise normalises as the clients did."""
+    attack = settings.attack
+    if not given.statistics or getattr(attack, "bn", "") != "auto":
+        return settings
+    told: Any = {"bn": given.statistics}
+    return dataclasses.replace(settings, attack=dataclasses.replace(attack, **told))
 
 
 def prepare_given(given: Given, settings: AttackSettings) -> Trial:
@@ -259,7 +271,7 @@ def prepare_given(given: Given, settings: AttackSettings) -> Trial:
         group,
         floors.images,
         labels=given.true_labels,
-        bn=getattr(attack, "bn", None),
+        bn=bn if (bn := getattr(attack, "bn", None)) in ("eval", "batch") else None,
     )
     return ImageTrial(
         *common, groups={TARGET: group}, public=floors, unit=given.unit, agreement=agrees

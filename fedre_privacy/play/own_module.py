@@ -18,27 +18,34 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
-from fedre_privacy.core.artifacts import Artifact, GradientState, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, Prototypes, Representations
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.types import Knowledge, ThreatModel, Upload
-from fedre_privacy.data.arrays import Pixels, read_pixels
 from fedre_privacy.eval import DEFAULT_METRICS, Card
 from fedre_privacy.eval.metrics.base import Metric
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
+from fedre_privacy.models.probe import settle
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
-from .checks import Labels, Shape, as_finite, as_labels, as_rows, output_width
-from .foreign_checks import MASKED, Findings, checked_part
+from .checks import (
+    Labels,
+    as_labels,
+    as_rows,
+    check_classes,
+    output_width,
+)
+from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
-from .given import Given, classes_seen, prepare_given
+from .given import Given, classes_seen, normalising_as, prepare_given
+from .own_inputs import notes_of, read_gradient, read_images, shape_of, statistics_of
 from .own_truth import public_for, truth_for
 from .questions.base import Trial
 
@@ -218,9 +225,10 @@ def attack_module(
     (what,) = handed
     if not isinstance(module, nn.Module):
         raise ConfigError(f"The module is a {type(module).__name__}; needed is an nn.Module.")
-    true, others, read = _images(truth, public, image_shape)
-    shape = _shape(image_shape, true, others)
+    true, others, read = read_images(truth, public, image_shape)
+    shape = shape_of(image_shape, true, others)
     copied = frozen_copies({OWN: module})
+    settle(copied[OWN], shape)
     width = output_width(
         copied[OWN], shape, what=type(module).__name__, option="image_shape=(C, H, W)"
     )
@@ -232,7 +240,8 @@ def attack_module(
     masked = False
     if gradient is not None:
         number = _count(images, known, true)
-        artifact, seen, masked = _gradient(gradient, Layout.of(module))
+        check_classes(width, {"labels": known, "truth_labels": named})
+        artifact, seen, masked = read_gradient(gradient, Layout.of(copied[OWN]))
     else:
         rows = as_rows(vectors[what], what)
         if known is None and what == "prototypes":
@@ -258,16 +267,18 @@ def attack_module(
         extractors=lambda keys: {} if number else copied,
         models=copied if number else {},
         images_per_target=number,
+        statistics=statistics_of(module) if number else "",
         truth=None if true is None else partial(truth_for, true, named, by_class, number),
         true_labels=named,
         public=None if others is None else public_for(others, public_labels, by_class, true),
         unit="gradient" if number else what.removesuffix("s"),
-        notes=(*_notes(module, what), *read),
+        notes=(*notes_of(module, copied[OWN], shape, what), *read),
         findings=Findings(tuple(seen)),
         assumed=(MASKED,) if masked else (),
         supported=SUPPORTED,
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
+    settings = normalising_as(given, settings)
     trial = prepare_given(given, settings)
     return _played(trial, settings, choose_device(str(device)), isolation, folder, report)
 
@@ -313,73 +324,6 @@ def _threat(what: str) -> ThreatModel:
     return ThreatModel(
         "own-module", frozenset(grants), "last", f"whoever holds the module and the {what}"
     )
-
-
-def _notes(module: nn.Module, what: str) -> tuple[str, ...]:
-    """What was done to a module in training mode, where it matters."""
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    if not any(part.training and isinstance(part, kinds) for part in module.modules()):
-        return ()
-    norm = "as the attack's setting bn says" if what == "gradient" else "by its running statistics"
-    return (
-        "The module is in training mode; a copy in evaluation mode was attacked (BatchNorm "
-        f"{norm}, no dropout).",
-    )
-
-
-def _images(
-    truth: Any, public: Any, image_shape: Sequence[int] | None
-) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """True and public images (n, C, H, W) in [0, 1], all of one shape, and what was decided."""
-    shape = None if image_shape is None else _shape(image_shape)
-    found: dict[str, Pixels] = {}
-    for name, given in (("public", public), ("truth", truth)):  # one may settle the other's axes
-        if given is not None:
-            made = read_pixels(given, name, shape=shape, option="image_shape=(C, H, W)")
-            channels, height, width = made.values.shape[1:]
-            found[name], shape = made, (channels, height, width)
-    true, others = (found[name].floats() if name in found else None for name in ("truth", "public"))
-    return true, others, tuple(note for made in found.values() for note in made.notes)
-
-
-def _shape(given: Sequence[int] | None, *images: Tensor | None) -> Shape:
-    """(C, H, W) as given, or that of the first images."""
-    shapes = [tuple(given)] if given is not None else []
-    shapes += [tuple(some.shape[1:]) for some in images if some is not None]
-    if not shapes:
-        raise ConfigError(
-            "The size of the images sought is not known.",
-            next_step="Give image_shape=(C, H, W), for example (3, 32, 32).",
-        )
-    first = shapes[0]
-    if len(first) != 3 or not all(isinstance(side, int) and side > 0 for side in first):
-        raise ConfigError(f"image_shape is (C, H, W), three whole numbers; got {first}.")
-    return first[0], first[1], first[2]
-
-
-def _gradient(
-    given: Mapping[str, Tensor | None] | Sequence[Tensor | None], layout: Layout
-) -> tuple[Artifact, list[str], bool]:
-    """The gradient by parameter name, what was assumed of it, and whether it is masked."""
-    if not isinstance(given, Mapping):
-        orders = (layout.parameters, layout.trained)
-        order = next((own for own in orders if len(own) == len(given)), None)
-        if order is None:
-            raise IncompatibleError(
-                f"The gradient has {len(given)} tensors; the module has "
-                f"{len(layout.parameters)} parameters, of which {len(layout.trained)} take one.",
-                next_step="Give torch.autograd.grad(loss, module.parameters()), or name each.",
-            )
-        given = dict(zip(order, given, strict=True))
-    named = {name: value for name, value in given.items() if value is not None}
-    finite = {name: as_finite(value, f"gradient '{name}'") for name, value in named.items()}
-    try:
-        return checked_part(GradientState(finite), layout.state, layout, None)
-    except IncompatibleError as error:
-        raise IncompatibleError(
-            *(f"The gradient cannot be attacked: {problem}." for problem in error.problems),
-            next_step="Give the gradient of this very module, or of some of its parameters.",
-        ) from None
 
 
 def _count(images: int | None, labels: Tensor | None, truth: Tensor | None) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError
 from fedre_privacy.models.families import ModelSettings, build_model, members_of
+from fedre_privacy.models.probe import settle
 from fedre_privacy.models.zoo import architectures
 
 HELD_AT_ONCE = 32
@@ -34,7 +35,8 @@ class Recipe:
         client: number of the client, which picks the architecture.
         image_shape: (C, H, W). num_classes: length of the head's output.
         part: the whole model, its extractor or its head.
-        factory: ``package:function`` that returns the module, in place of all of these.
+        factory: ``package:function`` that returns the module, in place of the others but the
+            image shape, with which it is tried (`models.probe.settle`).
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class Recipe:
         if self.factory:
             module, _, name = self.factory.partition(":")
             made: nn.Module = getattr(importlib.import_module(module), name)()
-            return made
+            return settle(made, self.image_shape) if self.image_shape else made
         channels, height, width = self.image_shape
         model = build_model(
             ModelSettings(**self.settings), self.client, (channels, height, width), self.num_classes

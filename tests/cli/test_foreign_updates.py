@@ -200,3 +200,55 @@ def test_a_wrong_training_file_is_refused(cli: Any, system: Any, text: str) -> N
     Path("up/training.json").write_text(text)
     done = cli.attack(*GIVEN, "--attack", "update-inversion")
     assert done.code == 4 and "up/training.json" in done.err, done.err
+
+
+VIEWING = """
+import torch
+from torch import nn
+
+class Viewing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 6, 3, 2, 1), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(96, 4)
+
+    def forward(self, x):
+        x = torch.sigmoid(self.norm(self.conv(x.sub_(0.5))))
+        return self.fc(x.view(-1, 96))
+
+def make():
+    torch.manual_seed(0)
+    return Viewing()
+"""
+
+
+@pytest.mark.parametrize("mode", ["eval", "batch"])
+def test_a_network_of_the_fields_usual_form_is_attacked_as_its_clients_normalised(
+    cli: Any, system: Any, mode: str
+) -> None:
+    """It reads its maps in place of flattening them, writes into its images, and has BatchNorm."""
+    images, labels = system
+    Path("viewing_net.py").write_text(VIEWING)
+    namespace: dict[str, Any] = {}
+    exec(VIEWING, namespace)
+    net = namespace["make"]()
+    net(images[4:].clone())  # moves the running statistics
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    net.train(mode == "batch")
+    loss = nn.functional.cross_entropy(net(images[:2].clone()), labels[:2])
+    slopes = torch.autograd.grad(loss, list(net.parameters()))
+    named = dict(zip(dict(net.named_parameters()), slopes, strict=True))
+    recorder = Recorder(Path("up"))
+    recorder.write(
+        1, [Upload(0, 1, (GradientState(named),))], [Broadcast(1, (0,), (ModelState(state),))]
+    )
+    recorder.save()
+    done = cli.attack(
+        "--uploads", "up", "--network", "viewing_net:make", "--image-shape", "1x8x8", "--attack",
+        "inverting-gradients", "--set", "attack.steps=3", "--set", "eval.per_update=2",
+        "--json",
+    )  # fmt: skip
+    sys.modules.pop("viewing_net", None)
+    assert done.code == 0, done.err
+    record = json.loads((Path(done.events[-1]["folder"]) / "record.json").read_text())
+    assert ("by running statistics" in json.dumps(record)) == (mode == "eval")

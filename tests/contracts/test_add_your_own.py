@@ -100,7 +100,8 @@ seeds: [0]
 targets: 4
 """
 CONTRACTS = (
-    "few-shot or mean-head or sparse-proto or nearest-public or max-error or stripes or sorted or few-means "
+    "few-shot or mean-head or sparse-proto or nearest-public or max-error or stripes or sorted "
+    "or few-means "
     "or uniform-noise or leaked-model or top-heavy or smoothed or largest-class or name-largest "
     "or one-class or large-row or wide-net"
 )

@@ -6,17 +6,20 @@ A new attack is tested by being registered. One with slow defaults adds short se
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
+from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Outcome
-from fedre_privacy.core.types import Knowledge
+from fedre_privacy.core.types import Knowledge, Observation, Upload
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.base import questions
@@ -110,6 +113,66 @@ def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, tr
     assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
     assert same(type(first).load(*first.save()), first)
     assert trial.lines()["Unknown"] and questions.get(settings.attack.answers)().score(trial, first)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in LONG else n
+        for n in NAMES
+        if attacks.get(n).answers == "images"
+    ],
+)
+def test_what_an_attack_shows_before_fitting_does_not_change_with_the_upload(name, trained):
+    if name in ELSEWHERE:
+        attack, seen = attacks.get(name)(), linear_first()
+    else:
+        protocol, settings = asked(name)
+        steered = settings.attack.steered[:1]
+        attack, seen = settings.attack, prepare_attack(trained(protocol, *steered), settings)
+        seen = seen.observation
+    if "restarts" in {knob.name for knob in knobs(type(attack))}:
+        attack = replace(attack, restarts=2)
+    other = with_other_values(seen)
+    first, second = (one.targets[0].artifacts[0].tensors() for one in (seen, other))
+    assert any(not torch.equal(first[key], second[key]) for key in first)
+    own, others = (attack(one, Context(seed=3)) for one in (seen, other))
+    assert torch.equal(own.prior, others.prior)
+
+
+def with_other_values(seen: Observation) -> Observation:
+    """The same observation of uploads whose numbers stand in another order."""
+
+    def changed(upload: Upload) -> Upload:
+        artifacts = []
+        for artifact in upload.artifacts:
+            held = artifact.tensors()
+            turned = {
+                key: value.flatten().flip(0).reshape(value.shape)
+                if value.is_floating_point() and "encoding" not in key
+                else value
+                for key, value in held.items()
+            }
+            artifacts.append(type(artifact).from_tensors(turned))
+        return replace(upload, artifacts=tuple(artifacts))
+
+    targets, uploads = (tuple(map(changed, some)) for some in (seen.targets, seen.uploads))
+    return replace(seen, targets=targets, uploads=uploads)
+
+
+def linear_first() -> Observation:
+    """The gradient of one image by a network that begins with a linear layer."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
+    image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    loss = nn.functional.cross_entropy(model(image), torch.tensor([1]))
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    sent = {name: slope for (name, _), slope in zip(model.named_parameters(), slopes, strict=True)}
+    uploads = (Upload(0, 1, (GradientState(sent),)),)
+    return Observation(
+        threat=threats.get("strong"), targets=uploads, uploads=uploads, broadcasts=(),
+        extractors={}, image_shape=(1, 8, 8), num_classes=4, models={(0, 1): model.eval()},
+        images_per_target=1,
+    )  # fmt: skip
 
 
 def same(one: Outcome, other: Outcome) -> bool:

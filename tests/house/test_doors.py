@@ -75,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {
         "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
         "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",
-        "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base", "protocols.base", "sealed.door",
+        "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base",
+        "protocols.base", "sealed.door",
         "steering.base",
     },
     "cli": {

@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.play.attack import attack_into
 from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
-from fedre_privacy.play.given import prepare_given
+from fedre_privacy.play.given import normalising_as, prepare_given
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.settings import TRAIN_SECTIONS
@@ -84,9 +84,10 @@ def run_foreign(
         options.classes, options.aux, options.truth,
     )  # fmt: skip
     device = choose_device(options.device)
-    trial = prepare_given(
-        read_foreign(recorded, settings.evaluation.round, settings.evaluation.per_update), settings
-    )
+    evaluation = settings.evaluation
+    recording = read_foreign(recorded, evaluation.round, evaluation.per_update)
+    settings = normalising_as(recording, settings)
+    trial = prepare_given(recording, settings)
     if options.dry_run:
         for heading, text in trial.lines().items():
             output.line(heading, text)

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks, readers
 from fedre_privacy.attacks.gradient import signed
+from fedre_privacy.attacks.gradient.victims import by_statistics, victims_of
 from fedre_privacy.core.artifacts import GradientState, HeadState, ModelState, Representations
 from fedre_privacy.core.channels import Bound, Channel
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
@@ -261,6 +262,22 @@ def test_a_batch_norm_client_in_training_mode(smooth, small, small_labels, watch
         for bn in ("eval", "batch")
     }
     assert fits["batch"] < 0.3 * fits["eval"]
+
+
+def test_running_statistics_in_an_upload_tell_by_which_its_client_normalised(smooth, small, watch):
+    model = smooth(norm=True)
+    held = {name: value.clone() for name, value in model.state_dict().items()}
+    moved = {n: v + 0.1 if n.endswith("running_mean") else v for n, v in held.items()}
+    whole = {name: held[name] for name, _ in model.named_parameters()}
+    seen = watch([ModelState(one) for one in (held, moved, whole)], model)
+    victims = victims_of(seen)
+    assert [victim.unmoved for victim in victims] == [True, False, None]
+    for bn, wanted in (
+        ("auto", ["eval", "batch", "batch"]), ("batch", ["batch"] * 3), ("eval", ["eval"] * 3),
+    ):  # fmt: skip
+        assert [victim.statistics for victim in by_statistics(victims, bn)] == wanted
+    found = attacks.get("inverting-gradients")(steps=2, labels="rowmin")(seen)
+    assert "running statistics (1 of 3 uploads)" in found.stopped_because
 
 
 @pytest.mark.parametrize(("epochs", "size", "batch_size"), [(1, 1, 1), (4, 1, 1), (3, 2, 8)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from fedre_privacy.attacks.gradient.match import Beside, UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
@@ -72,6 +74,49 @@ def test_batch_statistics_are_a_setting(smooth, small):
         for bn in ("eval", "batch")
     }
     assert value["batch"] < 1e-5 < 1e-3 < value["eval"]
+
+
+class Recomputed(nn.Module):
+    """A model that torch.func refuses: it computes its hidden layer again in backward passes."""
+
+    def __init__(self, seed: int, plain: bool) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.hidden, self.head = nn.Linear(64, 12), nn.Linear(12, 10)
+        self.plain = plain
+
+    def forward(self, images):
+        if self.plain:
+            return self.head(self.first(images))
+        if images.detach().mean().item() > 2:  # a branch on values, too
+            return self.head(images)
+        return self.head(checkpoint(self.first, images, use_reentrant=False))
+
+    def first(self, images):
+        return torch.sigmoid(self.hidden(images.flatten(1)))
+
+
+@pytest.mark.parametrize("simulate", [gradient, LocalSteps(0.3, 2, 1)])
+@pytest.mark.parametrize("on_path", [False, True])
+def test_rows_that_go_one_by_one_come_to_what_they_come_to_together(
+    small, gradient_of, simulate, on_path
+):
+    """Of two models, so that what is computed again must be of the right one."""
+    labels, found = torch.tensor([0, 1]), []
+    for plain in (True, False):
+        models = [Recomputed(seed, plain) for seed in (0, 1)]
+        sent = [gradient_of(Recomputed(seed, True), small[:2], labels) for seed in (0, 1)]
+        victims = [Victim(k, 1, models[k], sent[k], True) for k in (0, 1)]
+        match = UpdateMatch(victims, simulate, l2rel, bn="eval", on_path=on_path, device=CPU)
+        images = small[4:8].unflatten(0, (2, 2)).clone().requires_grad_()
+        value = match(images, hot(labels)[None].expand(2, -1, -1))
+        assert match.one_by_one == (not plain)
+        (slope,) = torch.autograd.grad(value.sum(), images)
+        found.append((value, slope))
+        with torch.no_grad():
+            torch.testing.assert_close(match(images, hot(labels)[None].expand(2, -1, -1)), value)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
 def test_masking_ignores_what_was_not_sent(smooth, small, gradient_of):
