@@ -60,7 +60,8 @@ class Fishing(SignedSearch, Attack):
         return without_bounds(super().adapts(observation), self.objective)
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
-        fished = [_fished(one, observation.num_classes)[0] for one in victims_of(observation)]
+        classes, shape = observation.num_classes, observation.image_shape
+        fished = [_fished(one, classes, shape)[0] for one in victims_of(observation)]
         return updates_explained(observation, images, labels, bn=self.bn, victims=fished)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:

@@ -13,7 +13,7 @@ from ..running.channels import update_as_sent
 from .match import Simulate, UpdateMatch, gradient
 from .objectives import cosine
 from .solve import one_hot
-from .victims import Victim, victims_of
+from .victims import Victim, by_statistics, victims_of
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the way from before to after local training at which one gradient is tried."""
@@ -39,19 +39,20 @@ def updates_explained(
 
     It is the squared cosine, 0 where the cosine is negative: of a multiple of the simulated
     gradient, whatever the factor, nothing explains more. An update that is matched by one gradient
-    is compared at several points between the models before and after (`PLACES`); the best counts.
+    is compared at several points between the models before and after (`PLACES`), and where nothing
+    tells by which statistics BatchNorm normalised, by both; the best counts.
 
     Args:
         images: (N, C, H, W), the same number for each target; NaN where there is none.
         labels: (N,) their classes.
-        bn, keep, masked: see `UpdateMatch`.
+        bn: see `by_statistics`. keep, masked: see `UpdateMatch`.
         simulate: how the client of a victim computes what it sends.
         victims: in place of those of the observation.
 
     Returns:
         (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
     """
-    given = victims_of(observation) if victims is None else victims
+    given = by_statistics(victims_of(observation) if victims is None else victims, bn)
     size = len(images) // max(1, len(given))
     out = torch.full((len(images),), torch.nan, dtype=torch.float64)
     for place, victim in enumerate(given):
@@ -60,20 +61,24 @@ def updates_explained(
         if not size or not victim.finite() or not bool(batch.isfinite().all()):
             continue
         how = simulate(victim)
-        match = UpdateMatch(
-            [victim],
-            how,
-            cosine,
-            bn=bn,
-            keep=keep,
-            masked=masked,
-            sent=update_as_sent(observation.channel, directions=True),
-            on_path=victim.local and how is gradient,
-            device=torch.device("cpu"),
-        )
         told = one_hot([labels[rows].cpu()], observation.num_classes, 1)
-        places = PLACES if match.place is not None else PLACES[:1]
-        out[rows] = max(_along(match, batch[None], told, at) for at in places)
+        undecided = bn == "either" and victim.unmoved is None
+        shares = [0.0]
+        for mode in ("eval", "batch") if undecided else (victim.statistics,):
+            match = UpdateMatch(
+                [victim],
+                how,
+                cosine,
+                bn=mode,
+                keep=keep,
+                masked=masked,
+                sent=update_as_sent(observation.channel, directions=True),
+                on_path=victim.local and how is gradient,
+                device=torch.device("cpu"),
+            )
+            places = PLACES if match.place is not None else PLACES[:1]
+            shares += [_along(match, batch[None], told, at) for at in places]
+        out[rows] = max(shares)
     return out
 
 

@@ -177,8 +177,9 @@ class Here(Cohort):
         return {k: (tuple(e.artifact for e in sent), loss) for k, (sent, loss) in done.items()}
 
     def evaluate(self, *, shared: bool = False) -> Accuracy | None:
-        tests = [client.shared if shared else client.test for client in self.clients]
-        if any(samples is None for samples in tests):
+        found = [client.shared if shared else client.test for client in self.clients]
+        tests = [samples for samples in found if samples is not None]
+        if len(tests) < len(self.clients):
             return None
 
         def look(k: int) -> tuple[int, int]:
@@ -186,10 +187,8 @@ class Here(Cohort):
 
         began = time.monotonic()
         spread = self._spread(self._looking_took, len(self.clients))
-        found = (
-            copies.count(look, self.clients, self.cores) if spread else map(look, range(len(tests)))
-        )
-        counts = list(found)
+        everyone = range(len(tests))
+        counts = copies.count(look, self.clients, self.cores) if spread else [*map(look, everyone)]
         self._looking_took = time.monotonic() - began
         return accuracy(counts)
 
