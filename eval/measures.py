@@ -73,6 +73,8 @@ class Measure:
         over: value less floor, turned so that positive is more leakage.
         over_interval: 95 % interval of `over`.
         p: one-sided p-value of `over`, where it is tested.
+        margin: what `over` may be and still be too little to matter; None where no verdict rests
+            on this measure.
         n: targets (clients, candidates) behind the mean.
         targets, clients: in the group, scored or not; 0 where they are not counted.
         note: why there is no value, or what else is to be said.
@@ -100,10 +102,31 @@ class Measure:
     over: float | None = None
     over_interval: Interval | None = None
     p: float | None = None
+    margin: float | None = None
     n: int = 0
     targets: int = 0
     clients: int = 0
     note: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the interval leaves open no more than its margin over the floor."""
+        ends = self.over_interval
+        return self.margin is not None and ends is not None and ends[1] < self.margin
+
+    def most(self) -> str:
+        """The most over the floor that its interval leaves open: ``+47 points found``.
+
+        Empty where it has no interval, or one that ends under the floor.
+        """
+        high = 0.0 if self.over_interval is None else self.over_interval[1]
+        if high <= 0:
+            return ""
+        if self.percent:
+            return f"{100 * high:+.0f} points {self.title}"
+        sign = 1 if self.higher_is_more_leakage else -1
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{sign * high:+.{min(self.digits, 2)}f}{unit} {self.title}"
 
     def is_in(self, place: str) -> bool:
         """Whether it is shown in one of `PLACES`."""
@@ -179,15 +202,24 @@ class Verdict:
         because: the reason, with the numbers that it rests on.
         rule: by which it was reached.
         groups: of each group that has a verdict of its own.
+        findings: what was found, a word and a text for each line; empty: the word and the reason.
+        weakened: why the attack is weaker than it could have been, a clause each.
     """
 
     word: str
     because: str
     rule: str
     groups: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[tuple[str, str], ...] = ()
+    weakened: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.word}: {self.because}"
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """A word and a text for each finding, the worst first."""
+        return self.findings or ((self.word, self.because),)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -27,8 +27,8 @@ from .public import PublicImages
 from .summary import columns, judge
 
 INTERVALS = (
-    "t intervals on client means, CR2 variance with Satterthwaite's degrees of freedom; shares: "
-    "Korn and Graubard's exact interval for clusters"
+    "t intervals on client means, a client of n targets weighed by n / (n + 1), CR2 variance with "
+    "Satterthwaite's degrees of freedom; shares: Korn and Graubard's exact interval for clusters"
 )
 """How intervals are made, in words."""
 
@@ -217,6 +217,8 @@ def evaluate(
         image_shape=(images.shape[1], images.shape[2], images.shape[3]),
         noun=noun,
         gallery=gallery,
+        originals=galleries.index[:, 0],
+        public=len(public.images),
         unit=unit,
     )
     alike = galleries.same_class / (galleries.sizes - 1).clamp_min(1)
