@@ -27,6 +27,9 @@ PLACES = (RECORD, TABLE, COMPARISON, FRONTIER)
 """Where a measure is shown, each place with all places before it: the record alone; the table and
 ``results.csv``; a column and a panel of its own where variants are compared; a frontier."""
 
+BETTER = "better than a guess?"
+"""Heading of `Measure.over_text`: the floor is the best guess."""
+
 GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
 """Targets by number of images (or training samples) behind them: key, fewest, most."""
 
@@ -166,19 +169,21 @@ class Measure:
         return f"{text}{self._between(self.floor_interval)} ({mostly}{self.floor_name})"
 
     def over_text(self) -> str:
-        """Where the value stands against its floor, in the measure's own unit and sign.
+        """Whether the value is better than its floor, and by how much; positive is always better.
 
-        For example ``"+3.41 dB over floor [+2.90, +3.92]"``; a dash without a usable target.
+        For example ``"yes: +3.41 dB [+2.90, +3.92]"``; a dash without a usable target.
         """
         if self.over is None:
             return self.note or "-"
-        gap, between = self.over, self.over_interval
-        if not self.higher_is_more_leakage:
-            gap = -gap
-            between = None if between is None else (-between[1], -between[0])
         unit = " points" if self.percent else f" {self.unit}" if self.unit else ""
-        text = f"{self.number(gap, sign=True)}{unit} {'over' if gap >= 0 else 'under'}"
-        return f"{text} {self.against}{self._between(between, sign=True)}"
+        gap = f"{self.number(self.over, sign=True)}{unit}"
+        return f"{self.better}: {gap}{self._between(self.over_interval, sign=True)}"
+
+    @property
+    def better(self) -> str:
+        """Whether its interval lies above the floor, in a word: ``yes``, ``no``, ``not shown``."""
+        low, high = self.over_interval or (-1.0, 1.0)
+        return "yes" if low > 0 else "no" if high < 0 else "not shown"
 
     def line(self) -> str:
         """All of it in one line."""
@@ -290,13 +295,18 @@ class Card:
             if m.is_in(TABLE) and m.group not in apart and not (m.group and m.value is None)
         ]
 
-    def table(self) -> list[dict[str, str]]:
+    def table(self, *, brief: bool = False) -> list[dict[str, str]]:
         """The result table, row by row; every score stands beside its floor.
 
         Keys: groups under `grouped_by` where there are any; metric, this attack, floor; the
-        headings of `beside`; "reads as"; and n where the rows differ in it.
+        headings of `beside`; `BETTER`; and n where the rows differ in it.
+
+        Args:
+            brief: only measures that the verdict rests on, where there are any.
         """
         listed = self.listed()
+        if brief:
+            listed = [m for m in listed if m.margin is not None] or listed
         grouped = any(m.group for m in listed)
         uneven = len({m.n for m in listed}) > 1
         out = []
@@ -310,7 +320,7 @@ class Card:
             for group, heading in self.beside.items():
                 other = self.find(measure.key, group)
                 row[heading] = other.value_text() if other else "-"
-            row["reads as"] = measure.over_text()
+            row[BETTER] = measure.over_text()
             out.append({**row, "n": str(measure.n)} if uneven else row)
         return out
 
@@ -330,7 +340,7 @@ class Card:
                 measure = self.get(whole.key, group)
                 row[measure.heading] = measure.value_text()
                 row[f"{measure.title}: floor"] = measure.floor_text()
-                row[f"{measure.title}: reads as"] = measure.over_text()
+                row[f"{measure.title}: {BETTER}"] = measure.over_text()
             out.append({**row, "verdict": verdict})
         return out
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
+from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
 from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
@@ -252,7 +253,7 @@ def evaluate(
             f"(median {float(sizes.double().median()):g})",
             "line-ups": f"of {gallery} images, the smallest of {int(galleries.sizes.min())}; "
             f"{100 * float(alike.mean()):.0f} % of the others are of the original's class",
-            "public images": f"{len(public.images)} behind the floors",
+            "public images": f"floors of {plural(len(public.images), 'public image')}",
             **about,
         },
         lost_rule=LOST_RULE,

@@ -14,6 +14,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages, evaluate, mean_images
+from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.eval.metrics import metrics
 
 SINGLES = [1] * 60
@@ -64,7 +65,7 @@ def test_a_grey_card_is_not_better_than_the_floor(make_truth, make_rec, public, 
     assert "could still be up to +" in found.verdict.because
     assert found.verdict.because.endswith("floors of 200 public images")
     assert found.get("psnr").over <= 0
-    assert "under floor" in found.get("psnr").over_text()
+    assert found.get("psnr").over_text().startswith("no: -")
 
 
 def test_the_answer_of_the_best_floor_does_not_leak(make_truth, make_rec, public, usual):
@@ -252,7 +253,7 @@ def test_giving_everything_up_is_reported_not_raised(make_truth, make_rec, publi
     assert scores.get("psnr").over < 0
     assert scores.verdict.word == "inconclusive"
     json.dumps(scores.record(), allow_nan=False)
-    assert "under floor" in scores.table()[0]["reads as"]
+    assert scores.table()[0][BETTER].startswith("no: -")
 
 
 def test_targets_that_all_share_their_images_have_no_mismatched_control(
@@ -344,11 +345,13 @@ def test_table_and_its_neighbours(make_truth, make_rec, public, usual):
     assert all(row["ceiling"] == row["this attack"] for row in table)
     mse = scores.get("mse255")
     assert mse.over > 0  # turned: less error is more leakage
-    assert table[3]["reads as"].startswith(f"{-mse.over:+.0f} under floor [")
+    assert table[3][BETTER].startswith(f"yes: {mse.over:+.0f} [")
     guess = scores.get("hit1").floor
     assert table[-1]["floor"] == f"{100 * guess:.1f} % by a guess that knows the class"
     assert f"60 of 60 found among 100 (guess {100 * guess:.1f} %)" in scores.verdict.because
-    assert "points over guess [" in table[-1]["reads as"]
+    assert table[-1][BETTER].startswith("yes: +") and "points [" in table[-1][BETTER]
+    brief = [row["metric"] for row in scores.table(brief=True)]
+    assert brief == ["PSNR dB", "found among 100"]
 
 
 def test_parts_that_do_not_belong_together_are_refused_at_once(make_truth, make_rec, public, usual):
