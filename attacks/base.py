@@ -161,6 +161,14 @@ class Attack:
         """
         return None
 
+    def weakened(self, observation: Observation) -> tuple[str, ...]:
+        """Why it finds less here than it could, a clause each.
+
+        Override it where the attack falls back on something weaker because the observation lacks
+        what the threat model grants: models of past rounds that were not kept, public images.
+        """
+        return ()
+
     @property
     def several_rounds(self) -> bool:
         """Whether it is of no use without clients' models of several rounds."""

@@ -29,6 +29,7 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, align, aligned, images_of
+from .mixtures.carried import can_align, unaligned
 from .mixtures.certificates import certified
 from .mixtures.defended import lengthened, solved_of_parts
 from .mixtures.head_prior import along_head, head_of
@@ -162,14 +163,15 @@ class Disentangle(Attack):
             means = knows_class_means(observation, mixing.client, int(mixing.rounds[-1]))
             if means and self.solver not in EXACT:
                 usable |= {Noise, UnknownNoise}
-            if (
-                means
-                and self.solver in ("auto", "aligned")
-                and self._can_align(observation, mixing)
-            ):
+            if means and self.solver in ("auto", "aligned") and can_align(observation, mixing):
                 usable |= {Bound, Masking}
         own = super().adapts(observation)
         return {place: tuple(k for k in kinds if k in usable) for place, kinds in own.items()}
+
+    def weakened(self, observation: Observation) -> tuple[str, ...]:
+        if self.solver not in ("auto", "aligned"):
+            return ()
+        return unaligned(observation, mixings(observation, rounds=self.rounds))
 
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         found = mixings(observation, rounds=self.rounds)
@@ -223,7 +225,7 @@ class Disentangle(Attack):
             problems.append("'attack.head_prior' is on and no broadcast holds a head's weight.")
         if self.solver == "aligned" and not problems:
             for mixing in found:
-                if mixing.kind is Kind.MIXED and not self._can_align(observation, mixing):
+                if mixing.kind is Kind.MIXED and not can_align(observation, mixing):
                     problems.append(
                         f"Solver 'aligned' needs auxiliary images and the extractors of client "
                         f"{mixing.client} in round {int(mixing.rounds[-1])} and an earlier one."
@@ -244,18 +246,6 @@ class Disentangle(Attack):
                 next_step="Use --threat strong, or --set attack.solver=kalman with "
                 "attack.prior=common.",
             )
-
-    def _can_align(self, observation: Observation, mixing: Mixing) -> bool:
-        held = [
-            (mixing.client, round) in observation.extractors for round in mixing.rounds.tolist()
-        ]
-        return (
-            {Knowledge.ALL_EXTRACTORS, Knowledge.AUX_DATA} <= observation.threat.grants
-            and observation.aux is not None
-            and len(observation.aux) > 1
-            and held[-1]
-            and sum(held) > 1
-        )
 
     def _client(self, observation: Observation, context: Context, mixing: Mixing) -> _ClientAnswer:
         classes, last = len(mixing.classes), mixing.rounds[-1]
@@ -284,7 +274,7 @@ class Disentangle(Attack):
         channel = observation.channel
         solver, full = self.solver, mixing
         if solver == "auto":
-            solver = "aligned" if self._can_align(observation, mixing) else "kalman"
+            solver = "aligned" if can_align(observation, mixing) else "kalman"
         if solver == "aligned":
             held = torch.tensor(
                 [(mixing.client, r) in observation.extractors for r in mixing.rounds.tolist()]

@@ -172,6 +172,15 @@ class HeadUpdate(Attack):
         simulates = self.method == "simulate" or (self.method == "combined" and gradients)
         return super().adapts(observation) if simulates else {}
 
+    def weakened(self, observation: Observation) -> tuple[str, ...]:
+        """Class means that are centred without public images where these are granted."""
+        granted = Knowledge.AUX_DATA in observation.threat.grants
+        if self.centre != "auto" or not granted:
+            return ()
+        if observation.aux is None or observation.aux_labels is None:
+            return ("no public images with labels, so what class means have in common is a guess",)
+        return ()
+
     def run(self, observation: Observation, context: Context) -> RecoveredPrototypes:
         cases, notes = head_cases(observation)
         stretches = (1.0,) if least_bound(observation.channel.updates) is None else STRETCHES

@@ -17,6 +17,7 @@ from fedre_privacy.core.types import Knowledge, Observation, Upload
 
 from .base import Attack, Context, attacks
 from .dip import DeepImagePrior
+from .mixtures.carried import not_kept
 from .mixtures.mixing import Kind, mixings
 from .mixtures.views import PrototypeViews, prototype_views
 from .running.channels import ROWS_COMPARED, least_bound, mask_factor, row_as_compared
@@ -85,6 +86,20 @@ class JointDisentangle(Attack):
         if any(_worked_out(observation, upload) for upload in observation.targets):
             return self.adapts_to
         return without(super().adapts(observation), "encoding")
+
+    def weakened(self, observation: Observation) -> tuple[str, ...]:
+        """Rounds in which images are not matched."""
+        attacked = {upload.client for upload in _real(observation).targets}
+        sent = {
+            (upload.client, upload.round)
+            for upload in observation.uploads
+            if upload.client in attacked
+            and any(
+                isinstance(artifact, Prototypes | EntangledRep) for artifact in upload.artifacts
+            )
+        }
+        lost = not_kept(observation, sent)
+        return (f"{lost}, so images are matched in fewer rounds",) if lost else ()
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         if observation.aux is None or len(observation.aux) < 2:

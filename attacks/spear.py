@@ -75,6 +75,13 @@ class Spear(Attack):
         given = {Knowledge.EXTRACTOR, Knowledge.ALL_EXTRACTORS}  # it is in the broadcast model
         return self.needs | (attacks.get(self.by).needs - given)
 
+    def weakened(self, observation: Observation) -> tuple[str, ...]:
+        """Dip where public images are granted and there are none."""
+        granted = Knowledge.AUX_DATA in observation.threat.grants
+        if self.by != "auto" or observation.aux is not None or not granted:
+            return ()
+        return ("no public images, so dip takes the place of ensemble-kalman",)
+
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         victims = victims_of(observation)
         size = observation.images_per_target

@@ -231,7 +231,8 @@ def certificate_measures(
         share = shares(values[:, None], clients)
         low, high = (finite(float(end)) for end in share.interval())
         between = None if low is None or high is None else (low, high)
-        out.append(dataclasses.replace(of, value=float(share.mean), interval=between, n=n))
+        value = float(values.nanmean())
+        out.append(dataclasses.replace(of, value=value, interval=between, n=n))
     return tuple(out)
 
 

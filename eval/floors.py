@@ -15,6 +15,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Truth
 
+from .intervals import precision
 from .matching import support_pairs
 from .public import PublicImages
 
@@ -123,6 +124,8 @@ class Chosen:
     def jackknife(self, attack: Tensor, inside: Tensor) -> float:
         """Variance of the mean difference to the floor with the choice in it, 0 if unknown.
 
+        The mean is that of `intervals.clustered`.
+
         Targets share the choice, which the spread of their differences does not show. So each
         client is left out in turn, floors are chosen anew and the mean is taken again.
 
@@ -145,7 +148,10 @@ class Chosen:
         floor = (self.table @ kept).gather(0, choice)  # (client left out, client answered)
         gap = (attack.nan_to_num(0.0).double() @ kept) - floor
         stays = 1 - torch.eye(clients, dtype=torch.float64)
-        found = ((gap * stays).sum(dim=1) / (kept.sum(dim=0) * stays).sum(dim=1))[held]
+        inside_of = kept.sum(dim=0)
+        weight = precision(inside_of)
+        gap = gap / inside_of.clamp(min=1) * weight
+        found = ((gap * stays).sum(dim=1) / (weight * stays).sum(dim=1))[held]
         scale = (len(held) - 1) / len(held)
         return float(scale * (found - found.mean()).square().sum())
 

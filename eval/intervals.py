@@ -1,6 +1,9 @@
 """Uncertainty of means over targets that come in clients, also where clients are few.
 
-Targets of one client go together, so clients are the units. The variance of a mean is CR2 (Bell
+Targets of one client go together, so clients are the units. Where clients differ as much as the
+targets of one do, the mean of n targets has the variance 1 + 1 / n, so a client weighs n / (n + 1)
+(`precision`): one with half of all targets weighs little more than the others, and does not cost
+the power that they have. The variance of the weighted mean is CR2 (Bell
 and McCaffrey, Survey Methodology 28, 2002), with client means of equal variance as the working
 model (Imbens and Kolesar, Rev. Econ. Stat. 98, 2016): with weights w_g that
 sum to 1, mean m = sum w_g m_g and s = sum w_g^2,
@@ -8,7 +11,7 @@ sum to 1, mean m = sum w_g m_g and s = sum w_g^2,
     V = sum_g a_g (m_g - m)^2,   a_g = w_g^2 / (1 - 2 w_g + s),
 
 and (m - mu) / sqrt(V) is referred to a t distribution with Satterthwaite's degrees of freedom of V:
-at most G - 1 for G clients, fewer where one client has most of the targets. With clients of equal
+at most G - 1 for G clients. With clients of equal
 size it is the t test on client means (Ibragimov and Mueller, J. Bus. Econ. Stat. 28, 2010), which
 holds its level of 5 % also where clients differ in variance.
 """
@@ -37,7 +40,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Means of q columns with their standard errors.
+    """Means of q columns over clients, each of its `precision`, with their standard errors.
 
     Shape: all (q,) float64. error and freedom are NaN where a column has fewer than two values.
     units: clients with a value; where only one has any, its targets.
@@ -116,8 +119,15 @@ class Share:
 _ROUNDING = 1e-9
 
 
+def precision(counts: Tensor) -> Tensor:
+    """What a client weighs by its number of targets: n / (n + 1), see above; 0 without any."""
+    return counts / (counts + 1)
+
+
 def clustered(values: Tensor, clusters: Tensor) -> Estimate:
-    """Estimate the mean of each column over rows that come in clusters.
+    """Estimate the mean of each column over clusters of rows, each of its `precision`.
+
+    With clusters of equal size that is the mean over rows.
 
     Args:
         values: (n, q); NaN cells are left out of their column.
@@ -142,7 +152,7 @@ def _by(values: Tensor, which: Tensor) -> Estimate:
     empty = values.new_zeros(groups, values.shape[1])
     counts = empty.index_add(0, which, finite.double())
     sums = empty.index_add(0, which, torch.where(finite, values, 0.0))
-    return weighted(sums / counts, counts)
+    return weighted(sums / counts, precision(counts))
 
 
 def weighted(means: Tensor, weights: Tensor) -> Estimate:
@@ -208,7 +218,7 @@ def resampled(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
 
 
 def shares(values: Tensor, clusters: Tensor) -> Share:
-    """Estimate the mean of each column of values in [0, 1], see `Share`.
+    """Estimate the mean of each column of values in [0, 1] as `clustered` does, see `Share`.
 
     Args:
         values: (n, q); NaN cells are left out.
@@ -222,6 +232,19 @@ def shares(values: Tensor, clusters: Tensor) -> Share:
     trials = (mean * (1 - mean) / variance * ratio.square()).clamp(max=count)
     silent = known.error <= _ROUNDING
     return Share(mean, torch.where(silent, known.units, trials))
+
+
+def at_least(count: float, chances: Tensor) -> float:
+    """Probability that of independent trials at least so many succeed (Poisson binomial).
+
+    Args:
+        count: of successes; rounded down.
+        chances: (n,) of each trial.
+    """
+    spread = np.ones(1)
+    for chance in chances.double().tolist():
+        spread = np.append(spread * (1 - chance), 0.0) + np.append(0.0, spread * chance)
+    return float(min(spread[math.floor(count + _ROUNDING) :].sum(), 1.0))
 
 
 def ends(of: Estimate, bounds: tuple[float, float] | None = None) -> tuple[float, float] | None:

@@ -18,7 +18,17 @@ from fedre_privacy.core.units import plural
 
 from .floors import worst_of
 from .measures import COMPARISON, Card, Measure, Verdict, over_floor, tested
-from .verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, holm
+from .verdict import (
+    ERROR,
+    INCONCLUSIVE,
+    LEAKS,
+    MARGIN_SHARE,
+    MIN_CLIENTS,
+    OPEN_RULE,
+    holm,
+    settled,
+    still,
+)
 
 MEASURES = {
     measure.key: measure
@@ -28,6 +38,7 @@ MEASURES = {
             title="support Jaccard",
             definition="classes said and held, over classes said or held",
             bounds=(0.0, 1.0),
+            margin=MARGIN_SHARE,
             shown=COMPARISON,
         ),
         Measure(
@@ -47,6 +58,7 @@ MEASURES = {
             title="L1 error of shares",
             definition="sum over classes of the absolute error of their share",
             bounds=(0.0, 2.0),
+            margin=2 * MARGIN_SHARE,
             higher_is_more_leakage=False,
         ),
         Measure(
@@ -61,8 +73,9 @@ MEASURES = {
 
 RULE = (
     "leaks: the Jaccard index lies above the best guess, or the error of the shares under it (two "
-    f"one-sided tests over clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: "
-    f"fewer than {MIN_CLIENTS} clients"
+    f"one-sided tests over clients, together at a level of {100 * ERROR:g} %, Holm); {OPEN_RULE}, "
+    f"or fewer than {MIN_CLIENTS} clients. Margins: {MARGIN_SHARE:g} of the index; of the error "
+    "twice as much, which is the same share of a client's samples"
 )
 
 
@@ -128,7 +141,9 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> Card:
 
 
 def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
-    word = LEAKS if holm(tested(measures, ("jaccard", "l1"))) else "not better than the guess"
+    against = [m for m in measures if m.margin is not None]
+    leaks = bool(holm(tested(measures, ("jaccard", "l1"))))
+    word = settled(leaks, [m for m in against if m.value is not None], clients=clients)
     told = [
         f"{m.title} {m.number(m.value)} (guess: {m.number(m.floor)}, n = {m.n})"
         for m in measures
@@ -137,7 +152,9 @@ def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
     if clients < MIN_CLIENTS:
         word = INCONCLUSIVE
         told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
-    return Verdict(word, "; ".join(told) or "the uploads say nothing about labels", RULE)
+    elif told and word != LEAKS:
+        told.append(still([m for m in against if m.value is not None]))
+    return Verdict(word, "; ".join(told) or "the attack says nothing about labels", RULE)
 
 
 def support_scores(support: Tensor, held: Tensor) -> dict[str, Tensor]:

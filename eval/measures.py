@@ -27,6 +27,9 @@ PLACES = (RECORD, TABLE, COMPARISON, FRONTIER)
 """Where a measure is shown, each place with all places before it: the record alone; the table and
 ``results.csv``; a column and a panel of its own where variants are compared; a frontier."""
 
+BETTER = "better than a guess?"
+"""Heading of `Measure.over_text`: the floor is the best guess."""
+
 GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
 """Targets by number of images (or training samples) behind them: key, fewest, most."""
 
@@ -73,6 +76,8 @@ class Measure:
         over: value less floor, turned so that positive is more leakage.
         over_interval: 95 % interval of `over`.
         p: one-sided p-value of `over`, where it is tested.
+        margin: what `over` may be and still be too little to matter; None where no verdict rests
+            on this measure.
         n: targets (clients, candidates) behind the mean.
         targets, clients: in the group, scored or not; 0 where they are not counted.
         note: why there is no value, or what else is to be said.
@@ -100,10 +105,31 @@ class Measure:
     over: float | None = None
     over_interval: Interval | None = None
     p: float | None = None
+    margin: float | None = None
     n: int = 0
     targets: int = 0
     clients: int = 0
     note: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the interval leaves open no more than its margin over the floor."""
+        ends = self.over_interval
+        return self.margin is not None and ends is not None and ends[1] < self.margin
+
+    def most(self) -> str:
+        """The most over the floor that its interval leaves open: ``+47 points found``.
+
+        Empty where it has no interval, or one that ends under the floor.
+        """
+        high = 0.0 if self.over_interval is None else self.over_interval[1]
+        if high <= 0:
+            return ""
+        if self.percent:
+            return f"{100 * high:+.0f} points {self.title}"
+        sign = 1 if self.higher_is_more_leakage else -1
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{sign * high:+.{min(self.digits, 2)}f}{unit} {self.title}"
 
     def is_in(self, place: str) -> bool:
         """Whether it is shown in one of `PLACES`."""
@@ -143,19 +169,21 @@ class Measure:
         return f"{text}{self._between(self.floor_interval)} ({mostly}{self.floor_name})"
 
     def over_text(self) -> str:
-        """Where the value stands against its floor, in the measure's own unit and sign.
+        """Whether the value is better than its floor, and by how much; positive is always better.
 
-        For example ``"+3.41 dB over floor [+2.90, +3.92]"``; a dash without a usable target.
+        For example ``"yes: +3.41 dB [+2.90, +3.92]"``; a dash without a usable target.
         """
         if self.over is None:
             return self.note or "-"
-        gap, between = self.over, self.over_interval
-        if not self.higher_is_more_leakage:
-            gap = -gap
-            between = None if between is None else (-between[1], -between[0])
         unit = " points" if self.percent else f" {self.unit}" if self.unit else ""
-        text = f"{self.number(gap, sign=True)}{unit} {'over' if gap >= 0 else 'under'}"
-        return f"{text} {self.against}{self._between(between, sign=True)}"
+        gap = f"{self.number(self.over, sign=True)}{unit}"
+        return f"{self.better}: {gap}{self._between(self.over_interval, sign=True)}"
+
+    @property
+    def better(self) -> str:
+        """Whether its interval lies above the floor, in a word: ``yes``, ``no``, ``not shown``."""
+        low, high = self.over_interval or (-1.0, 1.0)
+        return "yes" if low > 0 else "no" if high < 0 else "not shown"
 
     def line(self) -> str:
         """All of it in one line."""
@@ -179,15 +207,24 @@ class Verdict:
         because: the reason, with the numbers that it rests on.
         rule: by which it was reached.
         groups: of each group that has a verdict of its own.
+        findings: what was found, a word and a text for each line; empty: the word and the reason.
+        weakened: why the attack is weaker than it could have been, a clause each.
     """
 
     word: str
     because: str
     rule: str
     groups: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[tuple[str, str], ...] = ()
+    weakened: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.word}: {self.because}"
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """A word and a text for each finding, the worst first."""
+        return self.findings or ((self.word, self.because),)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -258,13 +295,18 @@ class Card:
             if m.is_in(TABLE) and m.group not in apart and not (m.group and m.value is None)
         ]
 
-    def table(self) -> list[dict[str, str]]:
+    def table(self, *, brief: bool = False) -> list[dict[str, str]]:
         """The result table, row by row; every score stands beside its floor.
 
         Keys: groups under `grouped_by` where there are any; metric, this attack, floor; the
-        headings of `beside`; "reads as"; and n where the rows differ in it.
+        headings of `beside`; `BETTER`; and n where the rows differ in it.
+
+        Args:
+            brief: only measures that the verdict rests on, where there are any.
         """
         listed = self.listed()
+        if brief:
+            listed = [m for m in listed if m.margin is not None] or listed
         grouped = any(m.group for m in listed)
         uneven = len({m.n for m in listed}) > 1
         out = []
@@ -278,7 +320,7 @@ class Card:
             for group, heading in self.beside.items():
                 other = self.find(measure.key, group)
                 row[heading] = other.value_text() if other else "-"
-            row["reads as"] = measure.over_text()
+            row[BETTER] = measure.over_text()
             out.append({**row, "n": str(measure.n)} if uneven else row)
         return out
 
@@ -298,7 +340,7 @@ class Card:
                 measure = self.get(whole.key, group)
                 row[measure.heading] = measure.value_text()
                 row[f"{measure.title}: floor"] = measure.floor_text()
-                row[f"{measure.title}: reads as"] = measure.over_text()
+                row[f"{measure.title}: {BETTER}"] = measure.over_text()
             out.append({**row, "verdict": verdict})
         return out
 

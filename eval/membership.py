@@ -20,7 +20,7 @@ from .intervals import DRAWS, finite, resampled
 from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
 from .pairs import Comparisons, bootstrap, count_pairs, filled, pairs_won
 from .roc import LOW_RATES, tpr_at
-from .verdict import LEAKS
+from .verdict import LEAKS, MARGIN_SHARE, MIN_CLIENTS, OPEN_RULE, settled, still
 
 BASELINE, FLOOR = "baseline", "floor"
 """What an AUC stands beside: a model without the upload, and the image alone."""
@@ -80,6 +80,9 @@ HALF_GRANTED = ModelRule(
 )
 """Beside heads and matrix blocks, which compute a loss only with parts that are granted."""
 
+OPEN = f"{OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. Margin: {MARGIN_SHARE:g} of the AUC"
+"""Of the verdict where nothing leaks."""
+
 ALONE = "image alone"
 """The rule that sees no model."""
 
@@ -89,6 +92,7 @@ AUC = Measure(
     definition="share of pairs (training image, other image) of one client and class that the "
     "attack puts in the right order",
     bounds=(0.0, 1.0),
+    margin=MARGIN_SHARE,
     shown=COMPARISON,
 )
 TPR = Measure(
@@ -212,7 +216,6 @@ def _verdict(whole: Mapping[str, Measure], beside: ModelRule) -> Verdict:
         and auc.interval[0] > 0.5
         and against.over_interval[0] > 0
     )
-    below = beside.name if beside.above == BASELINE else f"chance or the {ALONE}"
     told = [f"AUC {auc.value_text()}"]
     for name in (FLOOR, BASELINE):
         if name in whole:
@@ -224,8 +227,23 @@ def _verdict(whole: Mapping[str, Measure], beside: ModelRule) -> Verdict:
                 ).value_text()
             )
     told.append(f"n = {auc.n} candidates of {auc.clients} clients")
-    word = LEAKS if leaks else f"not better than {below}"
-    return Verdict(word, ", ".join(told), beside.rule)
+    # both must be beaten, so a bound over either rules the leak out
+    chance = dataclasses.replace(auc, over_interval=_less(auc.interval, 0.5))
+    held = [m for m in (against, chance) if m is not None]
+    asked = next((m for m in held if m.bounded), held[0])
+    word = settled(leaks, (asked,), clients=auc.clients)
+    if word != LEAKS:
+        told.append(f"{still((asked,))} over {asked.floor_name or 'chance'}")
+    return Verdict(word, ", ".join(told), f"{beside.rule}; {OPEN}")
+
+
+def _less(interval: Interval | None, value: float) -> Interval | None:
+    return None if interval is None else (interval[0] - value, interval[1] - value)
+
+
+def _within(interval: Interval, bounds: Interval) -> Interval:
+    """An interval without what cannot be."""
+    return max(interval[0], bounds[0]), min(interval[1], bounds[1])
 
 
 def auc(scores: Tensor, members: Tensor) -> float:
@@ -288,7 +306,7 @@ def _areas(
             floor_interval=ends[place],
             floor_name=name,
             over=float(values[0] - values[place]),
-            over_interval=gaps[place],
+            over_interval=_within(gaps[place], (-1.0, 1.0)),
         )
         for place, (key, name) in enumerate(named, start=1)
     }

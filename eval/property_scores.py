@@ -19,7 +19,17 @@ from fedre_privacy.core.units import plural
 from .intervals import DRAWS, Estimate, ends, resampled
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
 from .pairs import filled
-from .verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, holm
+from .verdict import (
+    ERROR,
+    INCONCLUSIVE,
+    LEAKS,
+    MARGIN_SHARE,
+    MIN_CLIENTS,
+    OPEN_RULE,
+    holm,
+    settled,
+    still,
+)
 
 AUC = Measure(
     key="property_auc",
@@ -27,6 +37,7 @@ AUC = Measure(
     definition="share of pairs (a client with the property, one without it) that the attack puts "
     "in the right order",
     bounds=(0.0, 1.0),
+    margin=MARGIN_SHARE,
     shown=COMPARISON,
 )
 RIGHT = Measure(
@@ -214,15 +225,18 @@ def _by_chance(ahead: Tensor, has: Tensor, value: float, seed: int) -> float:
 
 def _verdict(parts: Sequence[Measure], clients: int) -> Verdict:
     tests = [m.p for m in parts if m.p is not None]
-    word = LEAKS if holm(tests) else "not better than the floor"
+    word = settled(bool(holm(tests)), parts, clients=clients)
     told = [
         f"{m.title} {m.value_text()} ({m.floor_name} {m.number(m.floor)}, n = {m.n})" for m in parts
     ]
     if clients < MIN_CLIENTS:
         word = INCONCLUSIVE
         told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
+    elif word != LEAKS:
+        told.append(still(parts))
     rule = (
         "leaks: the AUC of a kind of property lies above chance, and above the best rule that sees "
-        f"no more than labels (one-sided, together at a level of {100 * ERROR:g} %, Holm)"
+        f"no more than labels (one-sided, together at a level of {100 * ERROR:g} %, Holm); "
+        f"{OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. Margin: {MARGIN_SHARE:g} of each AUC"
     )
     return Verdict(word, "; ".join(told), rule)

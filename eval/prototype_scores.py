@@ -19,7 +19,17 @@ from .confidence import PRECISION, certificate_measures
 from .floors import cross_fit, worst_of
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, by_size, over_floor, tested
 from .vectors import VectorScores, score_vectors
-from .verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS, NOT_BETTER, holm
+from .verdict import (
+    ERROR,
+    INCONCLUSIVE,
+    LEAKS,
+    MARGIN_SHARE,
+    MIN_CLIENTS,
+    OPEN_RULE,
+    holm,
+    settled,
+    still,
+)
 
 FLOORS = {
     "upload": "the client's own upload as the answer for each of its classes",
@@ -38,6 +48,7 @@ MEASURES = {
             definition="share of answers that are nearest (Euclidean) to their own true prototype "
             "among the client's",
             bounds=(0.0, 1.0),
+            margin=MARGIN_SHARE,
             shown=COMPARISON,
         ),
         Measure(
@@ -46,6 +57,7 @@ MEASURES = {
             definition="cosine of recovered and true prototype, both less the mean of the client's "
             "true prototypes",
             bounds=(-1.0, 1.0),
+            margin=MARGIN_SHARE,
             shown=COMPARISON,
         ),
         Measure(
@@ -85,9 +97,9 @@ PRECISE = dataclasses.replace(
 
 RULE = (
     "leaks: identification or the centred cosine lies above the floor (two one-sided tests over "
-    f"clients, together at a level of {100 * ERROR:g} %, Holm); inconclusive: fewer than "
-    f"{MIN_CLIENTS} clients with two classes. A prototype that the attack gave up is not found, "
-    "and scores as the worst floor"
+    f"clients, together at a level of {100 * ERROR:g} %, Holm); {OPEN_RULE}, or fewer than "
+    f"{MIN_CLIENTS} clients with two classes. Margins: {MARGIN_SHARE:g} of either. A "
+    "prototype that the attack gave up is not found, and scores as the worst floor"
 )
 
 
@@ -222,10 +234,11 @@ def _measure(
 def _verdict(measures: list[Measure], found: VectorScores) -> Verdict:
     by_key = {m.key: m for m in measures if not m.group}
     hit, cosine = by_key["identified"], by_key["centred_cosine"]
-    word = LEAKS if holm(tested(measures, ("identified", "centred_cosine"))) else NOT_BETTER
+    leaks = bool(holm(tested(measures, ("identified", "centred_cosine"))))
+    word = settled(leaks, (hit, cosine))
     because = "no client has two classes"
     if not bool(found.answered.any()):
-        because = f"the uploads tell none of {len(found.counts)} prototypes apart"
+        because = f"the attack tells none of {len(found.counts)} prototypes apart"
     if hit.value is not None and hit.floor is not None:
         because = (
             f"found among the client's prototypes {100 * hit.value:.1f} % of the time "
@@ -237,6 +250,8 @@ def _verdict(measures: list[Measure], found: VectorScores) -> Verdict:
     if hit.value is not None and several < MIN_CLIENTS:
         word = INCONCLUSIVE
         because += f", {plural(several, 'client')} of at least {MIN_CLIENTS} needed"
+    elif hit.value is not None and word != LEAKS:
+        because += f"; {still((hit, cosine))}"
     alone = int((found.chance == 1).sum())
     if alone:
         because += f"; {alone} more belong to clients of one class, who upload them bare"

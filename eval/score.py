@@ -14,6 +14,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Truth
+from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
 from .explained import Explained
@@ -28,8 +29,8 @@ from .public import PublicImages
 from .summary import columns, judge
 
 INTERVALS = (
-    "t intervals on client means, CR2 variance with Satterthwaite's degrees of freedom; shares: "
-    "Korn and Graubard's exact interval for clusters"
+    "t intervals on client means, a client of n targets weighed by n / (n + 1), CR2 variance with "
+    "Satterthwaite's degrees of freedom; shares: Korn and Graubard's exact interval for clusters"
 )
 """How intervals are made, in words."""
 
@@ -225,6 +226,8 @@ def evaluate(
         image_shape=(images.shape[1], images.shape[2], images.shape[3]),
         noun=noun,
         gallery=gallery,
+        originals=galleries.index[:, 0],
+        public=len(public.images),
         unit=unit,
         mismatch=mismatch,
     )
@@ -259,7 +262,7 @@ def evaluate(
             f"(median {float(sizes.double().median()):g})",
             "line-ups": f"of {gallery} images, the smallest of {int(galleries.sizes.min())}; "
             f"{100 * float(alike.mean()):.0f} % of the others are of the original's class",
-            "public images": f"{len(public.images)} behind the floors",
+            "public images": f"floors of {plural(len(public.images), 'public image')}",
             **about,
         },
         lost_rule=LOST_RULE,

@@ -18,7 +18,16 @@ from fedre_privacy.core.units import plural
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
 from .membership import BASELINE, ModelRule, standardised
 from .pairs import filled
-from .verdict import ERROR, INCONCLUSIVE, LEAKS, MIN_CLIENTS
+from .verdict import (
+    ERROR,
+    INCONCLUSIVE,
+    LEAKS,
+    MARGIN_SHARE,
+    MIN_CLIENTS,
+    OPEN_RULE,
+    settled,
+    still,
+)
 
 SOURCE = Measure(
     key="source",
@@ -27,6 +36,7 @@ SOURCE = Measure(
     "scores of a client and class are compared after their median and spread are taken out",
     percent=True,
     bounds=(0.0, 1.0),
+    margin=MARGIN_SHARE,
     against="guess",
     shown=COMPARISON,
 )
@@ -124,7 +134,9 @@ def _verdict(measures: tuple[Measure, ...], beside: ModelRule, clients: int) -> 
     strict = beside.above == BASELINE
     against = (found, over_model) if strict else (found,)
     leaks = all(m.p is not None and m.p <= ERROR for m in against)
-    word = LEAKS if leaks else f"not better than {beside.name if strict else 'the guess'}"
+    # where two floors must be beaten, a bound over either of them rules the leak out
+    asked = next((m for m in against if m.bounded), against[-1])
+    word = settled(leaks, (asked,), clients=clients)
     told = [
         f"source of {found.value_text()} of the images found",
         f"guess {found.number(found.floor)} %",
@@ -134,9 +146,13 @@ def _verdict(measures: tuple[Measure, ...], beside: ModelRule, clients: int) -> 
     if clients < MIN_CLIENTS:
         word = INCONCLUSIVE
         told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
+    elif word != LEAKS:
+        told.append(still((asked,)))
     rule = f"leaks: more sources are found than a guess finds (one-sided, at {100 * ERROR:g} %)"
     if strict:
         rule += f", and more than {beside.name} does, which is granted"
+    rule += f"; {OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. Margin: +"
+    rule += f"{100 * MARGIN_SHARE:g} points"
     return Verdict(word, ", ".join(told), rule)
 
 

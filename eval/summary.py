@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.units import plural
+
 from . import explained, intervals
 from .floors import Chosen
 from .identification import Identification
@@ -17,6 +19,8 @@ from .metrics.base import Metric
 from .verdict import (
     LEAKS,
     LEAST_DB,
+    MARGIN_DB,
+    MARGIN_SHARE,
     NOT_EXPLAINED,
     TOO_FEW,
     VERDICT_RULE,
@@ -93,6 +97,8 @@ def judge(
     image_shape: tuple[int, int, int],
     noun: str,
     gallery: int,
+    originals: Tensor,
+    public: int,
     unit: str = "client",
     mismatch: str = "",
 ) -> tuple[tuple[Measure, ...], Verdict]:
@@ -106,11 +112,14 @@ def judge(
         image_shape: (C, H, W).
         noun: what a target is, in the singular.
         gallery: images in a line-up.
+        originals: (N,) the image that each line-up is about; one that is sought twice counts once
+            in the test of these images.
+        public: number of images that the floors are made of.
         unit: what `clients` numbers, in the singular.
         mismatch: that the true images do not make what was uploaded, in words; empty: they do, or
             nobody knows.
     """
-    estimates = _Estimates(values, sizes, clients, metrics, chosen, image_shape, gallery)
+    estimates = _Estimates(values, sizes, clients, metrics, chosen, image_shape, gallery, originals)
     names = [name for name in estimates.inside if name]
     parts = [estimates.part(name) for name in ("", *names)]
     if mismatch:
@@ -119,18 +128,20 @@ def judge(
         found = verdicts(parts)
     else:  # the one group is the whole: to test it twice would only cost power
         found = verdicts(parts[:1]) * len(parts)
-    word, because = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
+    word, lines = told(parts[0], parts[1:], found, noun=noun, gallery=gallery, unit=unit)
     if word == NOT_EXPLAINED or (word != LEAKS and parts[0].explained is False):
-        because += f". {mismatch or estimates.unexplained()}"
-    hit = estimates.found("")
-    if hit.floor is not None:
-        because += f". A guess that knows the class finds {100 * hit.floor:.1f} %"
+        why = mismatch or estimates.unexplained()
+        lines = tuple((said, f"{text}. {why}") for said, text in lines)
+    texts = [text if i == 0 else f"{said} for {text}" for i, (said, text) in enumerate(lines)]
     n = int(values["psnr"].isfinite().sum())
+    size = f"n = {n}{of_units(parts[0].clients, noun, unit)}"
     verdict = Verdict(
         word,
-        f"{because}; n = {n}{of_units(parts[0].clients, noun, unit)}",
+        "; ".join([*texts, size, f"floors of {plural(public, 'public image')}"]),
         VERDICT_RULE,
-        {key: TOO_FEW for key, *_ in GROUPS} | dict(zip(names, found[1:], strict=True)),
+        {key: TOO_FEW for key, *_ in GROUPS}
+        | {name: ruling.word for name, ruling in zip(names, found[1:], strict=True)},
+        findings=lines,
     )
     return tuple(m for group in estimates.inside for m in estimates.measures(group)), verdict
 
@@ -147,17 +158,19 @@ class _Estimates:
         chosen: Mapping[str, Chosen],
         image_shape: tuple[int, int, int],
         gallery: int,
+        originals: Tensor,
     ) -> None:
         self.sizes, self.inside = sizes, by_size(sizes)
         self.targets = {group: int(here.sum()) for group, here in self.inside.items()}
         self.owners = {group: len(clients[here].unique()) for group, here in self.inside.items()}
         self.metrics, self.chosen = metrics, chosen
-        self.image_shape, self.gallery = image_shape, gallery
+        self.image_shape, self.gallery, self.originals = image_shape, gallery, originals
         self.values = {
             (group, key): value.double().masked_fill(~here, torch.nan)
             for group, here in self.inside.items()
             for key, value in values.items()
         }
+        self.average = {key: value.nanmean().item() for key, value in self.values.items()}
         keys, shared = list(self.values), [key for key in self.values if key[1] in FOUND]
         means = intervals.clustered(self._table(keys), clients)
         error = means.error.clone()
@@ -178,22 +191,19 @@ class _Estimates:
 
     def mean(self, group: str, key: str) -> float | None:
         """Mean of a column over a group ("" for all targets)."""
-        return intervals.finite(self.means.mean[self.place[group, key]].item())
+        return intervals.finite(self.average[group, key])
 
     def part(self, group: str) -> Part:
         """What the verdict about a group rests on."""
+        hits, guesses = self.values[group, "hit1"], self.values[group, "guess1"]
+        asked = hits.isfinite().nonzero().squeeze(1)
+        found, chance = float(hits.nansum()), None
+        if len(asked):
+            sought = self.originals[asked].tolist()
+            once = asked[[i for i, image in enumerate(sought) if image not in sought[:i]]]
+            chance = intervals.at_least(float(hits[once].sum()), guesses[once])
         psnr, hit = self.metric(group, "psnr"), self.found(group)
-        return Part(
-            name=group,
-            targets=psnr.targets,
-            clients=psnr.clients,
-            gap=psnr.over,
-            highest=None if psnr.over_interval is None else psnr.over_interval[1],
-            tests=tuple(m.p for m in (psnr, hit) if m.p is not None),
-            found=float(self.values[group, "hit1"].nansum()),
-            lineups=hit.n,
-            explained=self.explains(group),
-        )
+        return Part(group, psnr, hit, found, chance, self.explains(group))
 
     def explains(self, group: str) -> bool | None:
         """Whether answers explain more than the floor's, see `Part`."""
@@ -254,6 +264,7 @@ class _Estimates:
             over=self.mean(*over),
             over_interval=self.bounds[over],
             p=intervals.finite(self.least[self.place[over]].item()) if tested else None,
+            margin=MARGIN_DB if tested else None,
             n=len(kept),
             targets=self.targets[group],
             clients=self.owners[group],
@@ -273,6 +284,7 @@ class _Estimates:
             over=self.mean(*own),
             over_interval=self.bounds[own],
             p=None,
+            margin=None,
             n=int(self.values[own].isfinite().sum()),
         )
 
@@ -285,8 +297,10 @@ class _Estimates:
         if value is not None and floor is not None:  # of the same targets, so both or none
             over = value - floor
             ends = self.bounds[group, key]
-            interval = None if ends is None else (ends[0] - floor, ends[1] - floor)
-            known = self.shares.p_above(torch.full_like(self.shares.mean, floor))
+            # the guess of the same clients, each with the weight that it has in the interval
+            alike = self.means.mean[self.place[group, guess]].item()
+            interval = None if ends is None else (ends[0] - alike, ends[1] - alike)
+            known = self.shares.p_above(torch.full_like(self.shares.mean, alike))
             p = intervals.finite(known[self.share_place[group, key]].item())
         most = int(self.sizes[self.inside[group]].max())
         unasked = value is None and 2 * most > self.gallery
@@ -305,6 +319,7 @@ class _Estimates:
             over=over,
             over_interval=interval,
             p=p if first else None,
+            margin=MARGIN_SHARE if first else None,
             note=f"not asked: {most} images need --set eval.gallery={2 * most}" if unasked else "",
             n=int(self.values[group, key].isfinite().sum()),
             targets=self.targets[group],

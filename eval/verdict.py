@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedre_privacy.core.units import plural
 
+from .measures import Measure, Verdict
+
+LEAKS, NO_EVIDENCE, INCONCLUSIVE = "leaks", "no evidence", "inconclusive"
+"""Words of a verdict, the same for every question."""
+
+NOT_EXPLAINED = "not explained"
+"""Of images: the answers do not make what was uploaded, so that they show nothing."""
+
+TOO_FEW = "too few to say"
+"""Of a group only; of all targets it reads as inconclusive."""
+
 MARGIN_DB = 0.5
-"""PSNR above the floor that is too little to matter (dB)."""
+"""PSNR above the floor that is too little to matter (dB): nobody sees it in a picture."""
+
+MARGIN_SHARE = 0.1
+"""Share above the floor that is too little to matter: one in ten of the images found, classes named
+or pairs put in order. A leak of more than that is one that an attacker can use, and less can be
+ruled out with some forty clients."""
 
 LEAST_DB = 0.01
 """PSNR above the floor that is more than rounding (dB)."""
@@ -20,26 +37,29 @@ MIN_CLIENTS = 5
 """Fewest clients for a verdict; intervals of fewer hold their level but say little."""
 
 ERROR = 0.025
-"""Probability, at most, that any test of a verdict finds a leak where there is none."""
+"""Probability, at most, that any test of clients like these finds a leak where there is none; the
+same again for the tests of these images."""
 
 OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 images"}
 """Keys of `measures.GROUPS` in words."""
 
-LEAKS, NOT_BETTER, INCONCLUSIVE = "leaks", "not better than the floor", "inconclusive"
-NOT_EXPLAINED = "not explained"
-TOO_FEW = "too few to say"
-"""Verdicts; the last is of groups only, and reads as inconclusive of all targets."""
+OPEN_RULE = (
+    "no evidence: no test finds a leak, and by every measure the 95 % interval leaves less open "
+    "than the margin; inconclusive: otherwise"
+)
+"""What is said where nothing leaks, for the rules of all questions."""
 
 VERDICT_RULE = (
     "Tested are the PSNR over the floor and identification over a guess that knows the class, of "
     "all targets and of each group by number of images, one-sided, together at a level of "
-    f"{100 * ERROR:g} % (Holm). leaks: a test of all targets or of a group finds more than the "
-    "floor; not better than the floor: none does, and the 95 % interval of the PSNR over the "
-    f"floor ends below +{MARGIN_DB} dB; inconclusive: otherwise; not explained, in place of "
-    "these two: the answers make no more of what was uploaded than the floor's, or the true images "
-    "do not make it, and in place of the first also where it may be chance that they make more "
-    "(95 % interval); too few to say: fewer than "
-    f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested"
+    f"{100 * ERROR:g} % (Holm), for clients like these; and the number of these images that was "
+    f"found, exactly, together at {100 * ERROR:g} %. leaks: a test of all targets or of a group "
+    f"finds more than the floor; {OPEN_RULE}; not explained, in place of these two: the answers "
+    "make no more of what was uploaded than the floor's, or the true images do not make it, and in "
+    "place of the first also where it may be chance that they make more (95 % interval). "
+    f"Margins: +{MARGIN_DB} dB and "
+    f"+{100 * MARGIN_SHARE:g} points found. too few to say: fewer than "
+    f"{MIN_TARGETS} targets or {MIN_CLIENTS} clients, which are not tested for clients like them"
 )
 
 
@@ -49,47 +69,129 @@ class Part:
 
     Args:
         name: "" for all targets, or a key of `measures.GROUPS`.
-        targets, clients: how many there are, and of how many clients.
-        gap: mean PSNR over the floor (dB), or None.
-        highest: upper end of its 95 % interval, or None.
-        tests: one-sided p-values, of the PSNR and of identification; those that exist.
-        found, lineups: expected number of originals found, among so many line-ups.
+        psnr: over the floor.
+        hit: identification over a guess.
+        found: expected number of originals found.
+        chance: probability that a guess finds as many of these images, or None without line-ups.
         explained: whether the answers make more of what was uploaded than the floor's answers do;
             None: on average they do, but it may be chance. True where it is not asked.
     """
 
     name: str
-    targets: int
-    clients: int
-    gap: float | None
-    highest: float | None
-    tests: tuple[float, ...]
-    found: float
-    lineups: int
+    psnr: Measure
+    hit: Measure
+    found: float = 0.0
+    chance: float | None = None
     explained: bool | None = True
 
     @property
+    def targets(self) -> int:
+        """How many there are."""
+        return self.psnr.targets
+
+    @property
+    def clients(self) -> int:
+        """Of how many clients they are."""
+        return self.psnr.clients
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """All that the verdict rests on."""
+        return self.psnr, self.hit
+
+    @property
     def enough(self) -> bool:
-        """Whether a verdict about them is possible."""
+        """Whether a verdict about clients like these is possible."""
         return self.targets >= MIN_TARGETS and self.clients >= MIN_CLIENTS
 
 
-def verdicts(parts: Sequence[Part]) -> list[str]:
+@dataclass(frozen=True)
+class Ruling:
+    """What follows for a part.
+
+    Args:
+        word: `LEAKS`, `NO_EVIDENCE`, `NOT_EXPLAINED`, `INCONCLUSIVE` or `TOO_FEW`.
+        alike: whether a test of clients like these rejects.
+        here: whether more of these images were found than by guessing.
+    """
+
+    word: str
+    alike: bool = False
+    here: bool = False
+
+
+def verdicts(parts: Sequence[Part]) -> list[Ruling]:
     """Apply `VERDICT_RULE` to parts that are tested together, in their order."""
-    tests = [(p, i) for i, part in enumerate(parts) if part.enough for p in part.tests]
-    leaking = {tests[k][1] for k in holm([p for p, _ in tests])}
+    alike = _rejected(
+        [
+            (m.p, i)
+            for i, part in enumerate(parts)
+            if part.enough
+            for m in part.measures
+            if m.p is not None
+        ]
+    )
+    here = _rejected([(p.chance, i) for i, p in enumerate(parts) if p.chance is not None])
     out = []
     for i, part in enumerate(parts):
-        if not part.enough:
-            out.append(TOO_FEW)
-        elif i in leaking:
-            out.append(LEAKS)
-        else:
-            bounded = part.highest is not None and part.highest < MARGIN_DB
-            unexplained = part.explained is False or (bounded and not part.explained)
-            word = NOT_BETTER if bounded else INCONCLUSIVE
-            out.append(NOT_EXPLAINED if unexplained else word)
+        word = settled(i in alike | here, part.measures)
+        if word != LEAKS and not part.enough:
+            word = TOO_FEW
+        elif part.explained is False and word != LEAKS:
+            word = NOT_EXPLAINED
+        elif part.explained is None and word == NO_EVIDENCE:
+            word = NOT_EXPLAINED
+        out.append(Ruling(word, i in alike, i in here))
     return out
+
+
+def _rejected(tests: Sequence[tuple[float, int]]) -> set[int]:
+    """Parts of which a test rejects, of tests with the part that each is of."""
+    return {tests[k][1] for k in holm([p for p, _ in tests])}
+
+
+def settled(leaks: bool, measures: Sequence[Measure], *, clients: int = MIN_CLIENTS) -> str:
+    """The word where it is known whether anything leaks.
+
+    Args:
+        leaks: whether a test finds a leak.
+        measures: all that the verdict rests on; where it is no leak each must be bounded.
+        clients: behind them; of fewer than `MIN_CLIENTS` nothing follows for others like them.
+    """
+    if leaks:
+        return LEAKS
+    bounded = bool(measures) and all(m.bounded for m in measures)
+    return NO_EVIDENCE if bounded and clients >= MIN_CLIENTS else INCONCLUSIVE
+
+
+def still(measures: Sequence[Measure]) -> str:
+    """What the intervals leave open: ``could still be up to +47 points found and +0.3 dB``."""
+    known = [text for m in measures if (text := m.most())]
+    said = [f"could still be up to {' and '.join(known)}"] if known else []
+    said += [f"{m.title} has no bound" for m in measures if m.over_interval is None]
+    return ", ".join(said) or "shown to be under the floor"
+
+
+def weakened(verdict: Verdict, why: Sequence[str]) -> Verdict:
+    """The verdict of an attack that is weaker than it could have been.
+
+    Such an attack is no evidence that a stronger one finds nothing, so the word is then
+    inconclusive.
+
+    Args:
+        why: a clause for each weakness; without any the verdict stays.
+    """
+    if not why:
+        return verdict
+    word = INCONCLUSIVE if verdict.word == NO_EVIDENCE else verdict.word
+    lines = [(INCONCLUSIVE if said == NO_EVIDENCE else said, text) for said, text in verdict.lines]
+    return dataclasses.replace(
+        verdict,
+        word=word,
+        because=f"{verdict.because}; weakened: {'; '.join(why)}",
+        findings=tuple(lines),
+        weakened=tuple(why),
+    )
 
 
 def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
@@ -110,62 +212,51 @@ def holm(p_values: Sequence[float], error: float = ERROR) -> list[int]:
 def told(
     whole: Part,
     groups: Sequence[Part],
-    found: Sequence[str],
+    found: Sequence[Ruling],
     *,
     noun: str,
     gallery: int,
     unit: str = "client",
-) -> tuple[str, str]:
-    """Return the verdict over all targets, and the sentence that names who leaks.
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the verdict over all targets, and what was found: a word and a text for each line.
+
+    Lines are about disjoint targets: about all of them, or about groups where one leaks.
 
     Args:
         whole: all targets.
         groups: those that hold a target; none or one where there is nothing to tell apart.
-        found: verdicts of the whole and of each group.
+        found: rulings of the whole and of each group.
         noun: what a target is, in the singular.
         gallery: images in a line-up.
         unit: what targets are grouped by for intervals and tests, in the singular.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
-    if first == TOO_FEW:
-        return INCONCLUSIVE, (
-            f"{plural(whole.targets, noun)}{of_units(whole.clients, noun, unit)} are too few for a "
-            f"verdict (at least {MIN_TARGETS} targets{of_units(MIN_CLIENTS, noun, unit)}); "
-            f"{_score([whole], gallery)}"
-        )
     if len(rest) < 2:
         rest = []
-    leaking = [part for part, verdict in rest if verdict == LEAKS]
-    verdict = LEAKS if leaking else first
-    if leaking and len(leaking) < len(rest):
-        clauses = [
-            "the "
-            + " and the ".join(
-                f"{plural(p.targets, noun)} {OF[p.name]} ({_score([p], gallery)})" for p in leaking
-            )
-        ]
-    else:
-        together = " together" if first == LEAKS and rest and not leaking else ""
-        clauses = [f"the {plural(whole.targets, noun)}{together} ({_score([whole], gallery)})"]
-    if verdict == NOT_BETTER:
-        clauses[0] += ", so a weak attack or a strong protocol"
-    # groups of the same verdict as all targets together need no words, unless others were named
-    if {said for _, said in rest} <= {first}:
-        rest = []
-    named = len(leaking)
-    for said in (TOO_FEW, NOT_EXPLAINED, INCONCLUSIVE, NOT_BETTER):
-        same = [part for part, one in rest if one == said]
-        named += len(same)
-        if not same or (said == first and not leaking):
+    leaking = [(part, ruling) for part, ruling in rest if ruling.word == LEAKS]
+    if not leaking or (len(leaking) == len(rest) and first.word == LEAKS):
+        word = _word(first.word)
+        return word, ((word, _of_all(whole, first, rest, noun, gallery, unit)),)
+    lines = [
+        (
+            LEAKS,
+            f"the {plural(part.targets, noun)} {OF[part.name]}: {_numbers([part], gallery)}"
+            + _shown(part, ruling, unit),
+        )
+        for part, ruling in leaking
+    ]
+    left = len(rest) - len(leaking)
+    for word in (NO_EVIDENCE, NOT_EXPLAINED, INCONCLUSIVE, TOO_FEW):
+        same = [part for part, ruling in rest if ruling.word == word]
+        if not same:
             continue
-        if named == len(rest) and len(same) < len(rest):
-            who = f"the other {_number(sum(part.targets for part in same))} ({_score(same)})"
+        if len(same) == left:
+            who = f"the other {_number(sum(part.targets for part in same))}"
         else:
-            who = " and ".join(
-                f"the {_number(part.targets)} {OF[part.name]} ({_score([part])})" for part in same
-            )
-        clauses.append(f"{said} for {who}")
-    return verdict, "; ".join(clauses)
+            who = " and ".join(f"the {_number(p.targets)} {OF[p.name]}" for p in same)
+        few = f"; {TOO_FEW}" if word == TOO_FEW else _open(same)
+        lines.append((_word(word), f"{who}: {_numbers(same, gallery)}{few}"))
+    return LEAKS, tuple(lines)
 
 
 def of_units(count: int, noun: str, unit: str) -> str:
@@ -173,23 +264,70 @@ def of_units(count: int, noun: str, unit: str) -> str:
     return "" if unit == noun else f" of {plural(count, unit)}"
 
 
+def _word(word: str) -> str:
+    return INCONCLUSIVE if word == TOO_FEW else word
+
+
+def _of_all(
+    whole: Part,
+    ruling: Ruling,
+    rest: Sequence[tuple[Part, Ruling]],
+    noun: str,
+    gallery: int,
+    unit: str,
+) -> str:
+    """What is said of all targets in one line."""
+    numbers, many = _numbers([whole], gallery), plural(whole.targets, noun)
+    if ruling.word == TOO_FEW:
+        return (
+            f"{many}{of_units(whole.clients, noun, unit)} are too few for a verdict (at least "
+            f"{MIN_TARGETS} targets{of_units(MIN_CLIENTS, noun, unit)}); {numbers}"
+        )
+    if ruling.word == LEAKS:
+        together = " together" if any(one.word != LEAKS for _, one in rest) else ""
+        return f"the {many}{together}: {numbers}{_shown(whole, ruling, unit)}"
+    unsure = [OF[part.name] for part, one in rest if one.word != NO_EVIDENCE]
+    alone = ""
+    if unsure and ruling.word == NO_EVIDENCE:
+        alone = f"; {TOO_FEW} of those {' and '.join(unsure)} alone"
+    return f"the {many}: {numbers}{_open([whole])}{alone}"
+
+
+def _shown(part: Part, ruling: Ruling, unit: str) -> str:
+    """For whom a leak is shown: these images, others like them, or both."""
+    these = f"these images (p = {part.chance:.1g} by guessing)" if ruling.here else ""
+    if ruling.alike:
+        return f"; shown for {unit}s like these" + (f" and for {these}" if these else "")
+    return f"; shown for {these} of {plural(part.clients, unit)}, little is said of other {unit}s"
+
+
+def _open(parts: Sequence[Part]) -> str:
+    """What could still be, at most, of any of some parts."""
+    highest = []
+    for measures in zip(*(part.measures for part in parts), strict=True):
+        ends = [m.over_interval[1] if m.over_interval else float("inf") for m in measures]
+        highest.append(measures[ends.index(max(ends))])
+    return f"; {still(highest)}"
+
+
 def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
 
 
-def _score(parts: Sequence[Part], gallery: int | None = None) -> str:
-    """The numbers of parts: ``+5.9 dB, 6 of 6 found``; how many clients where they are too few."""
-    gaps = [(part.gap, part.targets) for part in parts if part.gap is not None]
+def _numbers(parts: Sequence[Part], gallery: int) -> str:
+    """``6 of 6 found among 100 (guess 1.6 %), pictures 5.9 dB over the floor``."""
     said = []
+    lineups = sum(part.hit.n for part in parts)
+    if lineups:
+        guess = sum((part.hit.floor or 0.0) * part.hit.n for part in parts) / lineups
+        said.append(
+            f"{_count(sum(part.found for part in parts))} of {lineups} found among {gallery} "
+            f"(guess {100 * guess:.1f} %)"
+        )
+    gaps = [(part.psnr.over, part.targets) for part in parts if part.psnr.over is not None]
     if gaps:
         mean = sum(gap * count for gap, count in gaps) / sum(count for _, count in gaps)
-        said.append(f"{mean:+.1f} dB")
-    lineups = sum(part.lineups for part in parts)
-    if lineups:
-        among = "" if gallery is None else f" among {gallery}"
-        said.append(f"{_count(sum(part.found for part in parts))} of {lineups} found{among}")
-    if gallery is None and len(parts) == 1 and parts[0].clients < MIN_CLIENTS:
-        said.append(f"of {plural(parts[0].clients, 'client')}")
+        said.append(f"pictures {abs(mean):.1f} dB {'over' if mean >= 0 else 'under'} the floor")
     return ", ".join(said) or "nothing to score"
 
 

@@ -34,7 +34,8 @@ class Point:
         scalars: uploaded per round, over all clients.
         over: leakage over the floor, or None where no attack could read the upload.
         over_sd: over seeds.
-        attack: the attack that reached it.
+        attack: the attack that reached it, on most seeds.
+        chosen: seeds on which attack and group were chosen, in words; empty: there was no choice.
         seeds: number of trainings.
         shared, shared_sd: accuracy on the test set that all clients share, with its sd over seeds;
             None where it was not measured.
@@ -48,6 +49,7 @@ class Point:
     over_sd: float | None
     attack: str
     seeds: int
+    chosen: str = ""
     shared: float | None = None
     shared_sd: float | None = None
 

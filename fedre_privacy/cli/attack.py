@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
         "nothing of the run), process, same-process (default: the strictest that works here)",
     )
     group.add_argument(
+        "-v", "--verbose", action="store_true", help="print every metric, and the manifest's hash"
+    )
+    group.add_argument(
         "--open", action="store_true", help="open the report in a browser when the attack is done"
     )
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")

@@ -72,11 +72,11 @@ class Output:
         """
         width = terminal_width() if wrap else None
         if width is None:
-            self.text(f"{heading:<{WIDTH}}{text}".rstrip())
+            self.text(f"{heading:<{WIDTH - 1}} {text}".rstrip())
             return
         indent = " " * WIDTH
         pieces = _wrapped(visible(text), max(width - WIDTH, 30))
-        self.text(f"{heading:<{WIDTH}}" + f"\n{indent}".join(pieces))
+        self.text(f"{heading:<{WIDTH - 1}} " + f"\n{indent}".join(pieces))
 
     def text(self, text: str = "") -> None:
         """Print text for people."""

@@ -14,6 +14,7 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.eval import Measure, Scores
 from fedre_privacy.eval.confidence import CONFIDENCE
+from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.play.questions.unscored import WORDS, Unscored
 from fedre_privacy.steering.base import ACTIVE
@@ -85,7 +86,8 @@ def write_attack_report(result: AttackResult) -> Path:
         html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
         if isinstance(result.card, Unscored)
         else Html(""),
-        html.verdict(card.verdict.word, card.verdict.because),
+        *(html.verdict(word, text) for word, text in card.verdict.lines),
+        *(html.flag("WEAKENED", why) for why in card.verdict.weakened),
         html.facts(
             dict(run.headline())
             | {name: " ".join(words.split()) for name, words in record["trial"].items()}
@@ -278,7 +280,7 @@ def _definitions(result: AttackResult) -> Html:
             "matching rule": rule,
             measure.heading: measure.value_text(),
             "floor": measure.floor_text(),
-            "reads as": measure.over_text(),
+            BETTER: measure.over_text(),
             "n": measure.n,
         }
         for rule, measure in rules.items()

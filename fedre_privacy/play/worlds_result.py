@@ -21,6 +21,7 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.risk import risk_sheet
 from fedre_privacy.eval.report.roc import roc_figure
+from fedre_privacy.eval.verdict import INCONCLUSIVE, LEAKS, MARGIN_SHARE, NO_EVIDENCE
 from fedre_privacy.eval.worlds import (
     SHOWN,
     RateShown,
@@ -159,12 +160,16 @@ class WorldsResult:
         """What follows of the primary attack, in a sentence.
 
         It leaks where the interval of that attack lies above those of all floors. As both have a
-        level of 95 %, choosing the best of two or three attacks does not make a leak of chance.
+        level of 95 %, choosing the best of two or three attacks does not make a leak of chance. It
+        is no evidence where the interval ends less than a margin above the best floor.
         """
         found, floor = self.scores[self.primary], self.floors[BLIND]
         low, high = found.auc_interval
         limit = max(one.auc_interval[1] for one in self.floors.values())
-        word = "leaks" if low > limit else "not better than a rule that sees no upload"
+        best = max(one.auc for one in self.floors.values())
+        bounded = high < best + MARGIN_SHARE
+        word = LEAKS if low > limit else NO_EVIDENCE if bounded else INCONCLUSIVE
+        still = "" if word == LEAKS else f"; could still be up to {high - best:+.2f} over that"
         granted = self.floors.get(MODEL)
         alone = "" if granted is None else f", the granted model alone {granted.auc:.3f}"
         named = sum(one.exposed for one in self.risks)
@@ -172,7 +177,7 @@ class WorldsResult:
         beside = "".join(f", {name} {self.scores[name].auc:.3f}" for name in others)
         return (
             f"{word}: {self.primary} has an AUC of {found.auc:.3f} [{low:.3f}, {high:.3f}]"
-            f"{beside}, no upload {floor.auc:.3f}{alone}; {named} of "
+            f"{beside}, no upload {floor.auc:.3f}{alone}{still}; {named} of "
             f"{plural(len(self.risks), 'record')} exposed"
         )
 

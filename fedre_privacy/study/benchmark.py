@@ -33,6 +33,8 @@ from .description import Benchmark
 from .jobs import REFUSED, Place
 from .panels import (
     FEWEST,
+    ITSELF,
+    OTHERS,
     PLACED_BY,
     Panel,
     as_number,
@@ -106,11 +108,11 @@ class BenchmarkResult:
 
     def points(self, key: str = PLACED_BY) -> list[Point]:
         """One point per variant, see `points_of`."""
-        return points_of(self.summary, key)
+        return points_of(self.summary, self.rows, key)
 
     def table(self) -> list[dict[str, str]]:
         """One row per variant, see `table_of`."""
-        return table_of(self.summary)
+        return table_of(self.summary, self.rows)
 
     def comparison(self) -> Figure:
         """Variants in rows; accuracy, traffic and every kind of leakage in columns."""
@@ -323,7 +325,8 @@ class BenchmarkResult:
         return (
             f"{plural(len(runs), 'training')}, {each} each; error bars: sd over seeds. Leakage: "
             f"{measure} over the floor of the strongest attack in the suite, over all its targets "
-            f"or those made of one image, whichever leak more (n at least {FEWEST}). Grey: no "
+            f"or those made of one image, whichever leak more (n at least {FEWEST}), chosen for "
+            f"each seed on {OTHERS if most > 1 else ITSELF}. Grey: no "
             "attack on images could read the upload, which does not mean that it is safe."
         )
 

@@ -14,7 +14,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.core.schema import MOST_TEXT
 from fedre_privacy.core.units import human_seconds
-from fedre_privacy.eval.measures import TABLE, Measure, group_name
+from fedre_privacy.eval.measures import BETTER, TABLE, Measure, group_name
 from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import NAIVE
@@ -99,7 +99,7 @@ def _tables(record: AttackRecord, measures: Sequence[Measure]) -> Iterator[Table
             "metric": m.heading,
             "this attack": m.value_text(),
             "floor": m.floor_text(),
-            "reads as": m.over_text(),
+            BETTER: m.over_text(),
             "n": m.n,
         }
         for m in measures

@@ -87,10 +87,10 @@ def read_benchmark(place: ResultFolder) -> Entry:
     status = PARTIAL if waiting else FAILED if len(failed) == len(results) else COMPLETE
     panels = []
     for panel in panels_of(summary, FRONTIER):
-        points = points_of(summary, panel.key)
+        points = points_of(summary, rows, panel.key)
         best = tuple(point.label for point in pareto(points))
         panels.append(Panel(panel.title, tuple(points), best))
-    tables = [Table("Variants side by side", table_of(summary))]
+    tables = [Table("Variants side by side", table_of(summary, rows))]
     if failed:
         lost = [
             {"variant": one["label"], "seed": one["seed"],

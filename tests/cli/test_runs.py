@@ -10,6 +10,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.runs import training as training
 
 TINY = ("--set", "data.size=16", "--set", "data.per_class=12", "--clients", "4", "--rounds", "3")
@@ -118,9 +119,11 @@ def test_every_target_of_every_protocol(
         return
     assert done.code == 0, done.err
     headings = [text.split(" ")[0] for text in done.out.splitlines() if text[:1].isupper()]
+    found = headings[headings.index("Unknown") + 1 : headings.index("RESULT")]
+    assert found and set(found) <= {"LEAKS", "NO", "INCONCLUSIVE"}
     assert headings == [
-        *("Run", "Uploaded", "Attacker", "Target", "Unknown", "RESULT", "Verdict"),
-        *("Files", "Manifest", "Again", "Next"),
+        *("Run", "Uploaded", "Attacker", "Target", "Unknown", *found, "RESULT"),
+        *("Files", "Again", "Next"),
     ]
     kind = UPLOADED[protocol] if target == "uploaded" else target
     counterfactual = kind != UPLOADED[protocol]
@@ -159,11 +162,17 @@ def test_attack_writes_what_is_documented(
     assert psnr["n"] == record["n"] == 6
     assert "6 of 6 targets" in done.line("RESULT")
     heading, first = done.table[0], done.table[1]
-    for name in ("this attack", "floor", "entangled upload (actual)", "(ceiling)", "reads as"):
+    for name in (
+        "this attack",
+        "floor",
+        "entangled upload (actual)",
+        "(ceiling)",
+        "better than a guess?",
+    ):
         assert name in heading
     assert f"{psnr['value']:.2f} +- {psnr['sd']:.2f}" in first
     assert f"{psnr['floor']:.2f} ({psnr['floor_name']})" in first
-    where = heading.index("reads as")
+    where = heading.index(BETTER)
     assert all(text[where - 3 : where] == "   " for text in done.table)
 
 
@@ -239,8 +248,12 @@ def test_weak_attack_is_a_notice_not_an_error(cli: Any, run: Path) -> None:
     options = ["--targets", "12", "--target", "representations", "--set", "attack.steps=1"]
     done = cli.attack(run, *options)
     assert done.code == 0
-    said = "inconclusive: 12 representations of 4 clients are too few for a verdict"
-    assert done.line("Verdict").startswith(said)
+    said = "12 representations of 4 clients are too few for a verdict"
+    assert done.line("INCONCLUSIVE").startswith(said)
+    assert "SSIM" not in done.out and "Manifest" not in done.out
+    assert done.line("Next").endswith("--target uploaded")  # what was really sent
+    told = cli.attack(run, *options, "-v")
+    assert "SSIM" in told.out and len(told.line("Manifest")) == 64
 
 
 @pytest.mark.slow

@@ -357,7 +357,7 @@ def test_verify_prints_json(cli: Any, folder: Path) -> None:
 def test_the_hashes_are_printed_and_on_the_page(
     cli: Any, folder: Path, fast: list[str], read_json: Callable[[Path], Any]
 ) -> None:
-    done = cli.attack(folder, *fast)
+    done = cli.attack(folder, *fast, "-v")
     (attack,) = (folder / "attacks").iterdir()
     own, of = (file_sha256(place / "manifest.json") for place in (attack, folder))
     assert done.line("Manifest") == own

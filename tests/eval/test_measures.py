@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedre_privacy.eval.measures import (
+    BETTER,
     COMPARISON,
     RECORD,
     TABLE,
@@ -48,12 +49,12 @@ def card(*measures: Measure, groups=None, **more) -> Card:
 
 def test_values_floors_and_differences_in_words():
     assert GAIN.value_text() == "3.0 +- 0.5" and GAIN.floor_text() == "2.0 (mostly grey)"
-    assert GAIN.over_text() == "+1.0 dB over floor [-0.5, +2.5]"
+    assert GAIN.over_text() == "not shown: +1.0 dB [-0.5, +2.5]"
     # `over` is positive where more leaks; printed is the difference itself
     assert ERROR.value_text() == "3.0 [2.0, 4.0]" and ERROR.floor_text() == "2.0 [1.0, 3.0] (grey)"
-    assert ERROR.over_text() == "-1.0 under floor [-2.5, +0.5]"
+    assert ERROR.over_text() == "not shown: +1.0 [-0.5, +2.5]"
     assert FOUND.value_text() == "50.0 %" and FOUND.floor_text() == "10.0 % by a guess"
-    assert FOUND.over_text() == "+40.0 points over guess"
+    assert FOUND.over_text() == "not shown: +40.0 points"
     none = Measure(key="rate", title="rate", note="too few")
     assert (none.value_text(), none.floor_text(), none.over_text()) == ("-", "-", "too few")
 
@@ -63,7 +64,7 @@ def test_a_table_of_any_measures():
     few = dataclasses.replace(GAIN, group="1", n=2)
     empty = dataclasses.replace(GAIN, group="2-30", value=None)
     assert [list(row) for row in card(GAIN, FOUND).table()] == [
-        ["metric", "this attack", "floor", "reads as"]
+        ["metric", "this attack", "floor", BETTER]
     ] * 2
     rows = card(GAIN, hidden, few, empty).table()
     assert [(row["classes of"], row["metric"], row["n"]) for row in rows] == [

@@ -69,7 +69,8 @@ def test_the_truth_leaks_and_what_labels_say_does_not():
     truth = shares()
     assert card(truth, truth).verdict.word == "leaks"
     same = card(truth, truth, told={"labels": truth})
-    assert same.verdict.word == "not better than the floor"
+    assert same.verdict.word == "inconclusive"  # twelve clients bound no AUC
+    assert "could still be up to +" in same.verdict.because
     assert same.find("property_auc").floor == 1.0 and same.find("property_auc").over == 0
     assert same.find("property_auc").floor_name == "labels"
 

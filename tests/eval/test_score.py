@@ -14,6 +14,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import PublicImages, evaluate, mean_images
+from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.eval.metrics import metrics
 
 SINGLES = [1] * 60
@@ -39,7 +40,7 @@ def shuffled(truth):
 def test_exact_answers_leak_and_shuffled_truth_brings_them_to_the_floor(
     make_truth, make_rec, public, usual
 ):
-    truth = make_truth(SINGLES)
+    truth = make_truth(SINGLES, clients=60)
     rec = make_rec(noisy(originals(truth), 0.02))
     real = evaluate(rec, truth, public, metrics=usual, gallery=50)
     assert real.get("psnr").value > 30
@@ -53,16 +54,18 @@ def test_exact_answers_leak_and_shuffled_truth_brings_them_to_the_floor(
     assert fake.get("psnr").value < real.get("psnr").value - 10
     assert fake.get("psnr_over_mismatched").over_interval[0] < 0
     assert fake.get("hit1").value < 0.2
-    assert fake.verdict.word == "not better than the floor"
+    assert fake.verdict.word == "no evidence"
 
 
 def test_a_grey_card_is_not_better_than_the_floor(make_truth, make_rec, public, usual):
-    truth = make_truth(SINGLES)
+    truth = make_truth(SINGLES, clients=60)
     rec = make_rec(torch.full_like(originals(truth), 0.5))
     found = evaluate(rec, truth, public, metrics=usual)
-    assert found.verdict.word == "not better than the floor"
+    assert found.verdict.word == "no evidence"
+    assert "could still be up to +" in found.verdict.because
+    assert found.verdict.because.endswith("floors of 200 public images")
     assert found.get("psnr").over <= 0
-    assert "under floor" in found.get("psnr").over_text()
+    assert found.get("psnr").over_text().startswith("no: -")
 
 
 def test_the_answer_of_the_best_floor_does_not_leak(make_truth, make_rec, public, usual):
@@ -77,12 +80,13 @@ def test_the_answer_of_the_best_floor_does_not_leak(make_truth, make_rec, public
 
 def test_few_targets_or_a_wide_interval_are_inconclusive(make_truth, make_rec, public, usual):
     truth = make_truth([1] * 4)
-    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual)
+    grey = torch.full_like(originals(truth), 0.5)
+    few = evaluate(make_rec(grey), truth, public, metrics=usual)
     assert few.verdict.word == "inconclusive" and "too few" in few.verdict.because
     truth = make_truth([1] * 40, clients=4)
-    few = evaluate(make_rec(originals(truth)), truth, public, metrics=usual)
+    grey = torch.full_like(originals(truth), 0.5)
+    few = evaluate(make_rec(grey), truth, public, metrics=usual)
     assert few.verdict.word == "inconclusive" and "40 targets of 4 clients" in few.verdict.because
-    assert few.get("psnr").over_interval[0] > 10
     truth = make_truth([1] * 8)
     wide = originals(truth).clone()
     mean = public.images.mean(dim=0)
@@ -90,6 +94,29 @@ def test_few_targets_or_a_wide_interval_are_inconclusive(make_truth, make_rec, p
     wide[0] = originals(truth)[0] * 0.9
     found = evaluate(make_rec(wide), truth, public, metrics={}, gallery=50)
     assert found.verdict.word == "inconclusive"
+
+
+def test_images_that_were_found_leak_however_few_their_clients(make_truth, make_rec, public, usual):
+    truth = make_truth([1] * 9, clients=4)
+    found = evaluate(make_rec(originals(truth)), truth, public, metrics=usual)
+    assert found.verdict.word == "leaks"
+    assert "little is said of other clients" in found.verdict.because
+    # one image that is sought nine times counts once
+    same = Truth(truth.images, truth.labels, truth.clients,
+                 dataclasses.replace(truth.mixture, sample=truth.mixture.sample[:1].repeat(9)),
+                 truth.target_clients, truth.target_labels)  # fmt: skip
+    found = evaluate(make_rec(originals(same)), same, public, metrics=usual)
+    assert "(p = 0.02 by guessing)" in found.verdict.because
+
+
+def test_one_client_with_half_of_the_targets_does_not_cost_all_power(
+    make_truth, make_rec, public, usual
+):
+    truth = make_truth([1] * 48)
+    truth.target_clients[:24], truth.target_clients[24:] = 0, 1 + torch.arange(24) % 8
+    answers = noisy(originals(truth), 0.15)
+    psnr = evaluate(make_rec(answers), truth, public, metrics=usual).get("psnr")
+    assert psnr.over > 0 and psnr.p < 1e-3
 
 
 def test_rows_floors_and_measures_agree(make_truth, make_rec, public, usual):
@@ -224,9 +251,9 @@ def test_giving_everything_up_is_reported_not_raised(make_truth, make_rec, publi
     scores = evaluate(rec, truth, public, metrics=usual)
     assert scores.n == 8 and scores.diverged == 8
     assert scores.get("psnr").over < 0
-    assert scores.verdict.word == "not better than the floor"
+    assert scores.verdict.word == "inconclusive"
     json.dumps(scores.record(), allow_nan=False)
-    assert "under floor" in scores.table()[0]["reads as"]
+    assert scores.table()[0][BETTER].startswith("no: -")
 
 
 def test_targets_that_all_share_their_images_have_no_mismatched_control(
@@ -251,28 +278,29 @@ def test_targets_that_all_share_their_images_have_no_mismatched_control(
 
 
 def test_the_verdict_names_a_group_that_leaks_alone(make_truth, make_rec, public):
-    truth = make_truth([1] * 10 + [40] * 60, clients=10)
+    truth = make_truth([1] * 10 + [40] * 60, clients=40)
     images = torch.full((70, 1, 12, 12), 0.5)
     mean = public.images.mean(dim=0)
     images[:10] = mean + 0.5 * (mean_images(truth)[:10] - mean)
-    found = evaluate(make_rec(images), truth, public, metrics={}, gallery=2, noun="prototype")
+    found = evaluate(make_rec(images), truth, public, metrics={}, gallery=9, noun="prototype")
     assert found.verdict.groups == {
-        "1": "leaks", "2-30": "too few to say", ">30": "not better than the floor",
+        "1": "leaks", "2-30": "too few to say", ">30": "no evidence",
     }  # fmt: skip
-    assert [row["verdict"] for row in found.groups()] == ["leaks", "not better than the floor"]
+    assert [row["verdict"] for row in found.groups()] == ["leaks", "no evidence"]
     assert found.verdict.word == "leaks" and found.get("psnr").over < 0
     because = found.verdict.because
-    assert because.startswith("the 10 prototypes of one image (+")
-    assert "; not better than the floor for the other 60 (-" in because
-    assert because.endswith("; n = 70 of 10 clients")
+    assert because.startswith("the 10 prototypes of one image: 10 of 10 found among 9 (guess 11.1")
+    assert "; no evidence for the other 60: " in because
+    assert "; n = 70 of 40 clients" in because
 
     four = make_truth([1] * 8 + [40] * 60, clients=4)
     four.target_clients[8:] = torch.arange(60) % 10
     images = images[2:]
-    images[:8] = mean_images(four)[:8]
+    images[:8] = 0.5
     found = evaluate(make_rec(images), four, public, metrics={}, gallery=50)
     assert found.verdict.groups["1"] == "too few to say"
-    assert "too few to say for the 8 of one image (+" in found.verdict.because
+    assert found.verdict.word == "no evidence"
+    assert "too few to say of those of one image alone" in found.verdict.because
 
 
 def test_the_verdict_says_that_the_attacker_knows_which(make_truth, make_rec, public, usual):
@@ -317,11 +345,13 @@ def test_table_and_its_neighbours(make_truth, make_rec, public, usual):
     assert all(row["ceiling"] == row["this attack"] for row in table)
     mse = scores.get("mse255")
     assert mse.over > 0  # turned: less error is more leakage
-    assert table[3]["reads as"].startswith(f"{-mse.over:+.0f} under floor [")
+    assert table[3][BETTER].startswith(f"yes: {mse.over:+.0f} [")
     guess = scores.get("hit1").floor
     assert table[-1]["floor"] == f"{100 * guess:.1f} % by a guess that knows the class"
-    assert f"guess that knows the class finds {100 * guess:.1f} %" in scores.verdict.because
-    assert "points over guess [" in table[-1]["reads as"]
+    assert f"60 of 60 found among 100 (guess {100 * guess:.1f} %)" in scores.verdict.because
+    assert table[-1][BETTER].startswith("yes: +") and "points [" in table[-1][BETTER]
+    brief = [row["metric"] for row in scores.table(brief=True)]
+    assert brief == ["PSNR dB", "found among 100"]
 
 
 def test_parts_that_do_not_belong_together_are_refused_at_once(make_truth, make_rec, public, usual):
@@ -364,4 +394,4 @@ def test_floors_on_real_images_agree_with_independent_figures(make_rec):
         assert psnr[name] == pytest.approx(value, abs=0.5), name
     mean_colour = scores.floor_means.set_index("floor").loc["mean-colour", "psnr_of_mean_mse"]
     assert mean_colour == pytest.approx(12.01, abs=0.15)
-    assert scores.verdict.word == "not better than the floor"
+    assert scores.verdict.word != "leaks"

@@ -92,7 +92,8 @@ def test_truth_and_public_images_give_scores_floors_and_a_verdict(extractor, rep
         extractor, representations=reps, truth=images[:8], public=images[8:], attack=settings,
         device="cpu",
     )  # fmt: skip
-    assert found.verdict().startswith("leaks: the 8 representations (+")
+    assert found.verdict().startswith("leaks: the 8 representations: 8 of 8 found among ")
+    assert "shown for representations like these and for these images" in found.verdict()
     assert "client" not in found.verdict()
     assert [row["metric"] for row in found.table()][0] == "PSNR dB" and "floor" in found.table()[0]
     mse = (found.images - images[:8]).square().mean((1, 2, 3))

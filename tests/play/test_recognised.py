@@ -54,7 +54,7 @@ def test_fixed_weights(trained, protocol):
     result = attack(run, ask())
     assert all("the same weights in every round" in note for note in result.outcome.notes)
     assert bool(result.outcome.vectors.isnan().all()) and not result.outcome.lost
-    assert "tell none of" in result.verdict() and "not better than the floor" in result.verdict()
+    assert "tells none of" in result.verdict() and result.card.verdict.word == "inconclusive"
     with pytest.raises(IncompatibleError) as caught:
         prepare_attack(run, ask("recovered-prototypes", "joint-disentangle"))
     assert "recovered no prototype" in str(caught.value)
@@ -87,6 +87,24 @@ def test_clients_of_one_class(tmp_path):
     for client, vector in zip(result.outcome.clients, result.outcome.vectors, strict=True):
         own = next(u for u in result.trial.observation.targets if u.client == int(client))
         assert torch.equal(own.artifacts[0].rows()[0], vector)
+
+
+@pytest.mark.slow
+def test_extractors_that_were_not_kept_weaken_the_attack_and_the_verdict(tiny, tmp_path):
+    made = tiny(protocol={"name": "fedre"}, train={"rounds": 4})
+    run = train(made, runs=tmp_path)
+    trial = prepare_attack(run, ask())
+    (why,) = trial.weaknesses()
+    assert "were not kept (record.keep_every=1)" in why and "without alignment" in why
+    assert f"weakened: {why}" in trial.lines()["Attacker"]
+    result = attack(run, ask())
+    assert result.card.verdict.weakened == (why,) and f"weakened: {why}" in result.verdict()
+    assert result.card.verdict.word != "no evidence"
+
+
+@pytest.mark.slow
+def test_an_attack_that_holds_all_that_it_reads_is_not_weakened(trained):
+    assert prepare_attack(trained({}), ask()).weaknesses() == ()
 
 
 @pytest.mark.parametrize("threat", ["fedre-paper", "realistic", "eavesdropper"])

@@ -437,6 +437,30 @@ def test_means_are_over_seeds_and_say_how_many():
     assert made.points()[0].over == 4.0
 
 
+def test_the_strongest_attack_is_chosen_on_other_seeds():
+    """Three attacks of nothing: the best of three means would be above the floor."""
+    overs = {"a": (3.0, -1.0, -2.0), "b": (-1.0, 2.0, -1.0), "c": (-2.0, -1.0, 3.0)}
+    jobs = [
+        {**measured(attacks=[asked_of("leaks", attack=name, values=[10.0 + over[seed]])
+                             for name, over in overs.items()]), "seed": seed}
+        for seed in range(3)
+    ]  # fmt: skip
+
+    def points(jobs):
+        rows = frame(jobs)
+        result = BenchmarkResult(
+            Path("x"), rows, over_seeds(rows), wanted(protocols=["fedgh"]), jobs, Path("x")
+        )
+        return result.points(), result.table()
+
+    ((point,), (row,)) = points(jobs)
+    # seed 0 takes c (1.0 on the others), seed 1 takes a or c, seed 2 takes a or b
+    assert point.over == pytest.approx((-2.0 - 1.0 - 2.0) / 3) and point.over_sd is not None
+    assert point.chosen == row["strongest chosen on"] == "the other seeds"
+    ((one,), (row,)) = points(jobs[:1])
+    assert one.over == 3.0 and one.chosen == row["strongest chosen on"] == "the seed reported"
+
+
 def test_a_result_of_an_earlier_version_is_refused(tmp_path):
     (job,) = planned(wanted(protocols=["fedgh"]))
     place = Place(tmp_path, tmp_path / "runs")

@@ -30,7 +30,7 @@ def test_an_attacks_page_says_everything(attacked, run, read):
     seen = words(found)
     assert run.name in found.texts["title"]
     assert "COUNTERFACTUAL" in seen
-    for text in (*attacked.trial.lines().values(), card.verdict.because):
+    for text in (*attacked.trial.lines().values(), *(text for _, text in card.verdict.lines)):
         assert " ".join(text.split()) in seen
     assert card.verdict.rule in seen and run.record["data_sha256"] in seen
     assert "cpu" in seen and "torch" in seen and "steps: 2" in seen

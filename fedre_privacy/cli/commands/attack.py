@@ -9,9 +9,12 @@ from pathlib import Path
 import torch
 
 from fedre_privacy.api import run_attack, run_training
+from fedre_privacy.attacks.base import can_read
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.play.attack import require_complete
+from fedre_privacy.eval.verdict import LEAKS
+from fedre_privacy.play.attack import AttackResult, require_complete
 from fedre_privacy.play.rehearse import rehearse
+from fedre_privacy.play.targets import KINDS
 from fedre_privacy.play.usual import with_usual_attack
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.folder import COMPLETE, begin, status_of
@@ -77,18 +80,30 @@ def run(options: argparse.Namespace, output: Output) -> int:
     require_complete(run)
     print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
     result = run_attack(run, settings, isolation=options.isolation, **how)
-    other = "representations" if result.trial.kind != "representations" else "prototypes"
     print_result(
         result,
         output,
         of={"run": run.folder},
         again=_again(run, result.folder, options)
         + plugin_words([*run.settings.plugins(), *settings.plugins()]),
-        then=f"fedre-attack {_quoted(run.folder)} --target {other}"
+        then=f"fedre-attack {_quoted(run.folder)} {_next(result)}"
         + plugin_words(run.settings.plugins()),
         open_page=options.open,
+        every=options.metrics is not None,
+        verbose=options.verbose,
     )
     return 0
+
+
+def _next(result: AttackResult) -> str:
+    """Options of the attack worth giving next: what was sent, a stronger attacker, the ceiling."""
+    trial, word = result.trial, result.card.verdict.word
+    sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
+    if trial.counterfactual and any(can_read(trial.settings.attack, kind) for kind in sent):
+        return "--target uploaded"
+    if word != LEAKS and trial.kind in KINDS and trial.observation.threat.name != "strong":
+        return f"--target {trial.kind} --threat strong"
+    return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
 
 
 def _rehearse(

@@ -106,5 +106,8 @@ def run_foreign(
     )
     attack_page(result)
     command, _ = trial.run.repeat(settings, result.folder)
-    print_result(result, output, of={"uploads": recorded.uploads}, again=command)
+    print_result(
+        result, output, of={"uploads": recorded.uploads}, again=command,
+        every=options.metrics is not None, verbose=options.verbose,
+    )  # fmt: skip
     return 0

@@ -20,24 +20,32 @@ def print_result(
     again: str,
     then: str = "",
     open_page: bool = False,
+    every: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Print the result table, the verdict, the files and what to do next.
+    """Print what was found, the result table, the files and what to do next.
 
     Args:
         of: what was attacked, for ``--json``.
         again: the command that repeats the attack.
         then: a command worth giving next, or empty.
         open_page: open the report in a browser.
+        every: print every measure, not only those that the verdict rests on.
+        verbose: every measure, and the hash of what was written.
     """
     trial, card = result.trial, result.card
     if "attack.reused" in output.reused:
         output.line("Note", "this attack was finished before and is read back (--restart repeats)")
     lost = f", {card.diverged} diverged" if card.diverged else ""
     lost += " and count as the worst floor" if lost and card.lost_rule else ""
+    floors = f"; {public}" if (public := card.words.get("public images")) else ""
     output.text()
-    output.line("RESULT", f"{card.n} of {card.targets} targets{lost}; {card.compared_with}")
-    output.table(result.table())
-    output.line("Verdict", result.verdict())
+    for word, text in card.verdict.lines:
+        output.line(word.upper(), text)
+    for why in card.verdict.weakened:
+        output.line("Weakened", why)
+    output.line("RESULT", f"{card.n} of {card.targets} targets{lost}; {card.compared_with}{floors}")
+    output.table(card.table(brief=not (every or verbose)))
     output.line(
         "Files",
         f"{result.folder}/{{report.html,figure.png,scores.csv,record.json}}   "
@@ -45,7 +53,8 @@ def print_result(
         wrap=False,
     )
     manifest = covering(result.folder).sha256
-    output.line("Manifest", manifest, wrap=False)
+    if verbose:
+        output.line("Manifest", manifest, wrap=False)
     output.line("Again", again, wrap=False)
     if then:
         output.line("Next", then, wrap=False)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import RECOVERED
+from fedre_privacy.attacks.base import RECOVERED, Attack
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
@@ -23,6 +23,7 @@ from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
+from fedre_privacy.eval.verdict import weakened
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.recording import Recording
 from fedre_privacy.runs.run import Run
@@ -74,6 +75,7 @@ class Trial:
         if given:
             attacker += f"; this protocol hands over {', '.join(given)}"
         attacker += self._unkept() + self._defended()
+        attacker += "".join(f"; weakened: {why}" for why in self.weaknesses())
         named = f"{NAMES.get(self.kind, self.kind)} of round {self.round}"
         if self.counterfactual:
             named += f"   COUNTERFACTUAL: not uploaded by {self.run.system}"
@@ -111,24 +113,32 @@ class Trial:
 
         What stands beside the targets for comparison is left out.
         """
+        return [adaptations(attack, seen) for attack, seen in self._stages()]
+
+    def weaknesses(self) -> tuple[str, ...]:
+        """Why the attack, or the one that finds its targets, finds less here than it could."""
+        said = [why for attack, seen in self._stages() for why in attack.weakened(seen)]
+        return tuple(dict.fromkeys(said))
+
+    def _stages(self) -> list[tuple[Attack, Observation]]:
+        """The attacks that are run, each with what it attacks; first the one that finds targets."""
         seen = self.observation
         if self.kind in KINDS:
             seen = replace(seen, targets=only_kinds(seen.targets, {KINDS[self.kind]}))
-        stages = [adaptations(self.settings.attack, seen)]
+        stages = [(self.settings.attack, seen)]
         via = self.settings.via
         if self.kind == RECOVERED and via is not None:
             sent = [upload for upload in seen.uploads if upload.round == self.round]
             first = replace(seen, targets=only_kinds(sent, set(via.consumes)))
-            stages.insert(0, adaptations(via, first))
+            stages.insert(0, (via, first))
         return stages
 
     def score(self, outcome: Any) -> Card:
-        """Compare an outcome with the truth; the verdict says what attacks are not adapted to."""
+        """Compare an outcome with the truth; what weakened the attack stands in the verdict."""
         card = question_of(self.settings).score(self, outcome)
-        if not self.departs:
-            return card
-        verdict = replace(card.verdict, because=f"{card.verdict.because}; but {self.departs}")
-        return replace(card, verdict=verdict, notes=(self.departs, *card.notes))
+        why = (*self.weaknesses(), *([self.departs] if self.departs else []))
+        notes = (self.departs, *card.notes) if self.departs else card.notes
+        return replace(card, verdict=weakened(card.verdict, why), notes=notes)
 
     def figures(self, outcome: Any, card: Card) -> dict[str, Figure]:
         """Figures by file name, the main one first."""
