@@ -286,10 +286,13 @@ def _of_all(
     if ruling.word == LEAKS:
         together = " together" if any(one.word != LEAKS for _, one in rest) else ""
         return f"the {many}{together}: {numbers}{_shown(whole, ruling, unit)}"
-    unsure = [OF[part.name] for part, one in rest if one.word != NO_EVIDENCE]
+    unsure = [OF[part.name] for part, one in rest if one.word in (INCONCLUSIVE, TOO_FEW)]
+    lacking = [OF[part.name] for part, one in rest if one.word == NOT_EXPLAINED]
     alone = ""
     if unsure and ruling.word == NO_EVIDENCE:
         alone = f"; {TOO_FEW} of those {' and '.join(unsure)} alone"
+    if lacking and ruling.word != NOT_EXPLAINED:
+        alone += f"; {NOT_EXPLAINED} for those {' and '.join(lacking)}"
     return f"the {many}: {numbers}{_open([whole])}{alone}"
 
 

@@ -15,7 +15,9 @@ from fedre_privacy.models.probe import logit_layer
 
 from ..running.modules import frozen
 
-BN_MODES = ("auto", "eval", "batch", "either")
+STATISTICS = ("eval", "batch")
+"""By which BatchNorm can have normalised: running statistics, or those of the batch."""
+BN_MODES = ("auto", *STATISTICS, "either")
 
 
 @dataclass(frozen=True, eq=False)

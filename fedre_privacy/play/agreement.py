@@ -17,7 +17,7 @@ from torch import Tensor
 from fedre_privacy.attacks.gradient.explained import updates_explained
 from fedre_privacy.attacks.gradient.solve import batch_labels
 from fedre_privacy.attacks.gradient.victims import (
-    BN_MODES,
+    STATISTICS,
     batch_norms,
     check_batch,
     local_steps,
@@ -240,7 +240,7 @@ def _of_updates(
     )
     most = 1.0 - 1e-3 if several else NEAR
     what = "update" if several else "gradient"
-    possible = [mode for mode in BN_MODES if _passes(observation, batches, mode)]
+    possible = [mode for mode in STATISTICS if _passes(observation, batches, mode)]
     modes = [mode for mode in possible if bn is None or mode == bn]
     if not modes:
         return None

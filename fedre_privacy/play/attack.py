@@ -30,6 +30,7 @@ from fedre_privacy.core.schema import Count, Hash, Seconds, Word
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.report import save_figure
+from fedre_privacy.eval.verdict import LEAKS
 from fedre_privacy.runs.folder import (
     COMPLETE,
     PARTIAL,
@@ -120,6 +121,11 @@ class AttackResult:
     outcome: Outcome
     card: Card
     record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the verdict says that something leaks."""
+        return self.card.verdict.word == LEAKS
 
     def table(self) -> list[dict[str, str]]:
         """The result table, row by row."""

@@ -7,7 +7,7 @@ import torch
 
 from fedre_privacy.eval import evaluate
 from fedre_privacy.eval.explained import Explained
-from fedre_privacy.eval.verdict import INCONCLUSIVE, LEAKS, NOT_BETTER, NOT_EXPLAINED
+from fedre_privacy.eval.verdict import INCONCLUSIVE, LEAKS, NO_EVIDENCE, NOT_EXPLAINED
 
 SHADE = 0.5
 """Pixels of the attack's answers, of which the first says to which target it is: all but a floor's
@@ -18,7 +18,7 @@ answer, and as far from the truth."""
 def judge(make_truth, make_rec, public):
     """Score answers of one shade that explain a share of the targets; all floors explain half."""
 
-    def made(share=None, *, sizes=(1,) * 60, clients=5, images=None, spread=0.0, **more):
+    def made(share=None, *, sizes=(1,) * 60, clients=60, images=None, spread=0.0, **more):
         rng = torch.Generator().manual_seed(1)
 
         truth = make_truth(list(sizes), clients=clients)
@@ -38,7 +38,7 @@ def judge(make_truth, make_rec, public):
 
 def test_without_the_measure_nothing_changes(judge):
     found = judge()
-    assert found.verdict.word == NOT_BETTER and found.find("explained") is None
+    assert found.verdict.word == NO_EVIDENCE and found.find("explained") is None
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
@@ -64,7 +64,7 @@ def test_answers_that_explain_no_more_than_floors_are_not_explained(judge, share
 
 def test_answers_that_explain_more_keep_their_verdict(judge):
     found = judge(0.51)
-    assert found.verdict.word == NOT_BETTER and "explain" not in found.verdict.because
+    assert found.verdict.word == NO_EVIDENCE and "explain" not in found.verdict.because
 
 
 def test_more_that_may_be_chance_does_not_reassure(judge):
@@ -83,21 +83,21 @@ def test_what_leaks_leaks_whatever_is_explained(judge):
 
 def test_true_images_that_do_not_make_the_upload_forbid_reassurance(judge):
     found = judge(0.99, mismatch="It does not fit")
-    assert found.verdict.word == NOT_EXPLAINED and ". It does not fit. " in found.verdict.because
+    assert found.verdict.word == NOT_EXPLAINED and ". It does not fit" in found.verdict.because
 
 
 def test_a_few_targets_stay_too_few(judge):
-    found = judge(0.1, sizes=(1,) * 4)
+    found = judge(0.1, sizes=(1,) * 4, clients=4)
     assert found.verdict.word == INCONCLUSIVE and "too few" in found.verdict.because
     assert "The answers explain 0.100" in found.verdict.because
 
 
 def test_a_group_is_judged_by_its_own_share(judge):
     share = torch.tensor([0.9] * 30 + [0.5] * 30)
-    found = judge(share, sizes=[1] * 30 + [40] * 30, clients=10)
-    assert found.verdict.groups["1"] == NOT_BETTER and found.verdict.word == NOT_BETTER
+    found = judge(share, sizes=[1] * 30 + [40] * 30)
+    assert found.verdict.groups["1"] == INCONCLUSIVE and found.verdict.word == INCONCLUSIVE
     assert found.verdict.groups[">30"] == NOT_EXPLAINED
-    assert "not explained for the 30 of more than 30 images" in found.verdict.because
+    assert "not explained for those of more than 30 images" in found.verdict.because
     assert found.get("explained", "1").over > 0.3 > found.get("explained", ">30").over
 
 

@@ -90,7 +90,7 @@ def test_an_upload_that_is_not_what_was_declared_is_said_in_notes_and_verdict(
     assert re.match(r"(\d+) of \1 uploaded vectors are not the class prototypes that ", said)
     assert said.endswith("attacks are not adapted to what is uploaded")
     assert result.trial.lines()["Note"] == said and said in result.card.notes
-    assert result.card.verdict.because.endswith(f"; but {said}")
+    assert result.card.verdict.because.endswith(f"; weakened: {said}")
     assert said in result.record["trial"]["Note"]
     seen = prepare_attack(run, asked(target="representations"))
     assert seen.counterfactual and not seen.departs

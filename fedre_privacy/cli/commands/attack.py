@@ -11,7 +11,6 @@ import torch
 from fedre_privacy.api import run_attack, run_training
 from fedre_privacy.attacks.base import can_read
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.eval.verdict import LEAKS
 from fedre_privacy.play.attack import AttackResult, require_complete
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.play.targets import KINDS
@@ -97,11 +96,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def _next(result: AttackResult) -> str:
     """Options of the attack worth giving next: what was sent, a stronger attacker, the ceiling."""
-    trial, word = result.trial, result.card.verdict.word
+    trial = result.trial
     sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
     if trial.counterfactual and any(can_read(trial.settings.attack, kind) for kind in sent):
         return "--target uploaded"
-    if word != LEAKS and trial.kind in KINDS and trial.observation.threat.name != "strong":
+    if not result.leaks and trial.kind in KINDS and trial.observation.threat.name != "strong":
         return f"--target {trial.kind} --threat strong"
     return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
 
