@@ -241,7 +241,7 @@ def attack_module(
     if gradient is not None:
         number = _count(images, known, true)
         check_classes(width, {"labels": known, "truth_labels": named})
-        artifact, seen, masked = read_gradient(gradient, Layout.of(copied[OWN]))
+        artifact, seen, masked = read_gradient(gradient, Layout.of(module))
     else:
         rows = as_rows(vectors[what], what)
         if known is None and what == "prototypes":

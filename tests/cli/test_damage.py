@@ -57,7 +57,11 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     (LAST, lambda path: path.unlink(), "No file at "),
     ("uploads/index.json", truncate, "is not valid JSON: "),
     ("uploads/index.json", newer, "has schema 99; this version reads schema 1."),
-    ("uploads/index.json", renamed_kind, "unknown kind 'holograms'. Known kinds: class-logits"),
+    (
+        "uploads/index.json",
+        renamed_kind,
+        "unknown kind 'holograms'. Known kinds: change, class-logits",
+    ),
     ("uploads/index.json", lambda path: path.unlink(), "No uploads recorded: "),
     ("models/r0003.safetensors", truncate, "is not a readable safetensors file: "),
     ("models/r0003.safetensors", pickled, "is a pickle (torch.save) file. Pickles can run cod"),

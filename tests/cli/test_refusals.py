@@ -58,7 +58,10 @@ VALUES = [
     (["--device", "cuda:99"], f"Device 'cuda:99' was asked for; torch {torch.__version__} built"),
     (["--dataset", "digits:here"], "Data set 'digits' is built in and takes no path; got 'here'."),
     (["--rounds", "3", "--round", "9"], "'eval.round' is 9; the training has 3 rounds."),
-    (["--rounds", "3", "--round", "2"], "'eval.round' is 2, whose extractors would not be kept"),
+    (
+        ["--protocol", "fedgh", "--rounds", "3", "--round", "2"],
+        "'eval.round' is 2, whose extractors",
+    ),
     (["--no-truth"], "Without the truth (--no-truth) no attack can be scored."),
     (["--for", "x"], "--for x goes with list: fedre-attack list --for x."),
 ]

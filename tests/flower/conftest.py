@@ -87,7 +87,8 @@ class Bytes:
         )  # fmt: skip
         if work.settings.record.truth:
             places = [self.folder / str(k) / work.settings.run_name for k in range(CLIENTS)]
-            bring(work.settings, work.folder, places)
+            rounds = work.settings.train.rounds
+            bring(work.prepared.record, rounds, work.folder, places)
 
 
 def recorded(folder: Path) -> dict[str, bytes]:

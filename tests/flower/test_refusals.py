@@ -31,6 +31,7 @@ def hello(settings, **changed):
     head = wire.Order(
         run=settings.run_name, client=0, version=client.__version__, schema=wire.SCHEMA,
         image_shape=[1, 16, 16], num_classes=10, ask=wire.HELLO, rounds=[], train=0, test=False,
+        shared=False,
     )  # fmt: skip
     return wire.pack({**head, **changed})
 

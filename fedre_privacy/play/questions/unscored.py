@@ -76,7 +76,7 @@ class UnscoredTrial(Trial):
 class Unscored(Card):
     """What an attack answered, beside what it can be held against without truth."""
 
-    def table(self) -> list[dict[str, str]]:
+    def table(self, *, brief: bool = False) -> list[dict[str, str]]:
         """The evidence; of labels what was said about each client."""
         if "fit" in self.rows:
             return evidence_table(self.rows)
