@@ -87,10 +87,7 @@ def rehearse(
             run, train_s = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
             lines["Data"] = repr(prepared.data)
-            models = models_bytes(training, prepared.setting)
-            disk = record_bytes(
-                prepared.record, training.train.rounds, message_bytes(run.folder) or 0, models
-            )
+            disk = _disk(training, prepared, run)
             refuse_full(training, disk, runs)
         if settings is not None:
             trial = prepare_attack(run, settings)
@@ -114,12 +111,15 @@ def rehearse_suite(
     suite: Sequence[AttackSettings],
     device: torch.device,
     known: dict[str, float],
-) -> tuple[float, float]:
-    """Estimate the seconds of one training and of all attacks on it, from their first steps.
+) -> tuple[float, float, int]:
+    """Estimate one training and all attacks on it from their first steps.
 
     Args:
         known: seconds of each attack on each target that was measured before, for another training
             of the same benchmark. Those are not measured again, and new ones are added.
+
+    Returns:
+        Seconds of the training, of the attacks, and bytes of the training's record.
 
     Raises:
         FedreError: whatever the real commands would refuse.
@@ -127,7 +127,9 @@ def rehearse_suite(
     for settings in suite:
         check_ahead(training, settings)
     with tempfile.TemporaryDirectory() as scratch:
-        run, train_s = _first_step(training, prepare(training, device), Path(scratch), device)
+        prepared = prepare(training, device)
+        run, train_s = _first_step(training, prepared, Path(scratch), device)
+        disk = _disk(training, prepared, run)
         attack_s = 0.0
         for settings in suite:
             trial = prepare_attack(run, _after_one_step(settings))
@@ -135,7 +137,14 @@ def rehearse_suite(
             if what not in known:
                 known[what] = _attack_seconds(trial, settings, device)
             attack_s += known[what]
-    return train_s, attack_s
+    return train_s, attack_s, disk
+
+
+def _disk(training: TrainSettings, prepared: Prepared, first: Run) -> int:
+    """Bytes of a training's record, told from that of its first step."""
+    models = models_bytes(training, prepared.setting)
+    messages = message_bytes(first.folder) or 0
+    return record_bytes(prepared.record, training.train.rounds, messages, models)
 
 
 def _after_one_step(settings: AttackSettings) -> AttackSettings:

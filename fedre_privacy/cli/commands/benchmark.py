@@ -9,7 +9,7 @@ from typing import Any
 from fedre_privacy.api import comparison, run_benchmark
 from fedre_privacy.core.errors import ConfigError, PartialError
 from fedre_privacy.core.events import Event
-from fedre_privacy.core.units import human_seconds, plural
+from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.play.rehearse import rehearse_suite
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.settings import ATTACK_SECTIONS
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     output.line("Compare", ", ".join(labels))
     output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
     if options.dry_run:
-        return _rehearse(jobs, device, output)
+        return _rehearse(jobs, device, output, prune=options.prune)
     result = run_benchmark(
         wanted, runs=options.runs_dir, out=options.out, jobs=options.jobs, engine=options.engine,
         device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
@@ -109,20 +109,23 @@ def _suites(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
 
 
-def _rehearse(jobs: Sequence[Job], device: Any, output: Output) -> int:
+def _rehearse(jobs: Sequence[Job], device: Any, output: Output, *, prune: bool) -> int:
     """Take one step of each kind of job and add the estimates up."""
     firsts = {job.label: job for job in reversed(jobs)}
-    seconds = 0.0
+    seconds, disk = 0.0, 0
     known: dict[str, float] = {}
     for label in dict.fromkeys(job.label for job in jobs):
         job = firsts[label]
-        train_s, attack_s = rehearse_suite(job.training, job.attacks, device, known)
+        train_s, attack_s, record = rehearse_suite(job.training, job.attacks, device, known)
         own = train_s + attack_s
         times = sum(other.label == label for other in jobs)
         seconds += own * times
+        disk = max(disk, record) if prune else disk + record * times
         output.line(label, f"{plural(times, 'job')} of about {human_seconds(own)}")
     output.line("In all", f"about {human_seconds(seconds)} with one job at a time")
-    output.final(None, {"jobs": len(jobs), "seconds": seconds})
+    kept = "one record at a time" if prune else "all records; --prune keeps one at a time"
+    output.line("Disk", f"about {human_bytes(disk)} for {kept}")
+    output.final(None, {"jobs": len(jobs), "seconds": seconds, "disk_bytes": disk})
     return 0
 
 
