@@ -18,7 +18,7 @@ from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.usual import with_usual_attack
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.settings import TrainSettings
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TrainSettings
 from fedre_privacy.runs.training import train
 from fedre_privacy.threats.base import threats
 
@@ -28,7 +28,7 @@ TINY = {
     "train": {"clients": 3, "rounds": 2},
     "model": {"name": "cnn4", "dim": 64},
 }
-OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z.=-]+(?:, | or )?)+)")
+OPTION = re.compile(r"--(target|attack|threat|steering|set) ((?:[a-z._=-]+(?:, | or )?)+)")
 
 
 def hinted(text: str) -> Iterator[list[str]]:
@@ -59,7 +59,8 @@ def asked(options: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         if key == "--set":
             place, _, said = value.partition("=")
             section, _, name = place.partition(".")
-            attack[section] = {name: said}
+            where = attack if section in ATTACK_SECTIONS else training
+            where[section] = {name: {"true": True}.get(said, said)}
         elif key == "--steering":
             training["steering"] = value
         else:
