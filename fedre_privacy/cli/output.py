@@ -74,8 +74,9 @@ class Output:
         if width is None:
             self.text(f"{heading:<{WIDTH - 1}} {text}".rstrip())
             return
-        indent = " " * WIDTH
-        pieces = _wrapped(visible(text), max(width - WIDTH, 30))
+        column = max(WIDTH, len(heading) + 1)
+        indent = " " * column
+        pieces = _wrapped(visible(text), max(width - column, 30))
         self.text(f"{heading:<{WIDTH - 1}} " + f"\n{indent}".join(pieces))
 
     def text(self, text: str = "") -> None:
