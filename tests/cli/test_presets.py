@@ -290,7 +290,7 @@ def test_fedral_as_published_but_tiny(cli: Any, tmp_path: Path) -> None:
 def rows(folder: Path) -> list[dict[str, float]]:
     """The metrics of a run, round by round."""
     with (folder / "metrics.csv").open() as file:
-        return [{key: float(v) for key, v in row.items()} for row in csv.DictReader(file)]
+        return [{key: float(v or "nan") for key, v in row.items()} for row in csv.DictReader(file)]
 
 
 @pytest.mark.slow
