@@ -82,7 +82,31 @@ def test_a_file_that_may_not_grow(
     assert {name: found[name] for name in whole} == whole
 
 
-def test_a_full_disk(cli: Any, run: Path, tiny: list[str], disk: Callable[[str], Path]) -> None:
+def test_a_record_that_will_not_fit_is_refused(
+    cli: Any, run: Path, tiny: list[str], disk: Callable[[str], Path]
+) -> None:
+    place = disk("size=400k")
+    done = cli.train(*tiny, "--runs-dir", place)
+    assert done.code == 4 and "record of 3 rounds will take about" in done.err
+    assert "400.0 KiB are free" in done.err and "--set record.rounds=[1,3]" in done.err
+    assert not any(place.iterdir())
+    dry = cli.train(*tiny, "--runs-dir", place, "--dry-run")
+    assert dry.code == 4 and "are free in" in dry.err
+    disk("size=100m")
+    assert cli.train(*tiny, "--runs-dir", place).code == 0
+    assert recorded(place / run.name) == recorded(run)
+
+
+@pytest.mark.slow
+def test_a_full_disk(
+    cli: Any,
+    run: Path,
+    tiny: list[str],
+    disk: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # somebody else fills it after the training has begun
+    monkeypatch.setattr("fedre_privacy.runs.training.refuse_full", lambda *_: None)
     for size in (30, 100, 200, 400):
         place = disk(f"size={size}k")
         done = cli.train(*tiny, "--runs-dir", place, *(["--resume"] if size > 30 else []))
@@ -172,7 +196,7 @@ def until(met: Callable[[], object], process: "subprocess.Popen[str]") -> None:
 
 @pytest.mark.slow
 def test_two_trainings_of_one_run(cli: Any, tiny: list[str], tmp_path: Path) -> None:
-    options = [*tiny, "--rounds", "100000", "--runs-dir", tmp_path]
+    options = [*tiny, "--rounds", "5000", "--runs-dir", tmp_path]
     first = cli.start("train", *options)
     try:
         until(lambda: list(tmp_path.glob("*/metrics.csv")), first)
