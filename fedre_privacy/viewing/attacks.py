@@ -58,7 +58,7 @@ def read_attack(place: ResultFolder) -> Entry:
     settings = settings_of(place, status)
     measures = [Measure(**_known(m)) for m in record.get("measures", ())]
     whole = [m for m in measures if not m.group]
-    lead = next((m for m in whole if m.over is not None), None)
+    lead = _leading(whole)
     word = record["verdict"]["word"] if "verdict" in record else ""
     evaluation = settings.get("eval", {})
     naive = ", naive" if evaluation.get("attacker") == NAIVE else ""
@@ -86,6 +86,14 @@ def read_attack(place: ResultFolder) -> Entry:
         tables=tuple(_tables(record, measures)), settings=settings,
         targets=_targets(place, settings, record, measures) if status == COMPLETE else None,
     )  # fmt: skip
+
+
+def _leading(measures: Sequence[Measure]) -> Measure | None:
+    """The measure by which most is shown, of those that the verdict rests on; else the first."""
+    tested = [(m.over_interval[0] / m.margin, m) for m in measures if m.margin and m.over_interval]
+    if tested:
+        return max(tested, key=lambda one: one[0])[1]
+    return next((m for m in measures if m.over is not None), None)
 
 
 def _known(given: Values) -> dict[str, Any]:
