@@ -241,7 +241,7 @@ def assemble(
         backbone, build_mapping(mapping, native, dim), dim=dim, num_classes=num_classes
     )
     if not model.head.weight.is_meta:
-        tried = (type(architecture), repr(architecture), image_shape, norm)
+        tried = (type(architecture), repr(architecture), tuple(image_shape), norm)
         if tried not in _NEED_COPY:
             _NEED_COPY[tried] = needs_copy(model.extractor, image_shape)
         if _NEED_COPY[tried]:

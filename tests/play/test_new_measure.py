@@ -113,6 +113,8 @@ def test_its_frontier_is_written_beside_the_first(made, monkeypatch):
     monkeypatch.setattr(benchmarking, "run_jobs", lambda *_, **__: [job])
     benchmarking.benchmark(made.wanted, folder=made.folder, runs=made.runs, worker="none")
     names = {path.name for path in made.folder.glob("frontier*.png")}
-    assert names == {"frontier.png", "frontier-new_metric.Brightness.png"}
+    assert names == {
+        "frontier.png", "frontier-shared-accuracy.png", "frontier-new_metric.Brightness.png",
+    }  # fmt: skip
     stored = pd.read_csv(made.folder / "results.csv")
     assert KEY in set(stored["measure"])

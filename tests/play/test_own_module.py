@@ -111,7 +111,7 @@ def test_images_of_any_number_of_channels_are_scored_and_those_that_can_are_draw
         flat, representations=flat(images[:2]), truth=images[:2], public=images[2:],
         metrics=["psnr"], folder=tmp_path / "two", **QUICK,
     )  # fmt: skip
-    assert "2 representations are too few" in found.verdict()
+    assert "the 2 representations: 2 of 2 found" in found.verdict()
     assert not (tmp_path / "two" / "figure.png").exists()
     assert (tmp_path / "two" / "report.html").is_file()
 

@@ -91,7 +91,7 @@ def test_clients_of_one_class(tmp_path):
 
 @pytest.mark.slow
 def test_extractors_that_were_not_kept_weaken_the_attack_and_the_verdict(tiny, tmp_path):
-    made = tiny(protocol={"name": "fedre"}, train={"rounds": 4})
+    made = tiny(protocol={"name": "fedre"}, train={"rounds": 4}, record={"keep_every": 4})
     run = train(made, runs=tmp_path)
     trial = prepare_attack(run, ask())
     (why,) = trial.weaknesses()

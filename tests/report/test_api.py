@@ -79,4 +79,4 @@ def test_results_show_themselves(run, attacked):
     assert f"{run.record['final']['acc_post_local']:.3f}" in run._repr_html_()
     assert repr(run).startswith("Run(fedre-digits-") and "AttackResult(pixel" in repr(attacked)
     assert len(run.frame()) == 2 and run.figure().axes
-    assert len(attacked.table()) == 4 and attacked.figure().axes
+    assert len(attacked.table()) == 5 and attacked.figure().axes
