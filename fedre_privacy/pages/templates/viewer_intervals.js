@@ -71,16 +71,19 @@ const intervals = (function () {
       sums.set(clusters[i], [own[0] + value, own[1] + 1]);
     });
     const units = sums.size;
+    let whole = 0; // a client of n targets weighs n / (n + 1)
+    sums.forEach(([, count]) => { whole += count / (count + 1); });
+    const weight = (count) => count / (count + 1) / whole;
     let mean = 0;
     let s = 0;
     sums.forEach(([sum, count]) => {
-      mean += sum / values.length;
-      s += (count / values.length) ** 2;
+      mean += weight(count) * sum / count;
+      s += weight(count) ** 2;
     });
     let variance = 0;
     let total = 0, abb = 0, ab = 0, own = 0;
     sums.forEach(([sum, count]) => {
-      const w = count / values.length;
+      const w = weight(count);
       const spread = 1 - 2 * w + s;
       const a = w * w / spread;
       const b = s / 2 - w;
@@ -94,12 +97,14 @@ const intervals = (function () {
     return { mean, units, error: Math.sqrt(variance), freedom: s * s / square };
   }
 
-  // The mean of values with its two-sided 95 % interval; bounds: least and greatest value.
+  // The mean of values with the two-sided 95 % interval of that over clients; bounds: least and
+  // greatest value.
   function clustered(values, clusters, bounds) {
     if (values.length === 0) { return { mean: NaN, low: NaN, high: NaN, n: 0, units: 0 }; }
     let found = by(values, clusters);
     if (found.units === 1) { found = by(values, values.map((_, i) => i)); }
-    const out = { mean: found.mean, n: values.length, units: found.units };
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const out = { mean, n: values.length, units: found.units };
     if (found.units < 2) { return { ...out, low: NaN, high: NaN }; }
     const half = student(0.975, found.freedom) * found.error;
     let [low, high] = [found.mean - half, found.mean + half];
