@@ -120,11 +120,6 @@ class BenchmarkResult:
         parts = [self.summary[self.summary["label"] == label] for label in labels]
         columns = [
             Column("accuracy", tuple(Dot(p.accuracy, p.accuracy_sd) for p in self.points())),
-            Column(
-                "accuracy on the\nshared test set",
-                tuple(Dot(p.shared, p.shared_sd) for p in self.points()),
-                absent="not measured",
-            ),
             Column("scalars up", tuple(Dot(p.scalars or None) for p in self.points()), log=True),
             *(
                 Column(
