@@ -126,7 +126,7 @@ def _rounds_not_kept(settings: TrainSettings) -> list[str]:
     if late := [r for r in rounds if r > last]:
         problems.append(
             f"record.rounds asks for round {first_few(late)}; the training has "
-            f"{plural(last, 'round')}."
+            f"{plural(last, 'round')}. Leave it out there, or raise --rounds."
         )
     if rounds and settings.steering:
         problems.append(
