@@ -8,7 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,10 @@ FLAGS = [
     "--disable-dev-shm-usage", "--disable-extensions",
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2",  # as with a mouse
 ]  # fmt: skip
+
+
+class Navigated(Exception):
+    """The page went away while a script ran in it."""
 
 
 class Browser:
@@ -100,6 +104,12 @@ class Browser:
         self.wait(f"document.querySelector({shown!r}) !== null")
         return time.monotonic() - began
 
+    def reload(self) -> None:
+        """Load the page again, and return when what is there is no longer the page of before."""
+        self.run("window.before = true")
+        self._call("Page.reload")
+        self.wait("window.before === undefined && document.readyState === 'complete'")
+
     def run(self, script: str) -> Any:
         """The value of an expression in the page, of a promise when it is there."""
         found = self._call(
@@ -113,7 +123,10 @@ class Browser:
     def wait(self, condition: str, seconds: float = 60) -> None:
         """Wait until an expression of the page is true."""
         end = time.monotonic() + seconds
-        while not self.run(condition):
+        while True:
+            with suppress(Navigated):
+                if self.run(condition):
+                    return
             assert time.monotonic() < end, f"never came: {condition}"
             time.sleep(0.02)
 
@@ -179,6 +192,8 @@ class Browser:
         while True:
             told = self._read()
             if told.get("id") == self._count:
+                if "navigated" in told.get("error", {}).get("message", ""):
+                    raise Navigated(told)
                 assert "error" not in told, told
                 return told["result"]  # type: ignore[no-any-return]
             self._note(told)

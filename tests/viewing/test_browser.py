@@ -41,7 +41,7 @@ def test_results_are_searched_filtered_sorted_and_kept_on_reload(page, small, br
         browser.type("#search", "pixel strong")
         browser.wait(f"{ROWS}.length === 1")
         assert browser.run(ROWS) == [small.pixel.folder.name]
-        browser.run("location.reload()")
+        browser.reload()
         browser.wait(f"{ROWS}.length === 1")
         browser.click_text("form button", "Show all")
         browser.wait(f"{ROWS}.length === 6")
@@ -87,7 +87,7 @@ def test_targets_are_switched_sorted_filtered_and_enlarged(page, small, browse):
         browser.type("input[type=number]", f"{least - 1e-6:.8f}")
         browser.wait("document.querySelectorAll('button.tile').length === 4")
         assert browser.run(TILES) == order[:4]
-        browser.run("location.reload()")
+        browser.reload()
         browser.wait("document.querySelectorAll('button.tile').length === 4")
 
         browser.click("input[value=difference]")
@@ -342,6 +342,6 @@ def test_a_watched_benchmark_grows_on_reload(small, tmp_path, browse):
         browser.open(out, "#/?sort=-accuracy")
         assert len(browser.run(ROWS)) == 2
         write_page(entries, small.runs, out, truth=True)
-        browser.run("location.reload()")
+        browser.reload()
         browser.wait(f"{ROWS}.length === 6")
         assert browser.run("location.hash") == "#/?sort=-accuracy"
