@@ -9,11 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .measures import TABLE
+from .measures import EXPLAINED, TABLE
 from .metrics.base import Metric
-
-KEY = "explained"
-"""Key of the measure."""
 
 LEAST = 1e-6
 """Share over the floor's that is more than rounding."""
@@ -37,7 +34,7 @@ class Explained(Metric):
         compared: what is compared, in words.
     """
 
-    name: ClassVar[str] = KEY
+    name: ClassVar[str] = EXPLAINED
     title: ClassVar[str] = "upload explained"
     shown: ClassVar[str] = TABLE
 

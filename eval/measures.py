@@ -30,6 +30,9 @@ PLACES = (RECORD, TABLE, COMPARISON, FRONTIER)
 BETTER = "better than a guess?"
 """Heading of `Measure.over_text`: the floor is the best guess."""
 
+EXPLAINED = "explained"
+"""Key of the measure without which no verdict says that there is no evidence."""
+
 GROUPS = (("1", 1, 1), ("2-30", 2, 30), (">30", 31, None))
 """Targets by number of images (or training samples) behind them: key, fewest, most."""
 
@@ -306,7 +309,8 @@ class Card:
         """
         listed = self.listed()
         if brief:
-            listed = [m for m in listed if m.margin is not None] or listed
+            tested = [m for m in listed if m.margin is not None or m.key == EXPLAINED]
+            listed = tested or listed
         grouped = any(m.group for m in listed)
         uneven = len({m.n for m in listed}) > 1
         out = []

@@ -14,7 +14,18 @@ from fedre_privacy.core.units import plural
 from . import explained, intervals
 from .floors import Chosen
 from .identification import Identification
-from .measures import COMPARISON, GROUPS, RECORD, SINGLE, TABLE, Interval, Measure, Verdict, by_size
+from .measures import (
+    COMPARISON,
+    EXPLAINED,
+    GROUPS,
+    RECORD,
+    SINGLE,
+    TABLE,
+    Interval,
+    Measure,
+    Verdict,
+    by_size,
+)
 from .metrics.base import Metric
 from .verdict import (
     LEAKS,
@@ -207,9 +218,9 @@ class _Estimates:
 
     def explains(self, group: str) -> bool | None:
         """Whether answers explain more than the floor's, see `Part`."""
-        if explained.KEY not in self.metrics:
+        if EXPLAINED not in self.metrics:
             return True
-        share = self.metric(group, explained.KEY)
+        share = self.metric(group, EXPLAINED)
         if share.over is None:
             return True
         if share.over <= explained.LEAST:
@@ -219,7 +230,7 @@ class _Estimates:
 
     def unexplained(self) -> str:
         """That they do not, with the numbers and the likely causes."""
-        share = self.metric("", explained.KEY)
+        share = self.metric("", EXPLAINED)
         own, floor = share.number(share.value), share.number(share.floor)
         return (
             f"The answers explain {own} of what was uploaded, the floor's {floor}, which was not "

@@ -43,6 +43,9 @@ same again for the tests of these images."""
 OF = {"1": "of one image", "2-30": "of 2 to 30 images", ">30": "of more than 30 images"}
 """Keys of `measures.GROUPS` in words."""
 
+AVERAGES = ("prototype", "recovered prototype")
+"""Targets of which it is always said how many images they are of."""
+
 OPEN_RULE = (
     "no evidence: no test finds a leak, and by every measure the 95 % interval leaves less open "
     "than the margin; inconclusive: otherwise"
@@ -231,12 +234,13 @@ def told(
         unit: what targets are grouped by for intervals and tests, in the singular.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
+    alike = f" {OF[groups[0].name]}" if len(rest) == 1 and noun in AVERAGES else ""
     if len(rest) < 2:
         rest = []
     leaking = [(part, ruling) for part, ruling in rest if ruling.word == LEAKS]
     if not leaking or (len(leaking) == len(rest) and first.word == LEAKS):
         word = _word(first.word)
-        return word, ((word, _of_all(whole, first, rest, noun, gallery, unit)),)
+        return word, ((word, _of_all(whole, first, rest, noun, gallery, unit, alike)),)
     lines = [
         (
             LEAKS,
@@ -275,9 +279,10 @@ def _of_all(
     noun: str,
     gallery: int,
     unit: str,
+    alike: str,
 ) -> str:
-    """What is said of all targets in one line."""
-    numbers, many = _numbers([whole], gallery), plural(whole.targets, noun)
+    """What is said of all targets in one line; `alike`: of how many images each is."""
+    numbers, many = _numbers([whole], gallery), plural(whole.targets, noun) + alike
     if ruling.word == TOO_FEW:
         return (
             f"{many}{of_units(whole.clients, noun, unit)} are too few for a verdict (at least "

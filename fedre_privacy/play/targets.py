@@ -55,6 +55,11 @@ class TargetGroup:
     def __len__(self) -> int:
         return self.truth.mixture.num_rows
 
+    @property
+    def single(self) -> bool:
+        """Whether one image made each target."""
+        return bool((_images_in(self.truth.mixture) == 1).all())
+
 
 def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
     """Seed of what the evaluator draws: which targets, candidates and public images.
@@ -140,6 +145,7 @@ class TargetSource:
         *,
         max_images: int | None = None,
         fewest_first: bool = False,
+        singles: int = 0,
         recovered: RecoveredPrototypes | None = None,
         behind: bool = False,
     ) -> TargetGroup:
@@ -151,6 +157,7 @@ class TargetSource:
         Args:
             max_images: only targets made of at most so many images.
             fewest_first: those made of the fewest images, in place of a draw.
+            singles: only targets made of one image, where there are at least so many; 0: all.
             recovered: what an attack made of the uploads, for the kind "recovered-prototypes".
             behind: through `extractor_behind`, not the client's own.
 
@@ -161,6 +168,8 @@ class TargetSource:
         emitted = {k: self._emission(k, kind, real, count, recovered, behind) for k in self.clients}
         emissions = {k: emission for k, emission in emitted.items() if emission is not None}
         sizes = {k: _images_in(e.mixture) for k, e in emissions.items() if e.mixture}
+        if singles and sum(int((made == 1).sum()) for made in sizes.values()) >= singles:
+            max_images = 1
         chosen = self._choose(sizes, count, kind, max_images, fewest_first)
         if not chosen:
             limit = "" if max_images is None else f" made of at most {max_images} images"

@@ -110,8 +110,10 @@ class Evaluation:
     max_images: int | None = knob(
         None, help="attack only targets made of at most so many images", ge=1
     )
-    fewest_first: bool = knob(
-        False, help="attack the targets made of the fewest images in place of a random draw"
+    fewest_first: bool | None = knob(
+        None,
+        help="attack the targets made of the fewest images in place of a random draw; none: under "
+        "--target prototypes those of one image alone where there are 6, the worst case, else draw",
     )
     per_update: int = knob(
         4,

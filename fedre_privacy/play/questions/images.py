@@ -24,6 +24,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Measure, Metric, PublicImages, Scores, evaluate
 from fedre_privacy.eval.metrics.base import metrics as metric_registry
 from fedre_privacy.eval.report import attack_trace, reconstruction_sheet
+from fedre_privacy.eval.verdict import MIN_TARGETS
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
@@ -91,6 +92,11 @@ class ImageTrial(Trial):
                 told, more = self.recovered.notes[:4], len(self.recovered.notes) - 4
                 told = (*([self.departs] if self.departs else []), *told)
                 lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
+        if _worst(self.settings) and self.groups[TARGET].single:
+            lines["Target"] += (
+                "   those of one image alone, the worst case; --set eval.fewest_first=false draws "
+                "among all"
+            )
         if not self.observation.images_per_target:
             channels, height, width = self.run.image_shape
             count, dim = len(self.groups[TARGET]), self.observation.target_rows()[0].shape[1]
@@ -136,7 +142,7 @@ class ImagesQuestion(Question):
                 evaluation.targets,
                 evaluation.per_update,
                 max_images=evaluation.max_images,
-                fewest_first=evaluation.fewest_first,
+                fewest_first=bool(evaluation.fewest_first),
             )
             groups, kind = {TARGET: group}, "update"
         else:
@@ -182,7 +188,8 @@ class ImagesQuestion(Question):
                 kind,
                 evaluation.targets,
                 max_images=evaluation.max_images,
-                fewest_first=evaluation.fewest_first,
+                fewest_first=bool(evaluation.fewest_first),
+                singles=MIN_TARGETS if _worst(settings) else 0,
                 recovered=recovered,
             )
         }
@@ -191,7 +198,9 @@ class ImagesQuestion(Question):
         actual = source.uploaded_kind()
         if actual is not None and actual != kind:
             groups[ACTUAL] = source.group(actual, evaluation.targets)
-        if kind != "representations" and actual != "representations" and evaluation.ceiling:
+        # what was never sent, and is of one image, is that image's representation
+        own = groups[TARGET].counterfactual and groups[TARGET].single
+        if not own and actual != "representations" and evaluation.ceiling:
             groups[CEILING] = source.group(
                 "representations", evaluation.ceiling, behind=kind == RECOVERED
             )
@@ -273,6 +282,13 @@ class ImagesQuestion(Question):
             files.write_tensors(folder / "prototypes.safetensors", tensors, metadata=texts)
 
 
+def _worst(settings: AttackSettings) -> bool:
+    """Whether prototypes of one image are attacked in place of a draw, where there are enough."""
+    evaluation = settings.evaluation
+    free = evaluation.fewest_first is None and evaluation.max_images is None
+    return free and settings.target == "prototypes"
+
+
 def _reads(attack: Attack, group: TargetGroup) -> bool:
     return all(can_read(attack, type(a)) for upload in group.uploads for a in upload.artifacts)
 
@@ -284,16 +300,26 @@ def _columns(
     out: dict[str, Tensor] = {}
     if TRUE in pieces:
         out["from the true\nprototype"] = pieces[TRUE].images
+    mine = trial.groups[TARGET]
+    if ACTUAL in pieces and mine.single:
+        kind = trial.groups[ACTUAL].kind
+        nearest = pieces[ACTUAL].images[_partners(mine, trial.groups[ACTUAL])]
+        out[f"from the client's\n{kind} upload"] = nearest
     if CEILING in pieces:
-        mine, other = trial.groups[TARGET].truth, trial.groups[CEILING].truth
-        same_client = mine.target_clients[:, None] == other.target_clients[None]
-        same_label = mine.target_labels[:, None] == other.target_labels[None]
-        partner = (2 * same_client.int() + same_label.int()).argmax(1)
+        partner = _partners(mine, trial.groups[CEILING])
         out |= {
             "single image,\nsame client": card.others[CEILING].originals[partner],
             "ceiling: from its\nrepresentation": pieces[CEILING].images[partner],
         }
     return out
+
+
+def _partners(mine: TargetGroup, others: TargetGroup) -> Tensor:
+    """For each target one of another group: of the same client, and of the same class if any is."""
+    here, there = mine.truth, others.truth
+    same_client = here.target_clients[:, None] == there.target_clients[None]
+    same_label = here.target_labels[:, None] == there.target_labels[None]
+    return (2 * same_client.int() + same_label.int()).argmax(1)
 
 
 def _pieces(trial: ImageTrial, outcome: Reconstruction) -> dict[str, Reconstruction]:
