@@ -20,6 +20,7 @@ from typing import Any, ParamSpec
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data import loading
 from fedre_privacy.data.base import Dataset
@@ -111,6 +112,7 @@ def train(
     scheme: str | Settings | Entanglement | None = None,
     defense: str | Settings | Defense | Sequence[str | Settings | Defense] | None = None,
     seed: int | None = None,
+    secret: str | Path | None = None,
     steering: str | Settings | Steering | Sequence[str | Settings | Steering] | None = None,
     preset: str | Sequence[str] = (),
     set: Settings | None = None,
@@ -128,6 +130,7 @@ def train(
             ``fedre-train --help``, parts also as objects; None is the command's default (fedre,
             digits, 10 clients, 20 rounds, ``pra:0.1``, cnn4, rap, no defence, 0). Your own
             protocol, scheme or defence may be ``module:Class``.
+        secret: ``new`` or a file, as ``--secret``; None: all follows from the seed.
         steering: what a malicious server does, as ``--steering``; None: the server is honest.
         preset: named settings, the later ones win; options win over all.
         set: any other setting by its dotted name, for example ``{"train.lr": 0.05}``.
@@ -146,6 +149,7 @@ def train(
     given = training_values(
         protocol=protocol, dataset=dataset, clients=clients, rounds=rounds, partition=partition,
         models=models, scheme=scheme, defense=defense, seed=seed, steering=steering,
+        secret=None if secret is None else chosen_secret(str(secret)),
     )  # fmt: skip
     values, where = layered(given, assigned(set), presets=several(preset))
     problems = misplaced(set, ATTACK_SECTIONS, "a setting of fedre-attack; train only trains")

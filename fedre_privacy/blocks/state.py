@@ -12,6 +12,7 @@ from torch import Tensor
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.rng import derive, secret, stream
+from fedre_privacy.core.secrets import hidden_number
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.models.split import SplitModel
 
@@ -91,6 +92,18 @@ class Training:
         later=True,
     )
     seed: int = knob(0, help="seed of everything random", ge=0)
+    secret: str = knob(
+        "",
+        help="fingerprint of the secret (--secret) that follow from it: who has which image, "
+        "clients' own draws, and all that the evaluator draws; empty: from the seed, which whoever "
+        "has the images can guess",
+        later=True,
+    )
+
+    @property
+    def hidden(self) -> int:
+        """Seed of what an attacker must not recompute: the secret's, or without one `seed`."""
+        return hidden_number(self.secret, f"seed {self.seed}") if self.secret else self.seed
 
     def decay(self, round: int) -> float:
         """Factor on local step sizes in a round; 1 in the first and in what comes before it."""
@@ -222,7 +235,7 @@ class Task:
 
     def secret(self, client: Client) -> int:
         """Seed of what protects a client's uploads, which its seed and data alone determine."""
-        return client_secret(client.fingerprint, self.setting.training.seed, client.id)
+        return client_secret(client.fingerprint, self.setting.training.hidden, client.id)
 
     def secret_rng(self, client: Client, purpose: str) -> torch.Generator:
         """Fresh stream of this client and round that nobody without its data can repeat."""

@@ -59,6 +59,13 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=int, metavar="T", help="rounds (default: 20)")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the training (default: 0)")
     group.add_argument(
+        "--secret",
+        metavar="new|FILE",
+        help="what the split and all hidden draws follow from, so that nobody who guesses the seed "
+        "can repeat them: 128 new bits, kept in the run's private/secret, or those of a file "
+        "(default: the seed)",
+    )
+    group.add_argument(
         "--no-truth", action="store_true", help="do not keep what is needed to score attacks"
     )
 

@@ -121,7 +121,7 @@ def split(
     scheme: Partition,
     labels: npt.NDArray[Any],
     num_clients: int,
-    seed: int,
+    seed: int | Sequence[int],
     train_ratio: float = 0.75,
 ) -> Split:
     """Share samples out to clients, then split each client's share into training and test.
@@ -135,7 +135,7 @@ def split(
         labels: class of each sample (N,), integers >= 0; original training set first, then
             the original test set.
         num_clients: number of clients.
-        seed: seed of the generator, 0..2**32-1.
+        seed: seed of the generator, 0..2**32-1, or several of them.
         train_ratio: share of a client's samples that it trains on, inside (0, 1).
 
     Raises:
@@ -162,11 +162,11 @@ def _num_train(count: int, train_ratio: float) -> int:
     return int(np.floor(train_ratio * count))
 
 
-def _check_settings(num_clients: int, seed: int, train_ratio: float) -> None:
+def _check_settings(num_clients: int, seed: int | Sequence[int], train_ratio: float) -> None:
     problems = []
     if num_clients < 1:
         problems.append(f"num_clients is {num_clients}; it must be >= 1.")
-    if not 0 <= seed < 2**32:
+    if not all(0 <= word < 2**32 for word in ([seed] if isinstance(seed, int) else seed)):
         problems.append(f"The partition's seed is {seed}; it must be >= 0 and < 2**32.")
     if not 0 < train_ratio < 1:
         problems.append(f"train_ratio is {train_ratio}; it must be > 0 and < 1. Default: 0.75.")

@@ -167,7 +167,8 @@ def _rehearsal(run: Run, settings: AttackSettings, sent: Sequence[Broadcast]) ->
     """How clients train, in settings and broadcasts, with the defences that the attacker knows."""
     adaptive = settings.evaluation.attacker == ADAPTIVE
     training = plain(run.settings.train)
-    del training["seed"]
+    for hidden in ("seed", "secret"):
+        training.pop(hidden, None)
     defenses = run.settings.defense
     settled = [defense.settled(facts_of_run(run)) for defense in defenses] if defenses else []
     return Rehearsed(

@@ -13,6 +13,7 @@ import torch
 
 from fedre_privacy.attacks.base import RECOVERED, Context
 from fedre_privacy.core.artifacts import Prototypes
+from fedre_privacy.core.secrets import learn
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.partition.base import Split
@@ -83,6 +84,7 @@ def rehearse(
                 check_ahead(training, settings)
                 stands_in = settings.target == RECOVERED
                 settings = _after_one_step(settings)
+            learn(runs / training.run_name, training.train.secret)
             prepared = prepare(training, device)
             run, train_s = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"

@@ -62,12 +62,9 @@ class TargetGroup:
 
 
 def evaluator_secret(run: Run, data: ImageData, seed: int) -> int:
-    """Seed of what the evaluator draws: which targets, candidates and public images.
-
-    It follows from the split, which no attack has, so that no attack can repeat these draws.
-    """
+    """Seed of what the evaluator draws: targets, candidates, public images (`split_secret`)."""
     train, test = run.split_indices(len(data))
-    return split_secret(data.sha256, train, test, seed)
+    return split_secret(data.sha256, train, test, seed, run.settings.train.secret)
 
 
 class TargetSource:
@@ -85,7 +82,7 @@ class TargetSource:
         self.run, self.data = run, data
         self.seed = evaluator_secret(run, data, seed)
         self.attack_seed = derive(self.seed, "attack")
-        """The seed that an attack is given; nothing else is drawn from it and it tells nothing."""
+        """The seed that an attack is given; nothing else is drawn from it."""
         uploaded = run.uploaded_rounds()
         if not uploaded:
             raise MissingInputError(f"{run.folder} recorded no upload of any client.")
@@ -137,6 +134,22 @@ class TargetSource:
                 if artifact.rows() is not None:
                     return artifact.kind
         return None
+
+    def kind_of(self, target: str) -> str:
+        """The kind behind a ``--target``; that of ``uploaded`` is what the run uploads.
+
+        Raises:
+            IncompatibleError: the protocol uploads no representations.
+        """
+        kind = self.uploaded_kind() if target == "uploaded" else target
+        if kind is None:
+            raise IncompatibleError(
+                f"Protocol '{self.run.system}' uploads no representations, so target 'uploaded' is "
+                "empty.",
+                next_step="Ask what it would leak if it did: --target representations, prototypes "
+                "or entangled (counterfactual).",
+            )
+        return kind
 
     def group(
         self,
@@ -332,13 +345,13 @@ class TargetSource:
             return self._prototypes(client, through)
         reps, labels = self._represent(client, own, through)
         scheme = self.run.settings.protocol.scheme() or schemes.get("rap")()
-        seed = self.run.settings.train.seed
+        training = self.run.settings.train
         draw = Draw(
             labels=labels,
             num_classes=self.data.num_classes,
             dim=reps.shape[1],
-            seed=seed,
-            secret=client_secret(self._samples(own).fingerprint(), seed, client),
+            seed=training.seed,
+            secret=client_secret(self._samples(own).fingerprint(), training.hidden, client),
             client=client,
             round=self.round,
         )
@@ -433,21 +446,3 @@ def _labels_of(prototypes: Emission) -> Tensor:
 def _rows_of(prototypes: Emission, labels: Tensor) -> Tensor:
     """Row of each class among a client's prototypes; their labels ascend."""
     return torch.searchsorted(_labels_of(prototypes).contiguous(), labels.contiguous())
-
-
-def resolve_kind(source: TargetSource, target: str, protocol: str) -> str:
-    """Turn ``uploaded`` into the kind that the run uploads.
-
-    Raises:
-        IncompatibleError: the protocol uploads no representations.
-    """
-    if target != "uploaded":
-        return target
-    kind = source.uploaded_kind()
-    if kind is None:
-        raise IncompatibleError(
-            f"Protocol '{protocol}' uploads no representations, so target 'uploaded' is empty.",
-            next_step="Ask what it would leak if it did: --target representations, prototypes or "
-            "entangled (counterfactual).",
-        )
-    return kind

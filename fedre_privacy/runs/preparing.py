@@ -15,6 +15,7 @@ from fedre_privacy.blocks.state import Setting
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.memory import available_bytes
 from fedre_privacy.core.rng import derive
+from fedre_privacy.core.secrets import hidden_number
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import first_few, human_bytes, plural
 from fedre_privacy.data.base import ImageData
@@ -218,13 +219,11 @@ def shared_out(settings: TrainSettings, data: ImageData) -> Split:
         FedreError: of the partition.
     """
     training, partition = settings.train, settings.partition
-    return split(
-        partition,
-        data.labels.numpy(),
-        training.clients,
-        training.seed if partition.seed is None else partition.seed,
-        training.train_ratio,
-    )
+    seed: int | list[int] = training.seed if partition.seed is None else partition.seed
+    if training.secret:
+        hidden = hidden_number(training.secret, f"partition {seed}")
+        seed = [hidden >> 32 * word & 0xFFFFFFFF for word in range(4)]
+    return split(partition, data.labels.numpy(), training.clients, seed, training.train_ratio)
 
 
 def facts_of(settings: TrainSettings, setting: Setting) -> Facts:

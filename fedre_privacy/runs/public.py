@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.rng import secret, seeded, stream
+from fedre_privacy.core.secrets import hidden_number
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.models.families import architecture_of, build_model
 from fedre_privacy.models.split import SplitModel
@@ -18,13 +19,19 @@ from .preparing import Prepared
 from .settings import TrainSettings
 
 
-def split_secret(sha256: str, train: Sequence[Tensor], test: Sequence[Tensor], seed: int) -> int:
+def split_secret(
+    sha256: str, train: Sequence[Tensor], test: Sequence[Tensor], seed: int, name: str = ""
+) -> int:
     """Seed of what the evaluator draws, which nobody without the split can repeat.
+
+    Without a secret, whoever has the images can guess the seed of the split.
 
     Args:
         sha256: of the data. train, test: indices of each client. seed: ``eval.seed``.
+        name: fingerprint of the run's secret; empty: it has none.
     """
-    return secret(seed, f"evaluator of {sha256}", *train, *test)
+    own = f" {hidden_number(name, 'evaluator'):032x}" if name else ""
+    return secret(seed, f"evaluator of {sha256}{own}", *train, *test)
 
 
 def halves(test: Sequence[Tensor], seed: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +52,7 @@ def held_by_server(settings: TrainSettings, prepared: Prepared) -> Held:
         return NOTHING_HELD
     data, split = prepared.data, prepared.split
     train, test = ([torch.from_numpy(own) for own in parts] for parts in (split.train, split.test))
-    _, public = halves(test, split_secret(data.sha256, train, test, 0))
+    _, public = halves(test, split_secret(data.sha256, train, test, 0, settings.train.secret))
     shape, classes = data.image_shape, data.num_classes
     shared = settings.protocol.shared_model() or settings.model
     built: dict[str, SplitModel] = {}

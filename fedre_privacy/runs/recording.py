@@ -12,6 +12,9 @@ from fedre_privacy.defenses.base import Defense
 
 from .settings import AttackSettings
 
+SECRET = "Secret"
+"""Heading under which a recording says what its hidden draws follow from."""
+
 
 class Recording(Protocol):
     """One interface to recorded uploads: a run's folder, another system's files, one's own module.

@@ -23,6 +23,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
 from fedre_privacy.core.registry import plugin_words
+from fedre_privacy.core.secrets import follows_from, learn
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.defenses.base import Defense
@@ -32,6 +33,7 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
+from .recording import SECRET
 from .resolving import required, resolve_training
 from .settings import AttackSettings, TrainSettings
 
@@ -141,7 +143,9 @@ class Run:
         """The settings it was trained with."""
         loaded = self.loaded
         problems: list[str] = []
-        return required(resolve_training(loaded.values, loaded.where, problems), problems)
+        settings = required(resolve_training(loaded.values, loaded.where, problems), problems)
+        learn(self.folder, settings.train.secret)
+        return settings
 
     @property
     def name(self) -> str:
@@ -217,6 +221,7 @@ class Run:
         return {
             "Run": f"{self.name}, trained {record['started']} on {record['device']} in "
             f"{human_seconds(record['wall_s'])}",
+            SECRET: follows_from(self.settings.train.secret),
             "Accuracy": "-"
             if accuracy is None
             else f"{accuracy:.3f} +- {final[f'acc_{moment}_sd']:.3f} over clients ({moment})",

@@ -58,7 +58,7 @@ def build_client(
 
     own = samples(prepared.split.train[k])
     if settings.model.init == PRIVATE:
-        secret = client_secret(own.fingerprint(), settings.train.seed, k)
+        secret = client_secret(own.fingerprint(), settings.train.hidden, k)
         with seeded(secret, "model"):
             model = build_model(settings.model, k, shape, classes)
     else:  # clients of one architecture begin with equal parameters

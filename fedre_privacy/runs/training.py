@@ -15,6 +15,7 @@ from fedre_privacy.blocks.state import Client
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
+from fedre_privacy.core.secrets import learn, write_secret
 from fedre_privacy.core.types import Emission
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
@@ -88,6 +89,7 @@ def train(
             another process works, or one whose data have changed.
     """
     folder = runs / settings.run_name
+    learn(folder, settings.train.secret)
     if begin(folder, resume=resume, restart=restart, what="Run", wait=wait):
         return _reused(settings, folder, report)
     # before an earlier run goes: what cannot be trained must not cost it
@@ -155,6 +157,8 @@ def _train(
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
         write_split(folder, prepared.split)
+        if settings.train.secret:
+            write_secret(folder, settings.train.secret)
     table = Metrics(folder)
     models = models_bytes(settings, prepared.setting)
     refused_ahead = False

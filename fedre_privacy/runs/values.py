@@ -123,6 +123,7 @@ def training_values(
     clients: int | None = None,
     rounds: int | None = None,
     seed: int | None = None,
+    secret: str | None = None,
     truth: bool | None = None,
     steering: Any = None,
 ) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def training_values(
         "data": {**_named(_data_name(dataset), lambda name: "path"), **_said(path=data_dir)},
         "partition": _named(partition, _shorthand),
         "model": _named(models),
-        "train": _said(clients=clients, rounds=rounds, seed=seed),
+        "train": _said(clients=clients, rounds=rounds, seed=seed, secret=secret),
         "record": _said(truth=truth),
         "defense": written(defense),
         "steering": written(steering),

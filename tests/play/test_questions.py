@@ -242,7 +242,8 @@ def test_only_targets_of_few_images(kept):
     trial = prepare_attack(kept, ask("prototypes", "pixel", eval={"max_images": 3}))
     sizes = torch.bincount(trial.groups["target"].truth.mixture.row)
     assert sizes.max() <= 3
-    whole = prepare_attack(kept, ask("prototypes", "pixel", eval={"targets": 1000}))
+    everything = {"targets": 1000, "fewest_first": False}
+    whole = prepare_attack(kept, ask("prototypes", "pixel", eval=everything))
     all_sizes = torch.bincount(whole.groups["target"].truth.mixture.row)
     assert int((all_sizes <= 3).sum()) == len(sizes)
 
@@ -252,9 +253,27 @@ def test_targets_of_the_fewest_images_come_first(kept):
         trial = prepare_attack(kept, ask("prototypes", "pixel", eval=eval))
         return torch.bincount(trial.groups["target"].truth.mixture.row).sort().values
 
+    drawn = {"fewest_first": False}
     least = sizes(targets=4, fewest_first=True)
-    assert least.tolist() == sizes(targets=1000)[:4].tolist()
-    assert least.sum() < sizes(targets=4).sum()
+    assert least.tolist() == sizes(targets=1000, **drawn)[:4].tolist()
+    assert least.sum() < sizes(targets=4, **drawn).sum()
+
+
+def test_prototypes_of_one_image_are_attacked_alone_where_there_are_six(kept):
+    def asked(target="prototypes", **eval):
+        return prepare_attack(kept, ask(target, "pixel", eval=eval))
+
+    def single(trial):
+        return int((torch.bincount(trial.groups["target"].truth.mixture.row) == 1).sum())
+
+    alone, whole = asked(), asked(targets=1000, fewest_first=False)
+    assert alone.groups["target"].single and not whole.groups["target"].single
+    assert len(alone.groups["target"]) == single(whole) >= 6
+    assert "those of one image alone" in alone.lines()["Target"]
+    assert "ceiling" not in alone.groups and "ceiling" in whole.groups
+    for others in (asked(max_images=3), asked(fewest_first=True), whole):
+        assert not others.groups["target"].single
+        assert "one image alone" not in others.lines()["Target"]
 
 
 def test_a_weak_threat_model_sees_no_past_extractors(kept):

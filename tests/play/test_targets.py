@@ -9,7 +9,7 @@ from fedre_privacy.core.artifacts import Prototypes, Representations
 from fedre_privacy.core.errors import DamagedInputError, IncompatibleError, MissingInputError
 from fedre_privacy.federation.recorder import read_messages
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.play.targets import TargetSource, resolve_kind
+from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
@@ -167,10 +167,10 @@ def test_labels_travel_with_their_rows(runs, digits):
 
 def test_uploaded_resolves_to_what_is_sent(runs, digits):
     for name, kind in REAL.items():
-        assert resolve_kind(_source(runs[name], digits), "uploaded", name) == kind
-        assert resolve_kind(_source(runs[name], digits), "prototypes", name) == "prototypes"
+        assert _source(runs[name], digits).kind_of("uploaded") == kind
+        assert _source(runs[name], digits).kind_of("prototypes") == "prototypes"
     with pytest.raises(IncompatibleError, match="uploads no representations") as refused:
-        resolve_kind(_source(runs["local"], digits), "uploaded", "local")
+        _source(runs["local"], digits).kind_of("uploaded")
     assert "counterfactual" in str(refused.value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.presets import preset
 from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.run import Run
@@ -38,7 +39,7 @@ def gather(
         protocol=options.protocol, scheme=options.scheme, dataset=options.dataset,
         data_dir=options.data_dir, partition=options.partition, models=options.models,
         defense=options.defense, clients=options.clients, rounds=options.rounds,
-        seed=options.seed, truth=False if options.no_truth else None,
+        seed=options.seed, secret=_secret(options), truth=False if options.no_truth else None,
         steering=options.steering,
     )  # fmt: skip
     return layered(
@@ -47,6 +48,13 @@ def gather(
         presets=options.preset,
         config=options.config,
     )
+
+
+def _secret(options: argparse.Namespace) -> str | None:
+    """The fingerprint of the secret that is asked for, drawn or read once for a command."""
+    if options.secret is not None and not hasattr(options, "secret_name"):
+        options.secret_name = chosen_secret(options.secret)
+    return getattr(options, "secret_name", None)
 
 
 def assigned(options: argparse.Namespace, sections: Sequence[str]) -> list[str]:
@@ -64,6 +72,7 @@ TRAINING_OPTIONS = (
     "clients",
     "rounds",
     "seed",
+    "secret",
 )
 
 

@@ -25,7 +25,7 @@ from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.verdict import weakened
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.recording import Recording
+from fedre_privacy.runs.recording import SECRET, Recording
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
@@ -84,8 +84,16 @@ class Trial:
             "Attacker": attacker,
             "Target": named,
             **({"Note": self.departs} if self.departs else {}),
+            **self._guessable(),
             "Unknown": self.unknown(),
         }
+
+    def _guessable(self) -> dict[str, str]:
+        """What hidden draws follow from, where the attack is not one of ours."""
+        home = Attack.__module__.removesuffix("base")
+        ours = type(self.settings.attack).__module__.startswith(home)
+        told = {} if ours else self.run.provenance()
+        return {SECRET: told[SECRET]} if SECRET in told else {}
 
     def _uploaded(self) -> str:
         """What a client uploaded in the attacked round, in words and sizes."""

@@ -35,7 +35,7 @@ from ..declared import departure
 from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
-from ..targets import TargetGroup, TargetSource, resolve_kind
+from ..targets import TargetGroup, TargetSource
 from .base import Question, Trial, kinds_of, questions
 from .recover import recover
 
@@ -146,7 +146,7 @@ class ImagesQuestion(Question):
             )
             groups, kind = {TARGET: group}, "update"
         else:
-            kind, per_target = resolve_kind(source, settings.target, run.settings.protocol.name), 0
+            kind, per_target = source.kind_of(settings.target), 0
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
         observation = observe(source, settings, targets, aux, images_per_target=per_target)

@@ -33,7 +33,7 @@ from fedre_privacy.runs.settings import AttackSettings
 
 from ..declared import departure
 from ..observe import held_out, observe
-from ..targets import TargetSource, resolve_kind
+from ..targets import TargetSource
 from .base import Question, Trial, is_uploaded, kinds_of, only_kinds, questions
 from .candidates import by_image_alone, draw_candidates
 from .recover import recover
@@ -182,7 +182,7 @@ def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicI
     if settings.target == RECOVERED:
         recovered = recover(run, settings, source, aux)
     wanted = "uploaded" if is_uploaded(settings.target) else settings.target
-    kind = resolve_kind(source, wanted, run.settings.protocol.name)
+    kind = source.kind_of(wanted)
     group = source.group(kind, ALL, recovered=recovered)
     return kind, group.uploads, group.counterfactual
 
