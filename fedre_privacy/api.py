@@ -403,7 +403,8 @@ def repeat(
     Args:
         file: a claim, as `claim` writes it.
         run: folder of the run that was attacked, if it is at hand; None: train again.
-        part: ``training``, ``attack`` or ``scores``; None: the attack where there is a run.
+        part: ``split``, ``training``, ``attack`` or ``scores``; None: the attack where there is a
+            run, else ``split``: training with the images shared out anew.
         runs: folder for what is made.
         data: file or folder of the data set, where it is not built in.
         out: file of the verification; None: beside the claim.

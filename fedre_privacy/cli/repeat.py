@@ -36,8 +36,9 @@ def parser() -> argparse.ArgumentParser:
     ).complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # fmt: skip
     made.add_argument(
         "--repeat", choices=parts, metavar="PART",
-        help="training (and attack), attack, or scores of the answers that lie in RUN (default: "
-        "training; with --run, attack)",
+        help="split (train with the images shared out anew, and attack), training (with the same "
+        "split, and attack), attack, or scores of the answers that lie in RUN (default: split; "
+        "with --run, attack)",
     )  # fmt: skip
     made.add_argument(
         "--tolerance", type=float, default=tolerance, metavar="SHARE",

@@ -58,6 +58,14 @@ def chosen_secret(given: str) -> str:
     return remember(_read(path))
 
 
+def kept_secret(path: Path) -> str:
+    """Remember the secret of a file, which is made where there is none; return its fingerprint."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, secrets.token_hex(16))
+    return remember(_read(path))
+
+
 def learn(folder: Path, name: str) -> None:
     """Remember the secret of a run where its folder holds it.
 
@@ -80,8 +88,7 @@ def learn(folder: Path, name: str) -> None:
 def write_secret(folder: Path, name: str) -> None:
     """Write the secret of a run to its folder, readable by its owner alone."""
     (folder / SECRET_FILE).parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(folder / SECRET_FILE, secret_named(name) + "\n")
-    (folder / SECRET_FILE).chmod(0o600)
+    _write(folder / SECRET_FILE, secret_named(name))
 
 
 def secret_named(name: str) -> str:
@@ -114,6 +121,11 @@ def hidden_number(name: str, purpose: str) -> int:
     """128 bits that follow one-way from the secret of a fingerprint and a purpose."""
     text = f"{secret_named(name)}|{purpose}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
+
+
+def _write(path: Path, secret: str) -> None:
+    files.write_text(path, secret + "\n")
+    path.chmod(0o600)
 
 
 def _read(path: Path) -> str:

@@ -4,6 +4,9 @@ Numbers that are due to be the same may differ by rounding alone. Where another 
 versions computed them, training amplifies rounding: there value, floor and their difference may
 differ by a share of the half-width of the interval that the repetition found, and what tells of the
 spread by `SPREAD` times as much. That interval cannot be claimed wider.
+
+Where the images were shared out anew, other targets are attacked: intervals have to overlap, and
+the verdict has to be the same.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from .format import (
     OTHERWISE,
     REPEATS,
     SCORES,
+    SPLIT,
     TRAINING,
     WITHIN,
     Accuracy,
@@ -36,9 +40,12 @@ SPREAD = 3.0
 ACCURACY = ("accuracy", "training")
 """Key and group under which the accuracy of a training is compared."""
 
-SAME, NEAR, OTHER, ABSENT, LEFT_OUT = (
+SAME, NEAR, OTHER, ABSENT, LEFT_OUT, OVERLAPS, ELSEWHERE = (
     "the same", "within tolerance", "differs", "not found again", "left out of the claim",
+    "intervals overlap", "of one split alone",
 )  # fmt: skip
+HELD = (SAME, NEAR, OVERLAPS, ELSEWHERE)
+"""States of measures that were repeated."""
 
 
 def is_due(claim: Claim, part: str, made: Made, *, uploads_same: bool | None) -> bool:
@@ -54,8 +61,10 @@ def is_due(claim: Claim, part: str, made: Made, *, uploads_same: bool | None) ->
     return same and part == TRAINING and uploads_same is True and processors == {"cpu"}
 
 
-def state(one: Compared, *, due: bool, tolerance: float) -> str:
+def state(one: Compared, *, part: str, due: bool, tolerance: float) -> str:
     """How a measure was repeated, in words."""
+    if part == SPLIT:
+        return _state_elsewhere(one)
     if one.claimed is None:
         return LEFT_OUT
     if one.repeated is None:
@@ -70,6 +79,24 @@ def state(one: Compared, *, due: bool, tolerance: float) -> str:
         return SAME
     near = all(_close(a, b, room) for a, b in means)
     return NEAR if near and all(_close(a, b, SPREAD * room) for a, b in spreads) else OTHER
+
+
+def _state_elsewhere(one: Compared) -> str:
+    """How a measure was repeated with other clients' images, of which groups may hold none."""
+    if one.claimed is None or one.repeated is None:
+        return ELSEWHERE
+    first, second = _range(one.claimed), _range(one.repeated)
+    turned = one.claimed.higher_is_more_leakage != one.repeated.higher_is_more_leakage
+    apart = first[1] < second[0] or second[1] < first[0]
+    return OTHER if turned or apart else OVERLAPS
+
+
+def _range(numbers: Numbers) -> tuple[float, float]:
+    """Where a measure lies: its interval over the floor, or of its value, or the value give or
+    take three standard deviations."""
+    room = SPREAD * (numbers.sd or abs(numbers.value))
+    ends = numbers.over_interval or numbers.interval
+    return ends or (numbers.value - room, numbers.value + room)
 
 
 def _close(one: float | None, other: float | None, room: float) -> bool:
@@ -96,13 +123,14 @@ def _half_width(numbers: Numbers) -> float:
     return numbers.sd or abs(numbers.value)
 
 
-def outcome(states: Sequence[str], *, due: bool, same_verdict: bool) -> str:
+def outcome(states: Sequence[str], *, part: str, due: bool, same_verdict: bool) -> str:
     """What the states of all measures come to.
 
     Where the same numbers are not due, a verdict near its border may turn without any number being
     far off; that is said beside the outcome, and is none.
     """
-    if any(one not in (SAME, NEAR) for one in states) or (due and not same_verdict):
+    strict = due or part == SPLIT
+    if any(one not in HELD for one in states) or (strict and not same_verdict):
         return OTHERWISE
     return REPEATS if all(one == SAME for one in states) and same_verdict else WITHIN
 
@@ -122,7 +150,7 @@ def contradiction(verification: Verification, claim: Claim) -> str:
     own numbers.
     """
     told = {(one.key, one.group): one.numbers for one in claim.measures}
-    if verification.part == TRAINING and claim.accuracy is not None:
+    if verification.part in (SPLIT, TRAINING) and claim.accuracy is not None:
         told[ACCURACY] = accuracy_numbers(claim.accuracy)
     rows = {(one.key, one.group): one for one in verification.measures}
     if len(rows) < len(verification.measures):
@@ -138,10 +166,11 @@ def contradiction(verification: Verification, claim: Claim) -> str:
         claim, verification.part, verification.made, uploads_same=verification.uploads_same
     )
     states = [
-        state(one, due=due, tolerance=verification.tolerance) for one in verification.measures
+        state(one, part=verification.part, due=due, tolerance=verification.tolerance)
+        for one in verification.measures
     ]
     same_verdict = verification.verdict == claim.verdict
-    follows = outcome(states, due=due, same_verdict=same_verdict)
+    follows = outcome(states, part=verification.part, due=due, same_verdict=same_verdict)
     if (due, follows) != (verification.due, verification.outcome):
         return "names an outcome that does not follow from its numbers"
     return ""

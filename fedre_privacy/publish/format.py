@@ -51,8 +51,9 @@ Seed = Annotated[int, Meta(ge=0, le=1 << 53)]
 Group = Annotated[str, Meta(pattern="^[A-Za-z0-9 >_.-]{0,50}$")]
 Interval = tuple[Number, Number]
 
-TRAINING, ATTACK, SCORES = PARTS = ("training", "attack", "scores")
-"""What is repeated: everything, the attack on a run that is there, its scores alone."""
+SPLIT, TRAINING, ATTACK, SCORES = PARTS = ("split", "training", "attack", "scores")
+"""What is repeated: everything with images shared out anew, everything as it was, the attack on a
+run that is there, its scores alone."""
 REPEATS, WITHIN, OTHERWISE = "repeats", "repeats within tolerance", "does not repeat"
 
 
@@ -206,7 +207,7 @@ class Verification(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         by: who repeated it, as they name themselves; may be empty.
         part: what was repeated, one of `PARTS`.
         uploads_same: whether training again gave the uploads and models that were claimed, byte by
-            byte; None where nothing was trained.
+            byte; None where nothing was trained, or something else.
         due: whether the same numbers were due, see `comparing.is_due`.
         tolerance: share of the half-width of an interval by which numbers may differ elsewhere.
         outcome: one of `REPEATS`, `WITHIN`, `OTHERWISE`.
@@ -216,7 +217,7 @@ class Verification(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     version: Literal[1]
     claim: Full
     by: Annotated[str, Meta(max_length=MOST_NAME)]
-    part: Literal["training", "attack", "scores"]
+    part: Literal["split", "training", "attack", "scores"]
     uploads_same: bool | None
     due: bool
     tolerance: Annotated[float, Meta(ge=0, le=10)]

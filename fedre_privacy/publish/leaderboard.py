@@ -34,6 +34,7 @@ from .format import (
     PARTS,
     REPEATS,
     SCORES,
+    SPLIT,
     TRAINING,
     WITHIN,
     Claim,
@@ -47,7 +48,12 @@ UNCHECKED = "not repeated yet"
 MOST_FILES = 5_000
 """Files of a folder that are read."""
 
-DONE = {TRAINING: "trained and attacked again", ATTACK: "attacked again", SCORES: "scored again"}
+DONE = {
+    SPLIT: "trained on another split and attacked again",
+    TRAINING: "trained and attacked again",
+    ATTACK: "attacked again",
+    SCORES: "scored again",
+}
 """What was repeated, in words."""
 
 TARGETS = {"uploaded": "what the protocol uploads"}
@@ -367,7 +373,7 @@ def _measures(one: Posted) -> list[dict[str, str]]:
             shown = measure_of(claimed, found.repeated).over_text()
         words = UNCHECKED
         if check is not None and found is not None:
-            words = state(found, due=check.due, tolerance=check.tolerance)
+            words = state(found, part=check.part, due=check.due, tolerance=check.tolerance)
         out.append({
             "targets": targets_of(claimed.group),
             "metric": measure.heading, "value": measure.value_text(), "floor": measure.floor_text(),

@@ -7,7 +7,7 @@ Nothing is downloaded, and no file is opened because a claim names it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedre_privacy.core.errors import (
 )
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.manifest import covering
+from fedre_privacy.core.secrets import kept_secret
 from fedre_privacy.eval import Card
 from fedre_privacy.play.attack import AttackResult, attack, attack_into, prepare_attack
 from fedre_privacy.play.fit import check_ahead
@@ -39,6 +40,7 @@ from .format import (
     ATTACK,
     PARTS,
     SCORES,
+    SPLIT,
     TRAINING,
     VERIFICATION,
     VERSION,
@@ -58,6 +60,7 @@ AGAIN = Path("runs") / "again"
 """Where what is repeated is kept, apart from other runs."""
 
 DOES = {
+    SPLIT: "train with the images shared out anew by a new secret, and attack again",
     TRAINING: "train and attack again by its settings",
     ATTACK: "attack the given run again",
     SCORES: "score the recorded answers again",
@@ -87,7 +90,8 @@ class Plan:
     def told(self) -> float:
         """Seconds that the part took where it was claimed; scores alone are quick."""
         attacked = 0.0 if self.part == SCORES else self.claim.attack.seconds
-        return attacked + (self.claim.training.seconds if self.part == TRAINING else 0.0)
+        trained = self.part in (SPLIT, TRAINING)
+        return attacked + (self.claim.training.seconds if trained else 0.0)
 
 
 def plan(
@@ -102,7 +106,8 @@ def plan(
 
     Args:
         run: folder of the run that was attacked, if it is at hand.
-        part: what to repeat, one of `PARTS`; None: the attack where there is a run, else all.
+        part: what to repeat, one of `PARTS`; None: the attack where there is a run, else all, with
+            another split, so that an attack that repeats the claimed split does not repeat.
         runs: folder for what is made.
         data: file or folder of the data set, where it needs one.
 
@@ -111,16 +116,22 @@ def plan(
         DamagedInputError: the run is not the one that was attacked.
         MissingInputError: the data's file or the run is needed and was not given.
     """
-    part = part or (TRAINING if run is None else ATTACK)
+    part = part or (SPLIT if run is None else ATTACK)
     if part not in PARTS:
         raise ConfigError(f"--repeat takes {', '.join(PARTS)}; got '{part}'.")
-    if (run is None) != (part == TRAINING):
+    if (run is None) != (part in (SPLIT, TRAINING)):
         raise ConfigError(
             f"--repeat {part} needs --run RUN, the folder that was attacked."
             if run is None
-            else "--repeat training trains anew; leave --run out.",
+            else f"--repeat {part} trains anew; leave --run out.",
         )
     training, attacked = _resolved(claim, data)
+    if part == TRAINING and training.train.secret:
+        raise IncompatibleError(
+            "The claimed training follows from a secret, which is not published.",
+            next_step="Leave --repeat out: then the images are shared out anew. Or give the run: "
+            "--run RUN.",
+        )
     if run is None:
         _require_data(claim, data)
         check_ahead(training, attacked)
@@ -209,7 +220,7 @@ def repeat(
     check_name(by)
     claim, run = wanted.claim, wanted.run
     how: dict[str, Any] = {"device": device, "report": report}
-    if wanted.part == TRAINING:
+    if run is None:
         run = _trained(wanted, how)
     assert run is not None
     if wanted.part == SCORES:
@@ -234,18 +245,15 @@ def repeat(
 def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
     """Train by the settings of the claim, on the data that it names."""
     claim, settings = wanted.claim, wanted.training
+    _require_same("data set", settings.data.load().sha256, claim.data.sha256)
+    if wanted.part == SPLIT:
+        name = kept_secret(wanted.runs / f"{claim.sha256[:16]}.secret")
+        settings = replace(settings, train=replace(settings.train, secret=name))
     prepared = prepare(settings, how["device"])
-    shares = [prepared.split.sha256_train, prepared.split.sha256_test]
-    for what, found, told in (
-        ("data set", [prepared.data.sha256], [claim.data.sha256]),
-        ("partition", shares, claim.data.partition_sha256),
-    ):
-        if found != told:
-            raise DamagedInputError(
-                f"The {what} is not the one that was claimed: SHA-256 {found[0][:12]}..., claimed "
-                f"{told[0][:12]}....",
-                next_step="Ask whoever claims it for the data, and give it by --data-dir.",
-            )
+    if wanted.part == TRAINING:
+        shares = (prepared.split.sha256_train, prepared.split.sha256_test)
+        for found, told in zip(shares, claim.data.partition_sha256, strict=True):
+            _require_same("partition", found, told)
     folder = wanted.runs / settings.run_name
     unfinished = status_of(folder) not in (None, COMPLETE)
     run = train(settings, runs=wanted.runs, resume=unfinished, prepared=prepared, **how)
@@ -256,6 +264,15 @@ def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
             f"--run {run.folder}.",
         )
     return run
+
+
+def _require_same(what: str, found: str, told: str) -> None:
+    if found != told:
+        raise DamagedInputError(
+            f"The {what} is not the one that was claimed: SHA-256 {found[:12]}..., claimed "
+            f"{told[:12]}....",
+            next_step="Ask whoever claims it for the data, and give it by --data-dir.",
+        )
 
 
 def _scored(run: Run, wanted: Plan, how: dict[str, Any]) -> AttackResult:
@@ -285,23 +302,25 @@ def verified(
     made = Made(
         device=str(record["device"]),
         versions=versions() if scored else record["versions"],
-        seconds=record["wall_s"] + (run.record["wall_s"] if wanted.part == TRAINING else 0.0),
+        seconds=record["wall_s"] + (run.record["wall_s"] if wanted.run is None else 0.0),
     )
     same = None
     if wanted.part == TRAINING:
         same = uploads_hash(run.manifest) == claim.hashes.uploads
     rows = compared(claim, result.card, made)
-    if wanted.part == TRAINING:
+    if wanted.run is None:
         rows += _accuracies(claim, run)
     due = is_due(claim, wanted.part, made, uploads_same=same)
-    states = [state(one, due=due, tolerance=tolerance) for one in rows]
+    states = [state(one, part=wanted.part, due=due, tolerance=tolerance) for one in rows]
     verdict = result.card.verdict.word
     return sealed(
         Verification,
         {
             "schema": VERIFICATION, "version": VERSION, "claim": claim.sha256, "by": by,
             "part": wanted.part, "uploads_same": same, "due": due, "tolerance": tolerance,
-            "outcome": outcome(states, due=due, same_verdict=verdict == claim.verdict),
+            "outcome": outcome(
+                states, part=wanted.part, due=due, same_verdict=verdict == claim.verdict
+            ),
             "verdict": verdict, "measures": rows, "made": made,
         },
     )  # fmt: skip

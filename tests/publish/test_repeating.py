@@ -10,13 +10,20 @@ import pytest
 
 import fedre_privacy as fp
 from fedre_privacy.cli import benchmark
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, MissingInputError
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    IncompatibleError,
+    MissingInputError,
+)
 from fedre_privacy.publish.claims import read_claim
 from fedre_privacy.publish.comparing import (
     ABSENT,
+    ELSEWHERE,
     LEFT_OUT,
     NEAR,
     OTHER,
+    OVERLAPS,
     SAME,
     contradiction,
     is_due,
@@ -28,6 +35,7 @@ from fedre_privacy.publish.format import (
     OTHERWISE,
     REPEATS,
     SCORES,
+    SPLIT,
     TRAINING,
     WITHIN,
     Compared,
@@ -36,6 +44,9 @@ from fedre_privacy.publish.format import (
     read,
 )
 from fedre_privacy.publish.repeating import plan, repeat
+from fedre_privacy.runs.run import Run
+
+SMALL = {"data.size": 16, "data.per_class": 12}
 
 
 def numbers(**other) -> Numbers:
@@ -70,34 +81,34 @@ def row(claimed: Numbers | None, repeated: Numbers | None) -> Compared:
 )
 def test_how_far_numbers_may_differ(claimed, near, exact):
     one = row(numbers(**claimed), numbers())
-    assert state(one, due=False, tolerance=0.25) == near
-    assert state(one, due=True, tolerance=0.25) == exact
+    assert state(one, part=ATTACK, due=False, tolerance=0.25) == near
+    assert state(one, part=ATTACK, due=True, tolerance=0.25) == exact
 
 
 def test_what_has_no_interval_may_differ_by_its_spread():
     bare = {"interval": None, "over_interval": None}
     one = row(numbers(value=20.2, **bare), numbers(sd=1.0, **bare))
-    assert state(one, due=False, tolerance=0.25) == NEAR
-    assert state(one, due=False, tolerance=0.1) == OTHER
+    assert state(one, part=ATTACK, due=False, tolerance=0.25) == NEAR
+    assert state(one, part=ATTACK, due=False, tolerance=0.1) == OTHER
     none = {**bare, "sd": None, "floor": None, "over": None}
-    assert state(row(numbers(value=20.2, **none), numbers(**none)), due=False, tolerance=0.25) == (
-        NEAR
-    )
+    assert state(
+        row(numbers(value=20.2, **none), numbers(**none)), part=ATTACK, due=False, tolerance=0.25
+    ) == (NEAR)
 
 
 def test_what_is_on_one_side_alone():
-    assert state(row(numbers(), None), due=False, tolerance=1) == ABSENT
-    assert state(row(None, numbers()), due=False, tolerance=1) == LEFT_OUT
+    assert state(row(numbers(), None), part=ATTACK, due=False, tolerance=1) == ABSENT
+    assert state(row(None, numbers()), part=ATTACK, due=False, tolerance=1) == LEFT_OUT
 
 
 def test_the_outcome_is_that_of_the_worst_measure():
-    usual = {"due": False, "same_verdict": True}
+    usual = {"part": ATTACK, "due": False, "same_verdict": True}
     assert outcome([SAME, SAME], **usual) == REPEATS
     assert outcome([SAME, NEAR], **usual) == WITHIN
     for worst in (OTHER, ABSENT, LEFT_OUT):
         assert outcome([SAME, NEAR, worst], **usual) == OTHERWISE
-    assert outcome([SAME], due=False, same_verdict=False) == WITHIN
-    assert outcome([SAME], due=True, same_verdict=False) == OTHERWISE
+    assert outcome([SAME], part=ATTACK, due=False, same_verdict=False) == WITHIN
+    assert outcome([SAME], part=ATTACK, due=True, same_verdict=False) == OTHERWISE
 
 
 def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
@@ -114,7 +125,7 @@ def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
 
 def test_trained_and_attacked_again_gives_the_same_numbers(published, tmp_path):
     """Trained again in another folder: the same bytes, so the same scores."""
-    wanted = plan(read_claim(published.path), runs=tmp_path / "again")
+    wanted = plan(read_claim(published.path), part=TRAINING, runs=tmp_path / "again")
     done, path = repeat(wanted, tmp_path / "v.json", isolation="same-process")
     assert done.outcome == REPEATS and done.uploads_same and done.due
     assert ("accuracy", "training") in {(one.key, one.group) for one in done.measures}
@@ -124,7 +135,16 @@ def test_trained_and_attacked_again_gives_the_same_numbers(published, tmp_path):
 @pytest.mark.slow
 def test_the_command_repeats_and_reads_back(published, tmp_path, capsys):
     out = tmp_path / "v.json"
-    words = ["verify", str(published.path), "--runs-dir", str(tmp_path / "again"), "--by", "Bob"]
+    words = [
+        "verify",
+        str(published.path),
+        "--runs-dir",
+        str(tmp_path / "again"),
+        "--by",
+        "Bob",
+        "--repeat",
+        "training",
+    ]
     assert benchmark.main([*words, "--out", str(out), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "train and attack again" in said and "the same bytes as claimed" in said
@@ -139,6 +159,41 @@ def test_the_command_repeats_and_reads_back(published, tmp_path, capsys):
     assert (run / "record.json").read_bytes() == before
 
 
+def test_without_a_run_the_images_are_shared_out_anew(published, tmp_path):
+    """Nobody who claims something knows who has which image when it is repeated."""
+    claim = read_claim(published.path)
+    wanted = plan(claim, runs=tmp_path / "again")
+    done, path = repeat(wanted, tmp_path / "v.json", isolation="same-process")
+    assert done.part == SPLIT and done.uploads_same is None and not done.due
+    assert contradiction(done, claim) == "" and read(path) == done
+    (run,) = map(Run, (tmp_path / "again").glob("fedgh-*"))
+    assert run.split_indices()[0][0].tolist() != published.run.split_indices()[0][0].tolist()
+    assert run.settings.train.secret and not published.run.settings.train.secret
+    again, _ = repeat(wanted, tmp_path / "v.json", isolation="same-process")
+    assert again.measures == done.measures  # taken up: the secret is kept beside the runs
+
+
+def test_with_another_split_intervals_overlap_and_the_verdict_is_the_same():
+    far = row(numbers(over_interval=(1.0, 3.0)), numbers(over_interval=(3.5, 4.0)))
+    near = row(numbers(over_interval=(1.0, 3.0)), numbers(over_interval=(2.5, 4.0), n=5))
+    other = {"part": SPLIT, "due": False}
+    assert state(far, **other, tolerance=0.5) == OTHER
+    assert state(near, **other, tolerance=0.5) == OVERLAPS
+    assert state(row(None, numbers()), **other, tolerance=0.5) == ELSEWHERE
+    assert outcome([OVERLAPS, ELSEWHERE], **other, same_verdict=True) == WITHIN
+    assert outcome([OVERLAPS, ELSEWHERE], **other, same_verdict=False) == OTHERWISE
+    assert outcome([OVERLAPS, OTHER], **other, same_verdict=True) == OTHERWISE
+
+
+def test_a_training_with_a_secret_is_not_repeated_with_its_split(tmp_path):
+    run = fp.train("fedgh", clients=4, rounds=2, set=SMALL, runs=tmp_path / "runs", secret="new")
+    result = fp.attack(run, "pixel", targets=6, set={"attack.steps": 2, "eval.ceiling": 0})
+    (file,) = fp.claim(result.folder, tmp_path / "claims")
+    with pytest.raises(IncompatibleError, match="follows from a secret"):
+        plan(read_claim(file), part=TRAINING)
+    assert plan(read_claim(file)).part == SPLIT
+
+
 def test_the_attack_alone_is_repeated_beside_the_run(published, tmp_path):
     before = sorted(published.run.folder.rglob("*"))
     wanted = plan(read_claim(published.path), run=published.run.folder, runs=tmp_path / "again")
@@ -151,7 +206,11 @@ def test_the_attack_alone_is_repeated_beside_the_run(published, tmp_path):
 def test_the_claimed_run_itself_repeats_nothing(published, tmp_path):
     with pytest.raises(DamagedInputError, match="is the claimed run itself"):
         fp.repeat(
-            published.path, runs=published.run.folder.parent, out=tmp_path / "v.json", device="cpu"
+            published.path,
+            runs=published.run.folder.parent,
+            out=tmp_path / "v.json",
+            device="cpu",
+            part=TRAINING,
         )
     assert not (tmp_path / "v.json").exists()
 
@@ -163,7 +222,7 @@ def test_what_is_asked_for_must_be_possible(published, tmp_path):
             plan(claim, part=part)
     with pytest.raises(ConfigError, match="leave --run out"):
         plan(claim, run=published.run.folder, part=TRAINING)
-    with pytest.raises(ConfigError, match="--repeat takes training, attack, scores"):
+    with pytest.raises(ConfigError, match="--repeat takes split, training, attack, scores"):
         plan(claim, part="everything")
     with pytest.raises(MissingInputError, match="No run at"):
         plan(claim, run=tmp_path)

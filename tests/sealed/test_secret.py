@@ -59,6 +59,9 @@ def test_whoever_guesses_the_seed_wins_without_a_secret_and_is_at_chance_against
         said = json.loads((result.folder / "record.json").read_text())["trial"]["Secret"]
         if name == "seed":
             assert auc == 1.0
+            (claim,) = fp.claim(result.folder, tmp_path / "claims")
+            done = fp.repeat(claim, runs=tmp_path / "again", out=tmp_path / "v.json")
+            assert {m.key: m.repeated.value for m in done.measures if not m.group}["auc"] == 0.5
             assert said.startswith("none: whoever has the images and guesses train.seed")
         else:
             assert auc == 0.5 and result.card.verdict.word != "leaks"

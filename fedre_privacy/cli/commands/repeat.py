@@ -8,8 +8,8 @@ from fedre_privacy.core.errors import ConfigError, NotRepeatedError
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.play.rehearse import rehearse
 from fedre_privacy.publish.claims import measure_of, read_claim, targets_of
-from fedre_privacy.publish.comparing import NEAR, SAME, state
-from fedre_privacy.publish.format import OTHERWISE, WITHIN, Claim, Verification
+from fedre_privacy.publish.comparing import HELD, state
+from fedre_privacy.publish.format import OTHERWISE, SPLIT, WITHIN, Claim, Verification
 from fedre_privacy.publish.repeating import DOES, Plan, plan, repeat
 from fedre_privacy.runs.device import choose_device
 
@@ -88,12 +88,14 @@ def _table(claim: Claim, done: Verification) -> list[dict[str, str]]:
             "targets": targets_of(one.group),
             "claimed": texts[0],
             "repeated": texts[1],
-            "state": state(one, due=done.due, tolerance=done.tolerance),
+            "state": state(one, part=done.part, due=done.due, tolerance=done.tolerance),
         })  # fmt: skip
     return rows
 
 
 def _uploads(done: Verification) -> str:
+    if done.part == SPLIT:
+        return "images were shared out anew, so other numbers are due, of the same size"
     return {
         None: "nothing was trained; the run is the one whose hash is claimed",
         True: "training again gave the same bytes as claimed, so the same numbers are due",
@@ -105,6 +107,8 @@ def _uploads(done: Verification) -> str:
 def _outcome(done: Verification) -> str:
     if done.outcome != WITHIN:
         return done.outcome if done.outcome != OTHERWISE else "DOES NOT REPEAT"
+    if done.part == SPLIT:
+        return f"{done.outcome} (intervals overlap, and the verdict is the same)"
     return f"{done.outcome} ({done.tolerance:g} of the half-width of each interval)"
 
 
@@ -112,7 +116,7 @@ def _why(claim: Claim, done: Verification) -> str:
     states = [
         (one, words)
         for one in done.measures
-        if (words := state(one, due=done.due, tolerance=done.tolerance)) not in (SAME, NEAR)
+        if (words := state(one, part=done.part, due=done.due, tolerance=done.tolerance)) not in HELD
     ]
     if not states:
         return f"the verdict is '{done.verdict}', claimed was '{claim.verdict}'"
