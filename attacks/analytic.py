@@ -22,6 +22,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
 from .gradient.closed_form import agreeing_inputs, pixel_by_pixel, single_input
+from .gradient.explained import layer_explained
 from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05
@@ -77,6 +78,11 @@ class Analytic(Attack):
             "several rows",
             diverged=~joined.isfinite().flatten(1).all(1),
         )
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """See `layer_explained`; no label is known."""
+        shape = observation.image_shape
+        return layer_explained(observation, images, lambda one: _first_layer(one, shape)[0])
 
     def _images(self, victim: Victim, observation: Observation) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W), and 0 for each confirmed image, else 1."""

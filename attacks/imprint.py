@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedre_privacy.core.artifacts import (
     GradientState,
@@ -22,6 +23,7 @@ from fedre_privacy.models.hidden import Hidden, first_hidden
 
 from .base import Attack, Context, attacks
 from .gradient.bins import Read, directions_of, read_bins
+from .gradient.explained import layer_explained
 from .gradient.inner import Seen, pictures
 from .gradient.victims import Victim, victims_of
 
@@ -82,6 +84,10 @@ class Imprint(Attack):
             f"{int(certified.sum())} of them with a certificate"
         )
         return made.answers(said, certified)
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """See `layer_explained`; no label is known."""
+        return layer_explained(observation, images, lambda one: _imprinted(one).name)
 
     def _read(self, victim: Victim, hidden: Hidden) -> Read:
         weight, bias = victim.sent(f"{hidden.name}.weight", f"{hidden.name}.bias")

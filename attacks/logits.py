@@ -24,6 +24,7 @@ from .inversion.simulate import folds_of, views
 from .running.channels import rows_sent_anew
 from .running.class_outputs import ClassOutputs
 from .running.driver import Piece, Tick, in_groups, reconstruction
+from .running.explained import rows_explained
 from .running.modules import frozen, outputs
 from .running.objectives import l2rel
 
@@ -73,6 +74,21 @@ class LogitsDecoder(Linear, Attack):
     @property
     def several_rounds(self) -> bool:
         return self.rounds != 1
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """Outputs of the client's model of the attacked round, see `rows_explained`."""
+        rows, owners = observation.target_rows()
+        shares = ClassOutputs.of(rows).shares
+        models = {
+            owner: nn.Sequential(
+                observation.extractors[owner],
+                observation.heads[owner],
+                nn.Softmax(1) if shares else nn.Identity(),
+            )
+            for owner in set(owners)
+            if _known(observation, *owner)
+        }
+        return rows_explained(observation, images, models)
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         if observation.aux is None or len(observation.aux) < LEAST_AUX:

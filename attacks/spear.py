@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import (
     GradientState,
@@ -24,6 +24,7 @@ from fedre_privacy.models.hidden import Hidden, first_hidden
 
 from .base import Attack, Context, attacks
 from .gradient.disaggregate import Apart, apart
+from .gradient.explained import layer_explained
 from .gradient.inner import Seen, pictures
 from .gradient.victims import Victim, victims_of
 
@@ -101,6 +102,10 @@ class Spear(Attack):
             f"ranks {', '.join(map(str, sorted(ranks)))}"
         )
         return made.answers(said, made.exact)  # inputs without a certificate were left out
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """See `layer_explained`; no label is known."""
+        return layer_explained(observation, images, lambda one: _first_linear(one).name)
 
     def _apart(self, victim: Victim, name: str, layer: nn.Linear, context: Context) -> Apart:
         weight, bias = victim.sent(f"{name}.weight", f"{name}.bias")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core.types import Observation
 
@@ -14,6 +15,9 @@ from .match import Simulate, UpdateMatch, gradient
 from .objectives import cosine
 from .solve import one_hot
 from .victims import Victim, by_statistics, victims_of
+
+RANK = 1e-6
+"""Singular value, over the largest, below which directions of inputs are taken for rounding."""
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the way from before to after local training at which one gradient is tried."""
@@ -80,6 +84,52 @@ def updates_explained(
             shares += [_along(match, batch[None], told, at) for at in places]
         out[rows] = max(shares)
     return out
+
+
+@torch.no_grad()
+def layer_explained(
+    observation: Observation, images: Tensor, layer_of: Callable[[Victim], str]
+) -> Tensor:
+    """Share of the gradient of a linear layer that lies in the span of its inputs by the images.
+
+    Each row of the gradient is a sum of the batch's inputs, whatever the labels and the loss, so
+    all of it lies in the span of the true ones.
+
+    Args:
+        images: (N, C, H, W), the same number for each target; NaN where there is none.
+        layer_of: name of the layer in a victim's model.
+
+    Returns:
+        (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
+    """
+    given = victims_of(observation)
+    size = len(images) // max(1, len(given))
+    out = torch.full((len(images),), torch.nan, dtype=torch.float64)
+    for place, victim in enumerate(given):
+        rows = slice(place * size, (place + 1) * size)
+        batch = images[rows].float().cpu()
+        if not size or not victim.finite() or not bool(batch.isfinite().all()):
+            continue
+        name = layer_of(victim)
+        inputs = inputs_of(victim.model, name, batch).double()
+        (weight,) = victim.sent(f"{name}.weight")
+        sent = weight.double()
+        scale = inputs.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        _, spread, basis = torch.linalg.svd(inputs / scale, full_matrices=False)
+        basis = basis[spread > RANK * spread[0]]
+        whole = sent.square().sum()
+        out[rows] = float((sent @ basis.T).square().sum() / whole) if float(whole) else 0.0
+    return out
+
+
+def inputs_of(model: nn.Module, name: str, images: Tensor) -> Tensor:
+    """What a layer of a model in evaluation mode is given for images (n, C, H, W), as rows."""
+    seen: list[Tensor] = []
+    copied = copy.deepcopy(model).cpu().eval()
+    layer = dict(copied.named_modules())[name]
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    copied(images)
+    return seen[-1].flatten(1)
 
 
 @torch.no_grad()

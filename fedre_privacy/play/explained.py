@@ -34,7 +34,10 @@ def explained_by(
 
     if not bool(share(found.images).isfinite().any()):
         return None
-    compared = "the squared cosine between it and what the client would send of the answer"
+    compared = (
+        "the squared cosine between it and what the client would send of the answer; of an attack "
+        "in closed form, the share of its layer's gradient in the span of the answer's inputs"
+    )
     if not observation.images_per_target:
-        compared = "1 - ||f(x) - r||^2 / ||r||^2, with f(x) by the extractor that is held"
+        compared = "1 - ||f(x) - r||^2 / ||r||^2, with f(x) by the extractor or model that is held"
     return Explained(share=share, compared=compared)

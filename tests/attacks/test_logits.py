@@ -96,6 +96,15 @@ def test_outputs_of_many_rounds_tell_the_image_and_one_round_less(world):
     assert psnr(every.images, wanted.roll(1, 0)) < floor
 
 
+def test_true_images_explain_outputs_and_others_less(world):
+    for raw in (False, True):
+        seen, wanted, _ = world(raw=raw)
+        none = torch.zeros(0, dtype=torch.int64)
+        own = attacks.get("logits")().explained(seen, wanted, none)
+        swapped = attacks.get("logits")().explained(seen, wanted.roll(1, 0), none)
+        assert float(own.min()) > 0.9999 and bool((swapped < own - 1e-3).all())
+
+
 def test_noise_in_place_of_the_outputs_gives_the_floor(world):
     rng = torch.Generator().manual_seed(0)
     seen, wanted, floor = world(change=lambda r: torch.randn(r.shape, generator=rng).softmax(1))
