@@ -32,7 +32,7 @@ from .folders import (
     settings_of,
 )
 from .pictures import drawable, sheets
-from .records import AttackRecord, StateRecord, Values
+from .records import AttackRecord, StateRecord, Values, VerdictRecord
 
 DOUBTS = ("fit", "spread", "expected_error", "s_min", "residual")
 """Columns of scores that an attack tells of itself."""
@@ -76,7 +76,7 @@ def read_attack(place: ResultFolder) -> Entry:
     return Entry(
         ATTACK, place.path, status, failure_of(status, record.get("failure", ""), place),
         facets=facets, seed=seed_of(settings), started=record.get("started", ""),
-        because=record["verdict"]["because"] if word else "",
+        because=_because(record["verdict"]) if word else "",
         score=None if lead is None else Score(lead.heading, lead.over or 0.0, lead.over_text()),
         n=record.get("n"),
         flags=flags_of(
@@ -86,6 +86,14 @@ def read_attack(place: ResultFolder) -> Entry:
         tables=tuple(_tables(record, measures)), settings=settings,
         targets=_targets(place, settings, record, measures) if status == COMPLETE else None,
     )  # fmt: skip
+
+
+def _because(verdict: VerdictRecord) -> str:
+    """The reason of a verdict; where there are several findings, a line for each."""
+    findings = verdict.get("findings", [])
+    if len(findings) < 2:
+        return verdict["because"]
+    return "\n".join(f"{word.upper()}: {text}" for word, text in findings)
 
 
 def _leading(measures: Sequence[Measure]) -> Measure | None:

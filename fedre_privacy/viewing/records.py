@@ -21,6 +21,7 @@ class VerdictRecord(TypedDict):
     because: Line
     rule: Line
     groups: dict[Word, Word]
+    findings: NotRequired[list[tuple[Word, Line]]]
 
 
 class MeasureRecord(TypedDict):

@@ -17,6 +17,7 @@ from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval.intervals import clustered, ends
 from fedre_privacy.eval.matching import support_marks
+from fedre_privacy.viewing.attacks import _because
 from fedre_privacy.viewing.entries import Entry, Sheets
 from fedre_privacy.viewing.pictures import sheets
 from fedre_privacy.viewing.reading import collect
@@ -270,3 +271,12 @@ def test_results_of_before_are_shown_without_the_truth(small, tmp_path):
 def test_the_front_door_writes_the_page(small, tmp_path):
     made = fp.view(small.runs, tmp_path / "page.html")
     assert made.path.is_file() and made.counts()["attack"] == 3
+
+
+def test_several_findings_are_a_line_each():
+    findings = [("leaks", "3 of 3 found"), ("inconclusive", "the other 9")]
+    verdict = {"word": "leaks", "because": "all in one", "rule": "", "groups": {}}
+    assert _because({**verdict, "findings": findings}) == (
+        "LEAKS: 3 of 3 found\nINCONCLUSIVE: the other 9"
+    )
+    assert _because({**verdict, "findings": findings[:1]}) == _because(verdict) == "all in one"

@@ -29,7 +29,7 @@ function one(entry, given, path) {
     ...Object.entries(more.flags).map(([name, words]) => el("div", { class: "flag" },
       el("strong", {}, name), ": " + words)),
     entry.facets.verdict ? el("div", { class: "verdict" }, el("strong", {}, entry.facets.verdict),
-      el("br"), more.because) : null,
+      ...more.because.split("\n").map((line) => el("div", {}, line))) : null,
     more.panels.length ? frontier(more.panels) : null,
     ...more.tables.slice(0, 1).map((t) => section(t.title, table(t.title, t.heads, t.rows))),
     more.targets ? gallery(entry, given, path) : null,
