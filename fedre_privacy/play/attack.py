@@ -46,7 +46,7 @@ from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.runs.training import require_same
-from fedre_privacy.sealed.door import AUTO, chosen, play
+from fedre_privacy.sealed.door import AUTO, chosen, play, warm
 
 from .fit import check_fit, check_sums
 from .questions.base import Trial, question_of
@@ -200,10 +200,17 @@ def attack(
         FedreError: anything that `prepare_attack` refuses, an unfinished identical attack, or one
             that another process runs.
     """
+
+    def prepare() -> Trial:
+        if trial is not None:
+            return trial
+        warm(isolation, device)
+        return prepare_attack(run, settings)
+
     return attack_into(
         run.folder / "attacks" / settings.folder_name,
         settings,
-        lambda: trial or prepare_attack(run, settings),
+        prepare,
         device=device,
         resume=resume,
         restart=restart,

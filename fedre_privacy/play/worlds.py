@@ -36,7 +36,7 @@ from fedre_privacy.runs.coins import NULL, Coins, Slots, draw_slots, toss
 from fedre_privacy.runs.preparing import prepare, shared_out
 from fedre_privacy.runs.settings import AttackSettings, Evaluation, TrainSettings
 from fedre_privacy.runs.training import train
-from fedre_privacy.sealed.door import AUTO, play
+from fedre_privacy.sealed.door import AUTO, play, warm
 from fedre_privacy.threats.base import threats
 
 from .fit import check_ahead
@@ -353,6 +353,8 @@ def _world(
 ) -> dict[str, Tensor]:
     """Train one world and return its signals; the run is removed."""
     settings = plan.world(index)
+    if _direct(plan):
+        warm(isolation, device)
     prepared = prepare(settings, device)
     run = train(
         settings, runs=folder, device=device, restart=True, report=_quiet(report), prepared=prepared

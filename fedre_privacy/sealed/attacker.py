@@ -1,22 +1,18 @@
-"""The process that attacks run in. It is started before anything of a run is named to it.
+"""The process that an attack runs in. It is started before anything of a run is named to it.
 
-``python -P -m fedre_privacy.sealed.attacker FD`` waits on a socket for ends of lines, and for each
-of them makes a copy of itself, which raises its walls, runs one attack and ends. Python and torch
-are so loaded once for many attacks.
+``python -P -m fedre_privacy.sealed.attacker FD`` imports torch and the attacks, waits at its end of
+a line for an order, runs that one attack, answers, and is ended.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import resource
-import shutil
-import signal
 import socket
 import sys
-import tempfile
+import threading
+import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +24,9 @@ from fedre_privacy.core.config import build
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.events import Event
 
-from . import walls
+from . import sandbox
 from .line import Head, Line
 from .packing import unpack
-
-WROTE = "output.txt"
-"""What an attack printed, in its folder."""
 
 
 class RemoteCache:
@@ -52,11 +45,11 @@ class RemoteCache:
 
 def attend(line: Line) -> None:
     """Run one attack and send what came of it."""
+    line.send({"is": "ready"})
     order = line.receive()
     if order is None:
         return
     head, _ = order
-    line.send({"is": "started", "pid": os.getpid()})
     try:
         _run(head, line)
     except FedreError as error:
@@ -81,13 +74,6 @@ def attend(line: Line) -> None:
 
 def _run(head: Head, line: Line) -> None:
     folder = Path(head["folder"])
-    _settle(folder)
-    ours = f"{__package__.partition('.')[0]}."
-    for name in head["imports"]:
-        if name.startswith(ours):  # ours may need packages that it could not find behind walls
-            importlib.import_module(name)
-    if head["walls"]:
-        walls.raise_walls([*head["read"], *walls.FACTS], [str(folder)])
     torch.set_num_threads(head["threads"])
     sys.path.insert(0, str(folder / "modules"))
     for name in head["imports"]:
@@ -102,15 +88,8 @@ def _run(head: Head, line: Line) -> None:
     context = Context(head["seed"], torch.device("cpu"), report, RemoteCache(line))
     outcome = attack(unpack(folder), context)
     tensors, texts = outcome.save()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    line.send(
-        {
-            "is": "done",
-            "texts": texts,
-            "peak_bytes": peak * (1 if sys.platform == "darwin" else 1024),
-        },
-        tensors,
-    )
+    line.send({"is": "done", "texts": texts}, tensors)
+    line.receive()  # its memory is measured from outside before it may go
 
 
 def _attack(order: dict[str, Any]) -> Attack:
@@ -126,61 +105,26 @@ def _attack(order: dict[str, Any]) -> Attack:
     return made
 
 
-def _settle(folder: Path) -> None:
-    """Live in the folder, and write there what would be printed."""
-    os.umask(0o077)
-    os.chdir(folder)
-    (folder / "tmp").mkdir()
-    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
-    written = os.open(WROTE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for number in (1, 2):
-        os.dup2(written, number)
-    os.close(written)
+def _watch(parent: int) -> None:
+    """End when the evaluator is gone; a sandbox ends without this."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(0)
 
 
 def main() -> None:
-    """Make one copy of this process for each end of a line that comes in."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """Import what every attack needs, and run one."""
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)
     sys.argv = sys.argv[:1]
+    sandbox.leave_keyring()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     attacks.names()  # imports them all, those of installed packages too
-    folders: dict[int, str] = {}
-    signal.signal(signal.SIGCHLD, lambda *_: _forget(folders))
-    Line(control).send({"path": sys.path, "prefixes": [sys.prefix, sys.base_prefix]})
-    while True:
-        told, ends, _, _ = socket.recv_fds(control, 4096, 1)
-        _forget(folders)
-        if not told:
-            _end(folders)
-            return
-        copy = os.fork()
-        if copy == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            control.close()
-            try:
-                attend(Line(socket.socket(fileno=ends[0])))
-            finally:
-                sys.stdout.flush()
-                os._exit(0)
-        folders[copy] = os.fsdecode(told)
-        os.close(ends[0])
-
-
-def _forget(folders: dict[int, str]) -> None:
-    """Strike out the copies that have ended."""
-    for copy in list(folders):
-        with suppress(ChildProcessError):  # a signal struck it out between two lines of this
-            if not os.waitpid(copy, os.WNOHANG)[0]:
-                continue
-        folders.pop(copy, None)
-
-
-def _end(folders: dict[int, str]) -> None:
-    """The evaluator is gone: end what is still running and remove what it was given."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for copy, folder in folders.items():
-        os.kill(copy, signal.SIGKILL)
-        os.waitpid(copy, 0)
-        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        attend(Line(end))
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,13 @@ leaves or enters: not the run, not the data, not a path, not a seed that made th
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import os
 import re
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,37 +21,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context, accepted
+from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import plain
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, IncompatibleError
+from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Outcome
-from fedre_privacy.core.text import visible
 from fedre_privacy.core.types import Observation
+from fedre_privacy.core.units import human_bytes
 
-from . import walls
-from .attacker import WROTE
+from . import sandbox
 from .line import BrokenLine, Frame, Line
 from .modules import Modules, frozen_copies
 from .packing import pack, unpack
+from .process import AttackProcess, OwnedFolder, begin, installed, take
 
 AUTO, STRICT, PROCESS, SAME = "auto", "strict", "process", "same-process"
 ISOLATION = (AUTO, STRICT, PROCESS, SAME)
-"""How far an attack is kept from the run: in a process of its own with walls (`strict`), without
-(`process`), or in this process (`same-process`); `auto` is the strictest that works here."""
-
-KEPT_VARIABLES = re.compile(
-    r"(PATH|PYTHONPATH|PYTHONHASHSEED|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|(OMP|MKL|KMP|OPENBLAS|GOMP)_\w+)"
-)
-"""Environment variables that an attack's process is given."""
+"""How far an attack is kept from the run: in a process of its own in a sandbox (`strict`), without
+one (`process`), or in this process (`same-process`); `auto` is the strictest that works here."""
 
 REPORTED = ("attack.step", "note")
 """Events that an attack may report."""
 
 PIECE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names under which an attack may keep a piece."""
+
+PIECES_MOST, PIECES_BYTES_MOST = 100_000, 1 << 34
+"""How many pieces an attack may keep, and their bytes together."""
 
 OWN_MODULES_MOST = 1000
 """Modules that a plugin of one's own may consist of."""
@@ -95,14 +85,29 @@ def chosen(isolation: str, device: torch.device) -> str:
                 next_step="Use --device cpu, or leave --isolation out.",
             )
         return SAME
-    if isolation == STRICT and not walls.version():
+    if isolation == STRICT and (why := sandbox.refusal()):
         raise ConfigError(
-            "--isolation strict needs Landlock (Linux 5.13 or newer), which is not offered here.",
-            next_step="Use --isolation process; docs/threat_models.md says what that leaves open.",
+            f"--isolation strict needs bubblewrap, {why}.",
+            next_step=f"{sandbox.PACKAGE}, or use --isolation process; docs/threat_models.md says "
+            "what that leaves open.",
         )
-    if isolation == AUTO:
-        return STRICT if walls.version() else PROCESS if hasattr(os, "fork") else SAME
-    return isolation
+    return strictest() if isolation == AUTO else isolation
+
+
+def strictest() -> str:
+    """What `auto` means here."""
+    return PROCESS if sandbox.refusal() else STRICT
+
+
+def warm(isolation: str, device: torch.device) -> None:
+    """Begin the process of the next attack, so that it is ready when the uploads are.
+
+    Raises:
+        ConfigError: as `chosen`.
+    """
+    how = chosen(isolation, device)
+    if how != SAME:
+        begin(strict=how == STRICT)
 
 
 def play(
@@ -138,42 +143,41 @@ def play(
             next_step="Leave isolation out. To keep walls, record the uploads and name a function "
             "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
-    with _folder() as folder:
-        if objects:
-            none = Modules({})
-            bare = dataclasses.replace(
-                observation, extractors=none, models=none, initial=none, heads=none
-            )
-            pack(bare, folder)
-            extractors, models, initial, heads = map(frozen_copies, held)
-            sealed = dataclasses.replace(
-                unpack(folder), extractors=extractors, models=models, initial=initial, heads=heads
-            )
-            return SealedResult(attack(sealed, context), SAME)
-        pack(observation, folder)
-        if how == SAME:
-            return SealedResult(attack(unpack(folder), context), how)
-        frame = _order(attack, observation, context, folder)
-        if how == STRICT:
-            frame |= {"walls": True, "read": [str(p) for p in _readable(hidden)]}
-        answer, peak = _played(frame, context, folder, outcome)
+    if objects or how == SAME:
+        return SealedResult(_beside(attack, observation, context, objects), SAME)
+    process = take(strict=how == STRICT, hidden=hidden)
+    try:
+        pack(observation, process.folder)
+        order = _order(attack, observation, context, process)
+        answer = _played(order, context, process, outcome)
+        peak = process.peak_bytes()
+    finally:
+        process.end()
+        print(process.printed(), end="", file=sys.stderr)
     return SealedResult(accepted(attack, observation, answer), how, peak)
 
 
-def warm() -> None:
-    """Start the process that attacks are run by, so that it is ready when one comes."""
-    if hasattr(os, "fork"):
-        _Attendant.get()
+def _beside(attack: Attack, observation: Observation, context: Context, objects: bool) -> Outcome:
+    """Run an attack in this process, on a copy that shares nothing with the observation.
 
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="fedre-attack-") as made:
-        yield Path(made).resolve()
+    Args:
+        objects: whether some of its modules are objects, of which the attack gets copies.
+    """
+    names = ("extractors", "models", "initial", "heads")
+    held = {name: getattr(observation, name) for name in names} if objects else {}
+    room = OwnedFolder()
+    try:
+        none: dict[str, Any] = dict.fromkeys(held, Modules({}))
+        pack(dataclasses.replace(observation, **none), room.path)
+        copies: dict[str, Any] = {name: frozen_copies(some) for name, some in held.items()}
+        outcome: Outcome = attack(dataclasses.replace(unpack(room.path), **copies), context)
+        return outcome
+    finally:
+        room.remove()
 
 
 def _order(
-    attack: Attack, observation: Observation, context: Context, folder: Path
+    attack: Attack, observation: Observation, context: Context, process: AttackProcess
 ) -> dict[str, Any]:
     """What the other side is told, beside the observation."""
     kind = type(attack)
@@ -196,11 +200,9 @@ def _order(
         held = getattr(modules, "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})
-    _copy_own(imports, folder / "modules")
+    _copy_own(imports, process.folder / "modules")
     return {
-        "folder": str(folder),
-        "walls": False,
-        "read": [],
+        "folder": process.place,
         "threads": torch.get_num_threads(),
         "imports": imports,
         "seed": context.seed,
@@ -242,64 +244,33 @@ def _is_own(module: ModuleType) -> bool:
     source = getattr(module, "__file__", None)
     if source is None or not str(source).endswith(".py"):
         return False
-    return not any(Path(source).resolve().is_relative_to(root) for root in _installed())
-
-
-def _package_roots() -> list[Path]:
-    """Folders of this package, wherever each of them lies."""
-    package = Path(errors.__file__).parents[1]
-    name, _, _ = __package__.partition(".")
-    found = (find_spec(f"{name}.{room}") for room in ("attacks", "defenses"))
-    beside = [Path(str(spec.origin)).parent for spec in found if spec is not None]
-    return [place.resolve() for place in (package, *beside)]
-
-
-def _installed() -> list[Path]:
-    """Where Python finds what is installed: the other side's path, without working directories."""
-    attendant = _Attendant.get()
-    return [*_package_roots(), *attendant.roots]
-
-
-def _readable(hidden: Sequence[Path]) -> list[Path]:
-    system = [Path(path) for path in walls.SYSTEM]
-    return walls.readable([*_installed(), *system], hidden)
+    return not any(Path(source).resolve().is_relative_to(root) for root in installed())
 
 
 def _played(
-    order: dict[str, Any], context: Context, folder: Path, outcome: type[Outcome]
-) -> tuple[Outcome, int]:
+    order: dict[str, Any], context: Context, process: AttackProcess, outcome: type[Outcome]
+) -> Outcome:
     """Follow an attack to its end."""
     name = str(order["attack"]["name"])
-    line = _Attendant.get().connect(folder)
-    pid = 0
-    try:
-        with suppress(ConnectionError):  # it hung up; what it said before is read below
-            line.send(order)
-        head, _ = _next(line, name, folder)
-        pid = int(head["pid"])
-        while True:
-            head, tensors = _next(line, name, folder)
-            if head.get("is") == "done":
-                peak = head.get("peak_bytes")
-                return _outcome(outcome, head, tensors, name), peak if type(peak) is int else 0
-            _attended(head, tensors, line, context, name)
-    finally:
-        line.close()
-        if pid:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        written = _written(folder)
-        if written:
-            print(visible(written), end="", file=sys.stderr)
+    pieces = _Pieces(context.cache, name)
+    process.await_ready()
+    with suppress(ConnectionError):  # it hung up; what it said before is read below
+        process.line.send(order)
+    while True:
+        head, tensors = _next(process, name)
+        if head.get("is") == "done":
+            return _outcome(outcome, head, tensors, name)
+        _attended(head, tensors, process.line, context, pieces)
 
 
-def _next(line: Line, attack: str, folder: Path) -> Frame:
+def _next(process: AttackProcess, attack: str) -> Frame:
     try:
-        frame = line.receive()
+        frame = process.line.receive()
     except BrokenLine as error:
         raise IncompatibleError(f"Attack '{attack}' sent what is no message: {error}.") from None
     if frame is None:
-        said = _written(folder)[-500:].strip()
+        process.end()
+        said = process.printed()[-500:].strip()
         raise IncompatibleError(
             f"The process of attack '{attack}' ended without an answer{f': {said}' * bool(said)}.",
             next_step="Give the command again with --resume; with less memory free it may need "
@@ -309,7 +280,11 @@ def _next(line: Line, attack: str, folder: Path) -> Frame:
 
 
 def _attended(
-    head: dict[str, Any], tensors: dict[str, Tensor], line: Line, context: Context, attack: str
+    head: dict[str, Any],
+    tensors: dict[str, Tensor],
+    line: Line,
+    context: Context,
+    pieces: _Pieces,
 ) -> None:
     """Do what one message asks for."""
     match head.get("is"):
@@ -318,11 +293,11 @@ def _attended(
             if head.get("name") in REPORTED and isinstance(data, dict):
                 context.report(Event(head["name"], {**data, **tensors}))
         case "load":
-            kept = context.cache.load(_piece(head, attack))
+            kept = pieces.load(head.get("name"))
             with suppress(ConnectionError):
                 line.send({"is": "piece", "found": kept is not None}, kept)
         case "save":
-            context.cache.save(_piece(head, attack), tensors)
+            pieces.save(head.get("name"), tensors)
         case "refused":
             kind = getattr(errors, str(head.get("type")), None)
             if not (isinstance(kind, type) and issubclass(kind, FedreError)):
@@ -333,16 +308,39 @@ def _attended(
                 next_step=None if step is None else str(step),
             )
         case "failed":
-            raise _raised(head, attack)
+            raise _raised(head, pieces.attack)
         case other:
-            raise IncompatibleError(f"Attack '{attack}' sent an unknown message {other!r}.")
+            raise IncompatibleError(f"Attack '{pieces.attack}' sent an unknown message {other!r}.")
 
 
-def _piece(head: dict[str, Any], attack: str) -> str:
-    name = head.get("name")
-    if not isinstance(name, str) or not PIECE.fullmatch(name):
-        raise IncompatibleError(f"Attack '{attack}' keeps a piece under the name {name!r}.")
-    return name
+@dataclass
+class _Pieces:
+    """What an attack keeps on this side, under names and up to an amount that are checked."""
+
+    cache: ResultCache
+    attack: str
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def load(self, name: object) -> dict[str, Tensor] | None:
+        return self.cache.load(self._checked(name))
+
+    def save(self, name: object, tensors: dict[str, Tensor]) -> None:
+        self.sizes[self._checked(name)] = sum(one.nbytes for one in tensors.values())
+        held = sum(self.sizes.values())
+        if len(self.sizes) > PIECES_MOST or held > PIECES_BYTES_MOST:
+            raise IncompatibleError(
+                f"Attack '{self.attack}' keeps {len(self.sizes)} pieces of {human_bytes(held)}; at "
+                f"most {PIECES_MOST} and {human_bytes(PIECES_BYTES_MOST)} are kept.",
+                next_step="Ask for fewer targets, or let the attack keep less.",
+            )
+        self.cache.save(str(name), tensors)
+
+    def _checked(self, name: object) -> str:
+        if not isinstance(name, str) or not PIECE.fullmatch(name):
+            raise IncompatibleError(
+                f"Attack '{self.attack}' keeps a piece under the name {name!r}."
+            )
+        return name
 
 
 def _raised(head: dict[str, Any], attack: str) -> Exception:
@@ -371,78 +369,3 @@ def _outcome(
             f"Attack '{attack}' did not return a {kind.__name__} ({', '.join(sorted(fields))}): "
             f"{error}."
         ) from None
-
-
-def _written(folder: Path) -> str:
-    path = folder / WROTE
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-class _Attendant:
-    """The process that makes one copy of itself for each attack; one for this process."""
-
-    _one: _Attendant | None = None
-    _lock = threading.Lock()
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        mine, other = socket.socketpair()
-        environment = {k: v for k, v in os.environ.items() if KEPT_VARIABLES.fullmatch(k)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.attacker", str(other.fileno())],
-            cwd="/",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[other.fileno()],
-            start_new_session=True,  # Ctrl-C is for the evaluator, which then hangs up
-        )
-        other.close()
-        self._control = mine
-        self._roots: list[Path] | None = None
-
-    @property
-    def roots(self) -> list[Path]:
-        """Folders from which it imports."""
-        if self._roots is None:
-            told = Line(self._control).receive()
-            if told is None:
-                raise DamagedInputError(
-                    "The process that attacks run in did not start.",
-                    next_step="Run `python -m fedre_privacy.sealed.attacker` to see why, or use "
-                    "--isolation same-process.",
-                )
-            head, _ = told
-            given = [Path(p) for p in (*head["path"], *head["prefixes"])]
-            self._roots = [path.resolve() for path in given if path.is_absolute()]
-        return self._roots
-
-    def connect(self, folder: Path) -> Line:
-        """A line to a new copy, which is given a folder."""
-        self.roots  # noqa: B018 (waits until it is ready)
-        mine, other = socket.socketpair()
-        socket.send_fds(self._control, [os.fsencode(folder)], [other.fileno()])
-        other.close()
-        return Line(mine)
-
-    @classmethod
-    def get(cls) -> _Attendant:
-        """The one of this process, started if there is none."""
-        with cls._lock:
-            one = cls._one
-            if one is None or one._owner != os.getpid() or one._process.poll() is not None:
-                cls._one = one = cls()
-            return one
-
-    @classmethod
-    def drop(cls) -> None:
-        """End it, and with it every copy."""
-        with cls._lock:
-            one, cls._one = cls._one, None
-        if one is not None and one._owner == os.getpid():
-            one._control.close()
-            if one._roots is None:  # still starting: it has made no copy yet
-                one._process.kill()
-            one._process.wait()
-
-
-atexit.register(_Attendant.drop)

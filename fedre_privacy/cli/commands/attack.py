@@ -21,7 +21,7 @@ from fedre_privacy.runs.resolving import check_sections, required, resolve_attac
 from fedre_privacy.runs.run import Run, find_run
 from fedre_privacy.runs.settings import TRAIN_SECTIONS, AttackSettings, TrainSettings
 from fedre_privacy.runs.values import attack_values
-from fedre_privacy.sealed.door import SAME, chosen, warm
+from fedre_privacy.sealed.door import warm
 
 from ..lists import list_all
 from ..output import Output
@@ -69,8 +69,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         explain(training, settings, output)
         return 0
     device = choose_device(options.device)
-    if chosen(options.isolation, device) != SAME:
-        warm()  # while the run is trained or read
+    warm(options.isolation, device)  # while the run is trained or read
     if options.dry_run:
         _rehearse(recorded, training, settings, options, device, output)
         return 0
