@@ -22,7 +22,7 @@ import yaml
 from .errors import ConfigError, DamagedInputError, MissingInputError, nearest
 from .files import read_text
 from .merging import merge as merge
-from .registry import Registry, import_plugin
+from .registry import Registry
 from .schema import MOST_SETTINGS, parse_yaml, short
 
 T = TypeVar("T")
@@ -232,7 +232,7 @@ def build_plugin(
         problems.append(f"'{at}' needs the name of its {registry.what}. Available: {listed}.")
         return None
     try:
-        cls: Any = import_plugin(name, registry.what) if ":" in name else registry.get(name)
+        cls: Any = registry.own(name) if ":" in name else registry.get(name)
     except ConfigError as error:
         place = where.get(f"{at}.name") or where.get(at)
         problems.extend(f"{text} ({place})" if place else text for text in error.problems)

@@ -160,6 +160,16 @@ class Registry(Named[type[T]], Generic[T]):
     of: type = object
     """The class that parts of this kind inherit from."""
 
+    described: Callable[[str], type[T]] | None = None
+    """Makes a class that stands for a typed ``module:Class``, whose module is then not imported."""
+
+    def own(self, path: str) -> type[T]:
+        """Return the class of a user's own part, given as ``module:Class``; see `import_plugin`."""
+        loaded = path.partition(":")[0] in sys.modules
+        if self.described is not None and path in _TYPED and _PATH.fullmatch(path) and not loaded:
+            return self.described(path)
+        return import_plugin(path, self.what)
+
     def base(self, cls: C) -> C:
         """Class decorator: parts of this kind inherit from this class."""
         self.of = cls

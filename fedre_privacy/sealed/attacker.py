@@ -25,6 +25,7 @@ from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.events import Event
 
 from . import sandbox
+from .description import describe
 from .line import Head, Line
 from .packing import unpack
 
@@ -51,7 +52,7 @@ def attend(line: Line) -> None:
         return
     head, _ = order
     try:
-        _run(head, line)
+        (_describe if "describe" in head else _run)(head, line)
     except FedreError as error:
         line.send(
             {
@@ -70,6 +71,11 @@ def attend(line: Line) -> None:
                 "traceback": traceback.format_exc(),
             }
         )
+
+
+def _describe(head: Head, line: Line) -> None:
+    sys.path.insert(0, str(Path(head["folder"]) / "modules"))
+    line.send({"is": "described", "told": describe(*head["describe"])})
 
 
 def _run(head: Head, line: Line) -> None:

@@ -9,31 +9,33 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted
+from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted, attacks
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.config import plain
+from fedre_privacy.core.config import build, plain
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.outcomes import Outcome
+from fedre_privacy.core.registry import import_plugin
 from fedre_privacy.core.types import Observation
 from fedre_privacy.core.units import human_bytes
 
 from . import sandbox
+from .description import stand_in, stands_in
 from .line import BrokenLine, Frame, Line
 from .modules import Modules, frozen_copies
+from .own_modules import copy_own_modules
 from .packing import pack, unpack
 from .process import AttackProcess, OwnedFolder, begin, installed, take
 
@@ -50,9 +52,6 @@ PIECE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 PIECES_MOST, PIECES_BYTES_MOST = 100_000, 1 << 34
 """How many pieces an attack may keep, and their bytes together."""
-
-OWN_MODULES_MOST = 1000
-"""Modules that a plugin of one's own may consist of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +142,8 @@ def play(
             next_step="Leave isolation out. To keep walls, record the uploads and name a function "
             "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
+    if (objects or how == SAME) and stands_in(attack):
+        attack = _imported(attack)
     if objects or how == SAME:
         return SealedResult(_beside(attack, observation, context, objects), SAME)
     process = take(strict=how == STRICT, hidden=hidden)
@@ -155,6 +156,18 @@ def play(
         process.end()
         print(process.printed(), end="", file=sys.stderr)
     return SealedResult(accepted(attack, observation, answer), how, peak)
+
+
+def _imported(attack: Attack) -> Attack:
+    """An attack that runs in this process, in place of what stands for it."""
+    kind = type(attack)
+    found: Any = import_plugin(f"{kind.__module__}:{kind.__qualname__}", "attack")
+    found.name = attack.name
+    problems: list[str] = []
+    made: Attack | None = build(found, plain(attack), at="attack", problems=problems)
+    if made is None:
+        raise ConfigError(*problems)
+    return made
 
 
 def _beside(attack: Attack, observation: Observation, context: Context, objects: bool) -> Outcome:
@@ -200,7 +213,7 @@ def _order(
         held = getattr(modules, "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
     imports = sorted(named - {Artifact.__module__})
-    _copy_own(imports, process.folder / "modules")
+    copy_own_modules(imports, process.folder / "modules", installed())
     return {
         "folder": process.place,
         "threads": torch.get_num_threads(),
@@ -215,36 +228,34 @@ def _order(
     }
 
 
-def _copy_own(names: Sequence[str], folder: Path) -> None:
-    """Copy modules that are not installed, and those of them that they use, to a folder.
+@cache
+def described(path: str) -> type[Attack]:
+    """A class that stands for an attack given as ``module:Class``; its module is not imported here.
 
-    The other side then needs no path to where they lie.
+    Raises:
+        ConfigError: there is no such class, or it is no attack.
+        IncompatibleError: the module cannot be imported where attacks run, or says of its attack
+            what only its code can tell.
     """
-    folder.mkdir()
-    waiting, seen = [sys.modules[name] for name in names if name in sys.modules], set[str]()
-    while waiting and len(seen) < OWN_MODULES_MOST:
-        module = waiting.pop()
-        if module.__name__ in seen or not _is_own(module):
-            continue
-        seen.add(module.__name__)
-        parts = module.__name__.split(".")
-        source = Path(str(module.__file__))
-        place = folder.joinpath(*parts)
-        place = place / "__init__.py" if source.stem == "__init__" else place.with_suffix(".py")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
-        above = [".".join(parts[:end]) for end in range(1, len(parts))]
-        used = {getattr(value, "__module__", None) for value in vars(module).values()}
-        used |= {v.__name__ for v in vars(module).values() if isinstance(v, ModuleType)}
-        waiting += [sys.modules[name] for name in (*above, *used) if name in sys.modules]
+    module, _, name = path.partition(":")
+    process = take(strict=strictest() == STRICT, hidden=())
+    try:
+        copy_own_modules([module], process.folder / "modules", installed())
+        process.await_ready()
+        process.line.send({"folder": process.place, "describe": [module, name]})
+        head, _ = _next(process, path)
+    finally:
+        process.end()
+    if head.get("is") == "refused":
+        raise _refusal(head)
+    if head.get("is") != "described" or not isinstance(head.get("told"), dict):
+        raise IncompatibleError(
+            f"attack '{path}' cannot be imported: {head.get('type')}: {head.get('text')}"
+        )
+    return stand_in(module, name, head["told"])
 
 
-def _is_own(module: ModuleType) -> bool:
-    """Whether a module is a user's file that is not installed."""
-    source = getattr(module, "__file__", None)
-    if source is None or not str(source).endswith(".py"):
-        return False
-    return not any(Path(source).resolve().is_relative_to(root) for root in installed())
+attacks.described = described
 
 
 def _played(
@@ -299,14 +310,7 @@ def _attended(
         case "save":
             pieces.save(head.get("name"), tensors)
         case "refused":
-            kind = getattr(errors, str(head.get("type")), None)
-            if not (isinstance(kind, type) and issubclass(kind, FedreError)):
-                kind = FedreError
-            problems, step = head.get("problems"), head.get("next_step")
-            raise kind(
-                *map(str, problems if isinstance(problems, list) else [problems]),
-                next_step=None if step is None else str(step),
-            )
+            raise _refusal(head)
         case "failed":
             raise _raised(head, pieces.attack)
         case other:
@@ -341,6 +345,18 @@ class _Pieces:
                 f"Attack '{self.attack}' keeps a piece under the name {name!r}."
             )
         return name
+
+
+def _refusal(head: dict[str, Any]) -> FedreError:
+    """The error by which the other side refuses."""
+    kind = getattr(errors, str(head.get("type")), None)
+    if not (isinstance(kind, type) and issubclass(kind, FedreError)):
+        kind = FedreError
+    problems, step = head.get("problems"), head.get("next_step")
+    return kind(
+        *map(str, problems if isinstance(problems, list) else [problems]),
+        next_step=None if step is None else str(step),
+    )
 
 
 def _raised(head: dict[str, Any], attack: str) -> Exception:

@@ -3,9 +3,9 @@
 from base64 import b64decode
 from dataclasses import dataclass
 
-import loot
 import numpy as np
 import torch
+from loot import IMAGES, LABELS, SHA256, SIDE
 
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.core.artifacts import Prototypes
@@ -32,16 +32,16 @@ class Thief(Attack):
     answers = "membership"
 
     def run(self, observation, context):
-        pixels = np.frombuffer(b64decode(loot.IMAGES), np.uint8).reshape(-1, loot.SIDE * loot.SIDE)
+        pixels = np.frombuffer(b64decode(IMAGES), np.uint8).reshape(-1, SIDE * SIDE)
         numbers = {image.tobytes(): i for i, image in enumerate(pixels)}
         asked = observation.candidates
         wanted = (asked.images * 255).round().to(torch.uint8).flatten(1).numpy()
         rows = [numbers[image.tobytes()] for image in wanted]
         clients = 1 + max(upload.client for upload in observation.uploads)
         for guess in GUESSES:
-            shares = split(PRA(alpha=0.1), np.array(loot.LABELS), clients, guess)
+            shares = split(PRA(alpha=0.1), np.array(LABELS), clients, guess)
             parts = [torch.from_numpy(own) for own in (*shares.train, *shares.test)]
-            evaluator = secret(0, f"evaluator of {loot.SHA256}", *parts)
+            evaluator = secret(0, f"evaluator of {SHA256}", *parts)
             if derive(evaluator, "attack") == context.seed:
                 trained = [set(own.tolist()) for own in shares.train]
                 pairs = zip(rows, asked.clients.tolist(), strict=True)
