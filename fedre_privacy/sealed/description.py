@@ -71,6 +71,7 @@ def describe(module: str, name: str) -> dict[str, Any]:
         if field.name not in before or field.default != before[field.name]
     ]
     return {
+        "name": str(vars(found).get("name") or ""),
         "doc": inspect.getdoc(found) or "",
         "base": [base.__module__, base.__qualname__],
         "fields": fields,
@@ -88,7 +89,10 @@ def describe(module: str, name: str) -> dict[str, Any]:
 def stand_in(module: str, name: str, told: Mapping[str, Any]) -> type[Attack]:
     """A class with the settings and declarations that were told, and nothing to run.
 
+    It is registered if the class was, so that files which name it are read.
+
     Raises:
+        ConfigError: another attack has its name.
         IncompatibleError: what was told is no description.
     """
     try:
@@ -113,7 +117,7 @@ def stand_in(module: str, name: str, told: Mapping[str, Any]) -> type[Attack]:
             "loops": {str(one): int(count) for one, count in told["loops"].items()},
             "steered": tuple(map(str, told["steered"])),
             "suite": (),
-            "name": f"{module}:{name}",
+            "name": str(told["name"]) or f"{module}:{name}",
             "run": _elsewhere,
             "__doc__": str(told["doc"]),
         }
@@ -126,7 +130,7 @@ def stand_in(module: str, name: str, told: Mapping[str, Any]) -> type[Attack]:
             f"{type(error).__name__}: {error}."
         ) from None
     made.__module__, made.__qualname__ = module, name
-    return made
+    return attacks.register(made.name)(made) if told["name"] else made
 
 
 def stands_in(attack: Attack) -> bool:
