@@ -36,7 +36,7 @@ PRINTED_MOST = 1 << 16
 """Bytes that are kept of what an attack prints: the last ones."""
 
 _ASKED = (
-    "import json, site, sys; print(json.dumps([sys.path, sys.prefix, sys.base_prefix,"
+    "import json, site, sys; print(json.dumps([sys.path,"
     " site.getuserbase() if site.ENABLE_USER_SITE else '']))"
 )
 
@@ -236,10 +236,10 @@ def _roots(variables: tuple[tuple[str, str], ...]) -> tuple[str, tuple[Path, ...
     home = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
     asked = [sys.executable, "-P", "-c", _ASKED]
     done = subprocess.run(asked, cwd="/", env={**kept, **home}, stdout=subprocess.PIPE, check=True)
-    path, prefix, base, user = json.loads(done.stdout)
+    path, user = json.loads(done.stdout)
     libraries = kept.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    given = [Path(one) for one in (*path, prefix, base, *libraries)]
-    return user, tuple(one for one in dict.fromkeys((*_package(), *given)) if one.is_absolute())
+    given = [Path(one) for one in (*path, *libraries)]
+    return user, tuple(one for one in dict.fromkeys((*_package(), *sandbox.python(), *given)) if one.is_absolute())
 
 
 def _package() -> list[Path]:

@@ -71,6 +71,15 @@ def refusal() -> str:
     return f"which does not work here ({said[-1]})"
 
 
+def python() -> Iterator[Path]:
+    """Folders of this Python, and the links that lead to it, one after another."""
+    yield from (Path(sys.prefix), Path(sys.base_prefix))
+    path = Path(sys.executable)
+    while path.is_symlink():
+        path = path.parent / os.readlink(path)
+        yield path.parent.resolve() / path.name
+
+
 def showing(roots: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
     """What is hidden and lies in a folder that an attack may read."""
     places = [path.resolve() for path in (*map(Path, SYSTEM), *roots)]
@@ -96,8 +105,7 @@ def _flags() -> tuple[str, ...]:
 
 def _tried(flags: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     """Make a sandbox in which this Python does nothing."""
-    prefixes = [Path(sys.prefix), Path(sys.base_prefix)]
-    options = [*_begun(flags), *_mounts(prefixes, None, ())]
+    options = [*_begun(flags), *_mounts(python(), None, ())]
     return subprocess.run(
         [*options, "--", sys.executable, "-I", "-S", "-c", ""],
         stdin=subprocess.DEVNULL,
@@ -112,7 +120,7 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
         if os.path.islink(name):
             out += ["--symlink", os.readlink(name), name]
     shown = {Path(name): Path(name) for name in SYSTEM if not os.path.islink(name)}
-    for root in (*roots, *_links(Path(sys.executable))):
+    for root in roots:
         shown[root.resolve()] = shown[root] = root.resolve()
     covered = {path.resolve() for path in hidden}
     inside: list[Path] = []
@@ -139,12 +147,3 @@ def _visible(path: Path, inside: Sequence[Path], covered: Iterable[Path]) -> boo
     covers = [one for one in covered if path.is_relative_to(one)]
     deepest = max((len(one.parts) for one in covers), default=-1)
     return any(len(root.parts) > deepest for root in roots)
-
-
-def _links(path: Path) -> Iterator[Path]:
-    """The links that lead to a program, one after another."""
-    for _ in range(40):
-        if not path.is_symlink():
-            return
-        path = path.parent / os.readlink(path)
-        yield path.parent.resolve() / path.name
