@@ -168,10 +168,12 @@ def test_a_sandbox_shows_its_roots_around_what_is_hidden(tmp_path):
     (root / "data.npz").write_text("private")
     (tmp_path / "link").symlink_to(root)
     hidden = [root / "runs", root / "data.npz", root / "none"]
+    data, kept = str(root / "data.npz"), str(root / "code" / "file")
     code = (
-        "import os; print(sorted(os.path.join(place, file) for place, _, files in"
-        f" os.walk({str(tmp_path)!r}) for file in files), os.access({str(root / 'code/file')!r}, 4))\n"
-        f"try: open({str(root / 'data.npz')!r}).read(); print('open')\n"
+        f"import os; found = os.walk({str(tmp_path)!r})\n"
+        "files = sorted(os.path.join(place, name) for place, _, names in found for name in names)\n"
+        f"print(files, os.access({kept!r}, os.R_OK))\n"
+        f"try: print(open({data!r}).read(), 'open')\n"
         "except PermissionError: pass"
     )
 
@@ -180,7 +182,7 @@ def test_a_sandbox_shows_its_roots_around_what_is_hidden(tmp_path):
         command = sandbox.command(inside, roots, seen, hidden)
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    files = [str(root / "code" / "file"), str(root / "data.npz")]
+    files = [kept, data]
     assert found(root) == f"{files} True"
     assert found(tmp_path / "link").startswith("[")
     assert found(root, root / "runs" / "venv") == f"{[*files, str(root / 'runs/venv/file')]} True"
