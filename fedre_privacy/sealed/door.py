@@ -140,8 +140,8 @@ def play(
         raise ConfigError(
             f"Isolation '{isolation}' runs an attack in a process of its own, to which a module "
             "that is given as an object cannot be handed.",
-            next_step="Leave isolation out. To keep a sandbox, record the uploads and name a function "
-            "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
+            next_step="Leave isolation out. To keep a sandbox, record the uploads and name a "
+            "function that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
     if objects or how == SAME:
         return SealedResult(_beside(attack, observation, context, objects), SAME)

@@ -238,8 +238,8 @@ def _roots(variables: tuple[tuple[str, str], ...]) -> tuple[str, tuple[Path, ...
     done = subprocess.run(asked, cwd="/", env={**kept, **home}, stdout=subprocess.PIPE, check=True)
     path, user = json.loads(done.stdout)
     libraries = kept.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    given = [Path(one) for one in (*path, *libraries)]
-    return user, tuple(one for one in dict.fromkeys((*_package(), *sandbox.python(), *given)) if one.is_absolute())
+    found = [*_package(), *sandbox.python(), *map(Path, (*path, *libraries))]
+    return user, tuple(one for one in dict.fromkeys(found) if one.is_absolute())
 
 
 def _package() -> list[Path]:
