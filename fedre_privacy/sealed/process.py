@@ -90,13 +90,13 @@ class AttackProcess:
             folder.mkdir(mode=0o700)
         self.place = sandbox.SEEN if strict else str(self.folder)
         """Where the process itself finds `folder`."""
-        environment, roots = _python()
+        environment, _ = _python()
         place = sandbox.OWN if strict else str(own)
         mine, other = socket.socketpair()
         said, printed = os.pipe()
         command = [sys.executable, "-P", "-m", f"{__package__}.attacker", str(other.fileno())]
         if strict:
-            command = sandbox.command(command, roots, self.folder, hidden)
+            command = sandbox.command(command, _shown(hidden), self.folder, hidden)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -129,9 +129,8 @@ class AttackProcess:
         """
         if self.strict != strict or self._maker != (os.getpid(), threading.current_thread()):
             return False
-        return self._process.poll() is None and not (
-            strict and sandbox.showing(_python()[1], hidden)
-        )
+        alike = _shown(hidden) == _shown(()) and not sandbox.showing(_shown(()), hidden)
+        return self._process.poll() is None and (alike or not strict)
 
     def await_ready(self) -> None:
         """Wait until it has imported what every attack needs.
@@ -216,6 +215,14 @@ def drop() -> None:
 def installed() -> list[Path]:
     """Folders from which an attack's process imports, without working directories."""
     return [path.resolve() for path in _python()[1]]
+
+
+def _shown(hidden: Sequence[Path]) -> list[Path]:
+    """Folders that an attack may read: what lies in a hidden one is left out, but for Python."""
+    needed = [*_package(), *sandbox.python()]
+    return needed + [
+        root for root in _python()[1] if not any(sandbox.inside(root, one) for one in hidden)
+    ]
 
 
 def _python() -> tuple[dict[str, str], list[Path]]:

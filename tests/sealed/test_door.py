@@ -269,6 +269,7 @@ def test_a_process_that_was_begun_is_taken_if_it_fits():
     assert begun is not None and begun.fits(strict=True, hidden=[Path("/no/where")])
     assert not begun.fits(strict=False, hidden=[])
     assert not begun.fits(strict=True, hidden=[Path(torch.__file__).parent])
+    assert process._shown([Path(torch.__file__).parents[1]]) != process._shown([])
     other: list[bool] = []
     thread = threading.Thread(target=lambda: other.append(begun.fits(strict=True, hidden=[])))
     thread.start()
