@@ -204,7 +204,7 @@ def attack(
     def prepare() -> Trial:
         if trial is not None:
             return trial
-        warm(isolation, device)
+        warm(isolation, device, run.secrets())
         return prepare_attack(run, settings)
 
     return attack_into(

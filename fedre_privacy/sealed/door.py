@@ -99,15 +99,18 @@ def strictest() -> str:
     return PROCESS if sandbox.refusal() else STRICT
 
 
-def warm(isolation: str, device: torch.device) -> None:
+def warm(isolation: str, device: torch.device, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when the uploads are.
+
+    Args:
+        hidden: what `play` will be told; for something else a new process is begun then.
 
     Raises:
         ConfigError: as `chosen`.
     """
     how = chosen(isolation, device)
     if how != SAME:
-        begin(strict=how == STRICT)
+        begin(strict=how == STRICT, hidden=hidden)
 
 
 def play(

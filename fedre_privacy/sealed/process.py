@@ -81,6 +81,7 @@ class AttackProcess:
     def __init__(self, *, strict: bool, hidden: Sequence[Path] = ()) -> None:
         self.strict = strict
         self._ended = False
+        self._view = _view(hidden) if strict else None
         self._maker = (os.getpid(), threading.current_thread())
         self._folder = OwnedFolder()
         self.folder = self._folder.path / "seen"
@@ -95,8 +96,9 @@ class AttackProcess:
         mine, other = socket.socketpair()
         said, printed = os.pipe()
         command = [sys.executable, "-P", "-m", f"{__package__}.attacker", str(other.fileno())]
-        if strict:
-            command = sandbox.command(command, _shown(hidden), self.folder, hidden)
+        if self._view is not None:
+            roots, covered = self._view
+            command = sandbox.command(command, roots, self.folder, covered)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -127,10 +129,9 @@ class AttackProcess:
 
         A sandbox ends with the thread that made it.
         """
-        if self.strict != strict or self._maker != (os.getpid(), threading.current_thread()):
-            return False
-        alike = _shown(hidden) == _shown(()) and not sandbox.showing(_shown(()), hidden)
-        return self._process.poll() is None and (alike or not strict)
+        ours = self._maker == (os.getpid(), threading.current_thread())
+        view = _view(hidden) if strict else None
+        return ours and self._view == view and self._process.poll() is None
 
     def await_ready(self) -> None:
         """Wait until it has imported what every attack needs.
@@ -181,13 +182,13 @@ _spare: AttackProcess | None = None
 _lock = threading.Lock()
 
 
-def begin(*, strict: bool) -> None:
+def begin(*, strict: bool, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when that comes."""
     global _spare
     with _lock:
         one = _spare
-        if one is None or not one.fits(strict=strict, hidden=()):
-            _spare = AttackProcess(strict=strict)
+        if one is None or not one.fits(strict=strict, hidden=hidden):
+            _spare = AttackProcess(strict=strict, hidden=hidden)
     if one is not None and one is not _spare:
         one.end()
 
@@ -217,12 +218,14 @@ def installed() -> list[Path]:
     return [path.resolve() for path in _python()[1]]
 
 
-def _shown(hidden: Sequence[Path]) -> list[Path]:
-    """Folders that an attack may read: what lies in a hidden one is left out, but for Python."""
+def _view(hidden: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Folders that an attack may read, and what of them it may not.
+
+    A folder in a hidden one is left out, but for those of Python.
+    """
     needed = [*_package(), *sandbox.python()]
-    return needed + [
-        root for root in _python()[1] if not any(sandbox.inside(root, one) for one in hidden)
-    ]
+    others = [root for root in _python()[1] if not any(sandbox.inside(root, h) for h in hidden)]
+    return needed + others, sandbox.covered([*needed, *others], hidden)
 
 
 def _python() -> tuple[dict[str, str], list[Path]]:

@@ -52,7 +52,7 @@ def command(
     Args:
         given: the command, as it is given there.
         roots: folders that it may read. seen: the one that it finds under `SEEN`.
-        hidden: what lies in roots and must not be seen.
+        hidden: what lies in roots and must not be seen, as `covered` tells.
     """
     return [*_begun(_flags()), *_mounts(roots, seen, hidden), "--", *given]
 
@@ -79,10 +79,12 @@ def python() -> Iterator[Path]:
         yield path.parent.resolve() / path.name
 
 
-def showing(roots: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
-    """What is hidden and lies in a folder that an attack may read."""
-    places = [path.resolve() for path in (*map(Path, SYSTEM), *roots)]
-    return [path for path in hidden if any(inside(path, one) for one in places)]
+def covered(roots: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
+    """What of the hidden is there and in a folder that is shown; a folder stands for all in it."""
+    places = [*map(Path, SYSTEM), *roots]
+    there = {path.resolve() for path in hidden if path.exists()}
+    found = [path for path in there if any(inside(path, one) for one in places)]
+    return sorted(path for path in found if not any(one in path.parents for one in found))
 
 
 def inside(path: Path, folder: Path) -> bool:
@@ -126,15 +128,14 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
     shown = {Path(name): Path(name) for name in SYSTEM if not os.path.islink(name)}
     for root in roots:
         shown[root.resolve()] = shown[root] = root.resolve()
-    covered = {path.resolve() for path in hidden}
     mounted: list[Path] = []
-    for path in sorted({*shown, *covered}, key=lambda path: (len(path.parts), path)):
-        if path in covered:  # after a root that it lies in, before one that lies in it
+    for path in sorted({*shown, *hidden}, key=lambda path: (len(path.parts), path)):
+        if path in hidden:  # after a root that it lies in, before one that lies in it
             if any(path.is_relative_to(root) for root in mounted):
                 out += ["--ro-bind", "/dev/null", str(path)] if path.is_file() else []
                 out += ["--tmpfs", str(path)] if path.is_dir() else []
                 mounted = [root for root in mounted if root != path]
-        elif path.exists() and len(path.parts) > 1 and not _visible(path, mounted, covered):
+        elif path.exists() and len(path.parts) > 1 and not _visible(path, mounted, hidden):
             # a link to a folder stays one, so that what is covered in the folder is not seen by it
             out += [
                 "--ro-bind" if shown[path] == path else "--symlink",
@@ -150,9 +151,9 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
     return [*out, "--chdir", OWN]
 
 
-def _visible(path: Path, mounted: Sequence[Path], covered: Iterable[Path]) -> bool:
+def _visible(path: Path, mounted: Sequence[Path], hidden: Iterable[Path]) -> bool:
     """Whether a path is in a folder that is mounted already, and not in a covered part of it."""
     roots = [root for root in mounted if path.is_relative_to(root)]
-    covers = [one for one in covered if path.is_relative_to(one)]
+    covers = [one for one in hidden if path.is_relative_to(one)]
     deepest = max((len(one.parts) for one in covers), default=-1)
     return any(len(root.parts) > deepest for root in roots)

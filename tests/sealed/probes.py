@@ -12,6 +12,9 @@ import time
 KEY = 0xFED0
 """Of shared memory and semaphores that the first attack leaves for the next."""
 
+WOULD_STAY = ("device node", "mount", "user namespace")
+"""Probes that would change the machine where nothing forbids them to root."""
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -116,12 +119,14 @@ def leave():
 def main():
     """Try everything; print what was got by name, and what capabilities there are."""
     told = json.loads(sys.argv[1])
-    if told.get("keyring"):
+    if not told["outside"]:
         from sandbox import leave_keyring
 
         leave_keyring()
     got = {}
     for name, probe in probes(told).items():
+        if told["outside"] and name in WOULD_STAY:
+            continue
         try:
             got[name] = repr(probe())
         except OSError:

@@ -263,21 +263,24 @@ def test_a_process_that_does_not_start_is_said(run_plugin, monkeypatch):
 
 
 @needs_sandbox
-def test_a_process_that_was_begun_is_taken_if_it_fits():
-    process.begin(strict=True)
+def test_a_process_that_was_begun_is_taken_if_it_fits(tmp_path, monkeypatch):
+    data = Path(torch.__file__).parent / "include"
+    process.begin(strict=True, hidden=[data])
     begun = process._spare
-    assert begun is not None and begun.fits(strict=True, hidden=[Path("/no/where")])
+    assert begun is not None and begun.fits(strict=True, hidden=[data, tmp_path, data / "ATen"])
+    assert not begun.fits(strict=True, hidden=[])
     assert not begun.fits(strict=False, hidden=[])
-    assert not begun.fits(strict=True, hidden=[Path(torch.__file__).parent])
-    assert process._shown([Path(torch.__file__).parents[1]]) != process._shown([])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    assert process._view([tmp_path]) != process._view([])
+    monkeypatch.delenv("PYTHONPATH")
     other: list[bool] = []
-    thread = threading.Thread(target=lambda: other.append(begun.fits(strict=True, hidden=[])))
+    thread = threading.Thread(target=lambda: other.append(begun.fits(strict=True, hidden=[data])))
     thread.start()
     thread.join()
     assert other == [False]
-    process.begin(strict=True)
+    process.begin(strict=True, hidden=[data])
     assert process._spare is begun
-    assert process.take(strict=True, hidden=[]) is begun
+    assert process.take(strict=True, hidden=[data]) is begun
     begun.end()
     assert process._spare is None and not begun.folder.exists()
 

@@ -73,7 +73,7 @@ def told(tmp_path: Path) -> Iterator[dict[str, Any]]:
         "truth": str(truth),
         "pid": victim.pid,
         "nested": sandbox.NESTED in sandbox.command([], [], None),
-        "keyring": True,
+        "outside": False,
     }
     victim.kill()
     victim.wait()
@@ -124,7 +124,7 @@ def test_nothing_outside_can_be_opened_reached_or_changed(told, tmp_path, user):
 
 def test_the_probes_do_find_what_is_open(told, tmp_path):
     """Without a sandbox they get what they ask for."""
-    command = [sys.executable, str(HERE / "probes.py"), json.dumps({**told, "keyring": False})]
+    command = [sys.executable, str(HERE / "probes.py"), json.dumps({**told, "outside": True})]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     found = json.loads(done.stdout)
     assert {
@@ -179,15 +179,16 @@ def test_a_sandbox_shows_its_roots_around_what_is_hidden(tmp_path):
 
     def found(*roots: Path, seen: Path | None = None) -> str:
         inside = [PYTHON, "-c", code]
-        command = sandbox.command(inside, roots, seen, hidden)
+        command = sandbox.command(inside, roots, seen, sandbox.covered(roots, hidden))
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     files = [kept, data]
     assert found(root) == f"{files} True"
     assert found(tmp_path / "link") == f"{files} True"
     assert found(root, root / "runs" / "venv") == f"{[*files, str(root / 'runs/venv/file')]} True"
-    assert sandbox.showing([tmp_path / "link"], hidden) == hidden
-    assert sandbox.showing([root / "code"], hidden) == []
+    hidden += [root / "runs" / "one"]
+    assert sandbox.covered([tmp_path / "link"], hidden) == [root / "data.npz", root / "runs"]
+    assert sandbox.covered([root / "code"], hidden) == []
 
 
 def test_what_does_not_work_is_said(monkeypatch):
