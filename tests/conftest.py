@@ -17,6 +17,7 @@ from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.data.base import ImageData, datasets
 from fedre_privacy.federation import loop
 from fedre_privacy.models.split import Normalise
+from fedre_privacy.sealed import door
 from fedre_privacy.threats.base import threats
 
 Owner = tuple[int, int]
@@ -26,6 +27,12 @@ Owner = tuple[int, int]
 def _clients_in_this_process() -> None:
     """Whether a step is worth copies of the process depends on how busy a machine is."""
     loop.WORTH_COPIES_S = math.inf
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _attacks_in_this_process() -> None:
+    """A process for each attack takes two seconds, and there are hundreds; see tests/sealed."""
+    door.strictest = lambda: door.SAME  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

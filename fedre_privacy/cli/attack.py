@@ -63,8 +63,9 @@ def parser() -> argparse.ArgumentParser:
         "--isolation",
         choices=declared("fedre_privacy.sealed.door", "ISOLATION"),
         default=declared("fedre_privacy.sealed.door", "AUTO"),
-        help="how far the attack is kept from the run: strict (a process of its own that can open "
-        "nothing of the run), process, same-process (default: the strictest that works here)",
+        help="how far the attack is kept from the run: strict (a process in a sandbox, which opens "
+        "nothing of the run; needs bubblewrap), process, same-process (default: the strictest that "
+        "works here)",
     )
     group.add_argument(
         "-v", "--verbose", action="store_true", help="print every metric, and the manifest's hash"

@@ -46,7 +46,7 @@ from fedre_privacy.runs.preparing import loaded
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.runs.training import require_same
-from fedre_privacy.sealed.door import AUTO, chosen, play, warm
+from fedre_privacy.sealed.door import AUTO, PROCESS, chosen, play, warm
 
 from .fit import check_fit, check_sums
 from .questions.base import Trial, question_of
@@ -204,7 +204,7 @@ def attack(
     def prepare() -> Trial:
         if trial is not None:
             return trial
-        warm(isolation, device)
+        warm(isolation, device, run.secrets())
         return prepare_attack(run, settings)
 
     return attack_into(
@@ -279,7 +279,10 @@ def _attack(
     report: Report,
     isolation: str,
 ) -> AttackResult:
-    report(Event("attack.trial", {"lines": trial.lines()}))
+    lines = trial.lines()
+    if chosen(isolation, device) == PROCESS:
+        lines["Attacker"] += "; its code could open your files (isolation: process)"
+    report(Event("attack.trial", {"lines": lines}))
     started = time.monotonic()
     record: dict[str, Any] = {
         "status": PARTIAL,

@@ -354,7 +354,7 @@ def _world(
     """Train one world and return its signals; the run is removed."""
     settings = plan.world(index)
     if _direct(plan):
-        warm(isolation, device)
+        warm(isolation, device, [folder, *settings.data.sources()])
     prepared = prepare(settings, device)
     run = train(
         settings, runs=folder, device=device, restart=True, report=_quiet(report), prepared=prepared

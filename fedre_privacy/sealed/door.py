@@ -98,15 +98,18 @@ def strictest() -> str:
     return PROCESS if sandbox.refusal() else STRICT
 
 
-def warm(isolation: str, device: torch.device) -> None:
+def warm(isolation: str, device: torch.device, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when the uploads are.
+
+    Args:
+        hidden: what `play` will be told; for something else a new process is begun then.
 
     Raises:
         ConfigError: as `chosen`.
     """
     how = chosen(isolation, device)
     if how != SAME:
-        begin(strict=how == STRICT)
+        begin(strict=how == STRICT, hidden=hidden)
 
 
 def play(
@@ -139,8 +142,8 @@ def play(
         raise ConfigError(
             f"Isolation '{isolation}' runs an attack in a process of its own, to which a module "
             "that is given as an object cannot be handed.",
-            next_step="Leave isolation out. To keep walls, record the uploads and name a function "
-            "that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
+            next_step="Leave isolation out. To keep a sandbox, record the uploads and name a "
+            "function that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
     if (objects or how == SAME) and stands_in(attack):
         attack = _imported(attack)

@@ -36,7 +36,7 @@ PRINTED_MOST = 1 << 16
 """Bytes that are kept of what an attack prints: the last ones."""
 
 _ASKED = (
-    "import json, site, sys; print(json.dumps([sys.path, sys.prefix, sys.base_prefix,"
+    "import json, site, sys; print(json.dumps([sys.path,"
     " site.getuserbase() if site.ENABLE_USER_SITE else '']))"
 )
 
@@ -81,6 +81,7 @@ class AttackProcess:
     def __init__(self, *, strict: bool, hidden: Sequence[Path] = ()) -> None:
         self.strict = strict
         self._ended = False
+        self._view = _view(hidden) if strict else None
         self._maker = (os.getpid(), threading.current_thread())
         self._folder = OwnedFolder()
         self.folder = self._folder.path / "seen"
@@ -90,13 +91,14 @@ class AttackProcess:
             folder.mkdir(mode=0o700)
         self.place = sandbox.SEEN if strict else str(self.folder)
         """Where the process itself finds `folder`."""
-        environment, roots = _python()
+        environment, _ = _python()
         place = sandbox.OWN if strict else str(own)
         mine, other = socket.socketpair()
         said, printed = os.pipe()
         command = [sys.executable, "-P", "-m", f"{__package__}.attacker", str(other.fileno())]
-        if strict:
-            command = sandbox.command(command, roots, self.folder, hidden)
+        if self._view is not None:
+            roots, covered = self._view
+            command = sandbox.command(command, roots, self.folder, covered)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -127,11 +129,9 @@ class AttackProcess:
 
         A sandbox ends with the thread that made it.
         """
-        if self.strict != strict or self._maker != (os.getpid(), threading.current_thread()):
-            return False
-        return self._process.poll() is None and not (
-            strict and sandbox.showing(_python()[1], hidden)
-        )
+        ours = self._maker == (os.getpid(), threading.current_thread())
+        view = _view(hidden) if strict else None
+        return ours and self._view == view and self._process.poll() is None
 
     def await_ready(self) -> None:
         """Wait until it has imported what every attack needs.
@@ -182,13 +182,13 @@ _spare: AttackProcess | None = None
 _lock = threading.Lock()
 
 
-def begin(*, strict: bool) -> None:
+def begin(*, strict: bool, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when that comes."""
     global _spare
     with _lock:
         one = _spare
-        if one is None or not one.fits(strict=strict, hidden=()):
-            _spare = AttackProcess(strict=strict)
+        if one is None or not one.fits(strict=strict, hidden=hidden):
+            _spare = AttackProcess(strict=strict, hidden=hidden)
     if one is not None and one is not _spare:
         one.end()
 
@@ -218,6 +218,16 @@ def installed() -> list[Path]:
     return [path.resolve() for path in _python()[1]]
 
 
+def _view(hidden: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Folders that an attack may read, and what of them it may not.
+
+    A folder in a hidden one is left out, but for those of Python.
+    """
+    needed = [*_package(), *sandbox.python()]
+    others = [root for root in _python()[1] if not any(sandbox.inside(root, h) for h in hidden)]
+    return needed + others, sandbox.covered([*needed, *others], hidden)
+
+
 def _python() -> tuple[dict[str, str], list[Path]]:
     """Variables of an attack's process, and the folders that it needs to import."""
     kept = {k: v for k, v in os.environ.items() if KEPT_VARIABLES.fullmatch(k)}
@@ -236,10 +246,10 @@ def _roots(variables: tuple[tuple[str, str], ...]) -> tuple[str, tuple[Path, ...
     home = {"HOME": os.environ["HOME"]} if "HOME" in os.environ else {}
     asked = [sys.executable, "-P", "-c", _ASKED]
     done = subprocess.run(asked, cwd="/", env={**kept, **home}, stdout=subprocess.PIPE, check=True)
-    path, prefix, base, user = json.loads(done.stdout)
+    path, user = json.loads(done.stdout)
     libraries = kept.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    given = [Path(one) for one in (*path, prefix, base, *libraries)]
-    return user, tuple(one for one in dict.fromkeys((*_package(), *given)) if one.is_absolute())
+    found = [*_package(), *sandbox.python(), *map(Path, (*path, *libraries))]
+    return user, tuple(one for one in dict.fromkeys(found) if one.is_absolute())
 
 
 def _package() -> list[Path]:

@@ -45,16 +45,16 @@ _KEYCTL, _JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 
 
 def command(
-    inside: Sequence[str], roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path] = ()
+    given: Sequence[str], roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path] = ()
 ) -> list[str]:
     """The command that runs another one in a sandbox.
 
     Args:
-        inside: the command, as it is given there.
+        given: the command, as it is given there.
         roots: folders that it may read. seen: the one that it finds under `SEEN`.
-        hidden: what lies in roots and must not be seen.
+        hidden: what lies in roots and must not be seen, as `covered` tells.
     """
-    return [*_begun(_flags()), *_mounts(roots, seen, hidden), "--", *inside]
+    return [*_begun(_flags()), *_mounts(roots, seen, hidden), "--", *given]
 
 
 @cache
@@ -64,17 +64,32 @@ def refusal() -> str:
         return "which is for Linux only"
     if shutil.which("bwrap") is None:
         return "which is not installed here"
-    done = _tried(_flags())
-    if done.returncode == 0:
+    if _flags() or (done := _tried(())).returncode == 0:
         return ""
     said = done.stderr.decode(errors="replace").strip().splitlines() or [str(done.returncode)]
     return f"which does not work here ({said[-1]})"
 
 
-def showing(roots: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
-    """What is hidden and lies in a folder that an attack may read."""
-    places = [path.resolve() for path in (*map(Path, SYSTEM), *roots)]
-    return [path for path in hidden if any(path.resolve().is_relative_to(one) for one in places)]
+def python() -> Iterator[Path]:
+    """Folders of this Python, and the links that lead to it, one after another."""
+    yield from (Path(sys.prefix), Path(sys.base_prefix))
+    path = Path(sys.executable)
+    while path.is_symlink():
+        path = path.parent / os.readlink(path)
+        yield path.parent.resolve() / path.name
+
+
+def covered(roots: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
+    """What of the hidden is there and in a folder that is shown; a folder stands for all in it."""
+    places = [*map(Path, SYSTEM), *roots]
+    there = {path.resolve() for path in hidden if path.exists()}
+    found = [path for path in there if any(inside(path, one) for one in places)]
+    return sorted(path for path in found if not any(one in path.parents for one in found))
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Whether a path leads into a folder."""
+    return path.resolve().is_relative_to(folder.resolve())
 
 
 def leave_keyring() -> None:
@@ -96,8 +111,7 @@ def _flags() -> tuple[str, ...]:
 
 def _tried(flags: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     """Make a sandbox in which this Python does nothing."""
-    prefixes = [Path(sys.prefix), Path(sys.base_prefix)]
-    options = [*_begun(flags), *_mounts(prefixes, None, ())]
+    options = [*_begun(flags), *_mounts(python(), None, ())]
     return subprocess.run(
         [*options, "--", sys.executable, "-I", "-S", "-c", ""],
         stdin=subprocess.DEVNULL,
@@ -112,19 +126,23 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
         if os.path.islink(name):
             out += ["--symlink", os.readlink(name), name]
     shown = {Path(name): Path(name) for name in SYSTEM if not os.path.islink(name)}
-    for root in (*roots, *_links(Path(sys.executable))):
+    for root in roots:
         shown[root.resolve()] = shown[root] = root.resolve()
-    covered = {path.resolve() for path in hidden}
-    inside: list[Path] = []
-    for path in sorted({*shown, *covered}, key=lambda path: (len(path.parts), path)):
-        if path in covered:  # after a root that it lies in, before one that lies in it
-            if any(path.is_relative_to(root) for root in inside):
+    mounted: list[Path] = []
+    for path in sorted({*shown, *hidden}, key=lambda path: (len(path.parts), path)):
+        if path in hidden:  # after a root that it lies in, before one that lies in it
+            if any(path.is_relative_to(root) for root in mounted):
                 out += ["--ro-bind", "/dev/null", str(path)] if path.is_file() else []
                 out += ["--tmpfs", str(path)] if path.is_dir() else []
-                inside = [root for root in inside if root != path]
-        elif path.exists() and len(path.parts) > 1 and not _visible(path, inside, covered):
-            out += ["--ro-bind", str(shown[path]), str(path)]
-            inside.append(path)
+                mounted = [root for root in mounted if root != path]
+        elif path.exists() and len(path.parts) > 1 and not _visible(path, mounted, hidden):
+            # a link to a folder stays one, so that what is covered in the folder is not seen by it
+            out += [
+                "--ro-bind" if shown[path] == path else "--symlink",
+                str(shown[path]),
+                str(path),
+            ]
+            mounted.append(path)
     for fact in FACTS:
         out += ["--ro-bind-try", fact, fact]
     # /proc is mounted anew; for root its settings would be writable, capabilities or not
@@ -133,18 +151,9 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
     return [*out, "--chdir", OWN]
 
 
-def _visible(path: Path, inside: Sequence[Path], covered: Iterable[Path]) -> bool:
+def _visible(path: Path, mounted: Sequence[Path], hidden: Iterable[Path]) -> bool:
     """Whether a path is in a folder that is mounted already, and not in a covered part of it."""
-    roots = [root for root in inside if path.is_relative_to(root)]
-    covers = [one for one in covered if path.is_relative_to(one)]
+    roots = [root for root in mounted if path.is_relative_to(root)]
+    covers = [one for one in hidden if path.is_relative_to(one)]
     deepest = max((len(one.parts) for one in covers), default=-1)
     return any(len(root.parts) > deepest for root in roots)
-
-
-def _links(path: Path) -> Iterator[Path]:
-    """The links that lead to a program, one after another."""
-    for _ in range(40):
-        if not path.is_symlink():
-            return
-        path = path.parent / os.readlink(path)
-        yield path.parent.resolve() / path.name

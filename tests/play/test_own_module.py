@@ -309,7 +309,7 @@ REFUSED = {
     "question": ({"attack": "membership"}, IncompatibleError, "asked for images"),
     "kind": ({"attack": "dlg"}, IncompatibleError, "reads nothing of a Sequential"),
     "aux": ({"attack": "linear"}, IncompatibleError, "needs AUX-DATA"),
-    "walls": ({"isolation": "strict"}, ConfigError, "cannot be handed"),
+    "a sandbox": ({"isolation": "strict"}, ConfigError, "cannot be handed"),
     "gradient": ({"representations": None, "gradient": [torch.ones(3)], "labels": [1]},
                  IncompatibleError, "1 tensors; the module has 2 parameters"),
     "names": ({"representations": None, "gradient": {"1.weight": torch.ones(3)}, "labels": [1]},

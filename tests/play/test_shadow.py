@@ -243,7 +243,7 @@ def test_what_is_packed_holds_nothing_private(run, tmp_path):
 def test_an_attack_in_a_process_of_its_own_answers_alike(run):
     evaluation = {"max_images": 1, "targets": 3}
     settings = ask(evaluation=evaluation, views=1, shadows=2)
-    alone = attack(run, settings, restart=True).outcome
+    alone = attack(run, settings, isolation="process", restart=True).outcome
     here = attack(run, settings, isolation="same-process", restart=True).outcome
     assert torch.allclose(alone.images, here.images, atol=1e-4)
 

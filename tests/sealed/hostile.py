@@ -6,7 +6,6 @@ import gc
 import hashlib
 import json
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +118,7 @@ def opened(told: str) -> list[str]:
             parent = int(status.rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             break
-    guesses = [f"/proc/{n}/{what}" for n in others for what in ("environ", "cmdline", "maps")]
-    guesses += [f"/proc/{n}/cwd/." for n in others] + ["/proc", "/home", "/root", "/tmp"]
+    guesses = [f"/proc/{n}/{what}" for n in others for what in ("environ", "cwd/.", "mem") if n]
     if told:
         guesses += [told, f"{told}/record.json", f"{told}/private/split.safetensors"]
     for guess in guesses:
@@ -139,9 +137,4 @@ def opened(told: str) -> list[str]:
             out.append("written")
         except OSError:
             pass
-    try:
-        with socket.create_server(("127.0.0.1", 0)):
-            out.append("network")
-    except OSError:
-        pass
     return out

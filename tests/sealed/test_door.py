@@ -7,7 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,15 +18,23 @@ import torch
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import EntangledRep
-from fedre_privacy.core.errors import ConfigError, DivergedError, IncompatibleError
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    DivergedError,
+    IncompatibleError,
+)
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation, Upload
-from fedre_privacy.sealed import door, walls
-from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play
+from fedre_privacy.sealed import attacker, door, process, sandbox
+from fedre_privacy.sealed.door import PROCESS, SAME, STRICT, chosen, play, strictest
 from fedre_privacy.sealed.line import BrokenLine, Line
 from fedre_privacy.sealed.modules import Modules
 from fedre_privacy.threats.base import threats
 
+needs_sandbox = pytest.mark.skipif(
+    bool(sandbox.refusal()), reason=f"no sandbox: bubblewrap, {sandbox.refusal()}"
+)
 SHAPE = (1, 4, 4)
 BEGIN = """
 from dataclasses import dataclass
@@ -73,6 +84,32 @@ def observation() -> Observation:
     )  # fmt: skip
 
 
+class ThreadProcess:
+    """Does what an attack's process does in a thread, which takes no two seconds to begin."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.place = folder, str(folder)
+        folder.mkdir()
+        mine, other = socket.socketpair()
+        self.line = Line(mine)
+        self.await_ready = self.line.receive
+
+        def run() -> None:
+            with suppress(OSError):
+                attacker.attend(Line(other))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def peak_bytes(self) -> int:
+        return 0
+
+    def printed(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        self.line.close()
+
+
 @pytest.fixture
 def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
     """Write a plugin whose `run` has these lines, and let it play; returns images and events."""
@@ -80,7 +117,13 @@ def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, name, raising=False)
 
-    def run(*lines: str, more: str = "", cache: ResultCache | None = None, **settings: float):
+    def run(
+        *lines: str,
+        more: str = "",
+        cache: ResultCache | None = None,
+        isolation: str = PROCESS,
+        **settings: float,
+    ):
         body = "\n".join(f"        {line}" for line in lines)
         (tmp_path / f"{name}.py").write_text(f"{BEGIN}{body}\n{more}")
         module = __import__(name)
@@ -93,11 +136,19 @@ def run_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
             observation(),
             context,
             outcome=Reconstruction,
-            isolation=PROCESS,
+            isolation=isolation,
         )
+        run.peak_bytes = done.peak_bytes  # type: ignore[attr-defined]
         return done.outcome, events
 
     return run
+
+
+@pytest.fixture
+def run_here(run_plugin, monkeypatch, tmp_path):
+    """The same without a process."""
+    monkeypatch.setattr(door, "take", lambda **how: ThreadProcess(tmp_path / "room"))
+    return run_plugin
 
 
 def test_settings_events_and_pieces_cross(run_plugin):
@@ -144,33 +195,99 @@ def test_a_plugin_brings_its_own_modules_but_not_its_folder(run_plugin, tmp_path
         (["line.send({'is': 'done', 'texts': {}})"], IncompatibleError, "did not return"),
         (["line.send({'is': 'refused', 'type': 'unknown', 'problems': 7, 'next_step': None})"],
          Exception, "7"),
-        (["os._exit(3)"], IncompatibleError, "ended without an answer"),
+        (["line._end.close()"], IncompatibleError, "ended without an answer"),
         (["return self.answer(observation, images=torch.full((1, 1, 4, 4), 2.0))"],
          IncompatibleError, "images are in"),
     ],
 )  # fmt: skip
-def test_what_is_not_an_answer_ends_in_one_error(run_plugin, lines, error, words):
+def test_what_is_not_an_answer_ends_in_one_error(run_here, lines, error, words):
     with pytest.raises(error, match="(?s)" + words.replace("(", r"\(")):
-        run_plugin(*lines, "return self.answer(observation)")
+        run_here(*lines, "return self.answer(observation)")
 
 
-def test_an_answer_is_checked_on_this_side_too(run_plugin):
+def test_an_answer_is_checked_on_this_side_too(run_here):
     """A plugin can pass the checks in its own process by; those here it cannot."""
     with pytest.raises(IncompatibleError, match="returned images of shape"):
-        run_plugin(
+        run_here(
             "made = self.answer(observation, images=torch.zeros(3, 1, 4, 4))",
             "tensors, texts = made.save()",
-            "line.send({'is': 'done', 'texts': texts, 'peak_bytes': 'many'}, tensors)",
-            "os._exit(0)",
+            "line.send({'is': 'done', 'texts': texts}, tensors)",
+            "line.receive()",
         )
 
 
-def test_what_a_plugin_prints_is_repeated(run_plugin, capsys):
-    run_plugin(r"print('hello from inside \x1b[2J', flush=True)", "return self.answer(observation)")
-    assert r"hello from inside \x1b[2J" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("most", "size", "words"), [(2, 1 << 34, "3 pieces"), (100, 99, "2 pieces of 100 B")]
+)
+def test_what_is_kept_has_an_end(run_here, monkeypatch, most, size, words):
+    monkeypatch.setattr(door, "PIECES_MOST", most)
+    monkeypatch.setattr(door, "PIECES_BYTES_MOST", size)
+    cache = ResultCache()
+    with pytest.raises(IncompatibleError, match=words):
+        run_here(
+            "for n in range(9): context.cache.save(f'a-{n}', {'x': torch.zeros(50).byte()})",
+            "return self.answer(observation)",
+            cache=cache,
+        )
+    assert 1 <= len(cache.kept) <= 2
+
+
+@pytest.mark.parametrize("isolation", [PROCESS, pytest.param(STRICT, marks=needs_sandbox)])
+def test_an_attack_is_measured_and_heard_from_outside(run_plugin, capsys, tmp_path, isolation):
+    """It prints too much, puts a link where it might be read, and dies of a signal at last."""
+    (tmp_path / "truth").write_text("TRUTH")
+    run_plugin(
+        f"os.symlink({str(tmp_path / 'truth')!r}, 'output.txt')",
+        "large = torch.ones(100_000_000).sum()",
+        "print('word ' * 100_000)",
+        r"print('hello from inside \x1b[2J', os.getcwd() == os.environ['HOME'], flush=True)",
+        "return self.answer(observation)",
+        isolation=isolation,
+    )
+    said = capsys.readouterr().err
+    assert said.endswith("hello from inside \\x1b[2J True\n")
+    assert len(said) <= process.PRINTED_MOST + 10 and "TRUTH" not in said
+    assert 5e8 < run_plugin.peak_bytes < 2e9
+
+
+@pytest.mark.parametrize("isolation", [PROCESS, pytest.param(STRICT, marks=needs_sandbox)])
+def test_an_attack_that_exits_is_said_with_its_last_words(run_plugin, isolation):
+    with pytest.raises(IncompatibleError, match="ended without an answer: the last word"):
+        run_plugin("print('the last word', flush=True)", "os._exit(3)", isolation=isolation)
+
+
+def test_a_process_that_does_not_start_is_said(run_plugin, monkeypatch):
+    monkeypatch.setattr(process, "__package__", "no_such_package")
+    with pytest.raises(DamagedInputError, match=r"(?s)did not start.*no_such_package.*isolation"):
+        run_plugin("return self.answer(observation)")
+
+
+@needs_sandbox
+def test_a_process_that_was_begun_is_taken_if_it_fits(tmp_path, monkeypatch):
+    data = Path(torch.__file__).parent / "include"
+    process.begin(strict=True, hidden=[data])
+    begun = process._spare
+    assert begun is not None and begun.fits(strict=True, hidden=[data, tmp_path, data / "ATen"])
+    assert not begun.fits(strict=True, hidden=[])
+    assert not begun.fits(strict=False, hidden=[])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    assert process._view([tmp_path]) != process._view([])
+    monkeypatch.delenv("PYTHONPATH")
+    other: list[bool] = []
+    thread = threading.Thread(target=lambda: other.append(begun.fits(strict=True, hidden=[data])))
+    thread.start()
+    thread.join()
+    assert other == [False]
+    process.begin(strict=True, hidden=[data])
+    assert process._spare is begun
+    assert process.take(strict=True, hidden=[data]) is begun
+    begun.end()
+    assert process._spare is None and not begun.folder.exists()
 
 
 def test_an_interrupted_attack_leaves_no_process(run_plugin):
+    """Nor a folder."""
+
     class Stop(Exception):
         pass
 
@@ -201,45 +318,15 @@ def test_where_an_attack_runs(monkeypatch):
     for asked in (STRICT, PROCESS):
         with pytest.raises(ConfigError, match="--device cpu"):
             chosen(asked, gpu)
-    monkeypatch.setattr(walls, "version", lambda: 0)
+    monkeypatch.setattr(door, "strictest", strictest)
+    monkeypatch.setattr(sandbox, "refusal", lambda: "")
+    assert chosen("auto", cpu) == STRICT
+    monkeypatch.setattr(sandbox, "refusal", lambda: "which is not installed here")
     assert chosen("auto", cpu) == PROCESS
-    with pytest.raises(ConfigError, match="Landlock"):
+    with pytest.raises(ConfigError, match="(?s)bubblewrap, which.*apt install.*isolation process"):
         chosen(STRICT, cpu)
     with pytest.raises(ConfigError, match="Did you mean 'strict'"):
         chosen("strickt", cpu)
-
-
-def test_what_may_be_read_goes_around_what_is_hidden(tmp_path):
-    for name in ("a/b/run", "a/b/other", "a/c", "d"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "a" / "file").touch()
-    found = walls.readable([tmp_path, tmp_path / "a" / "c"], [tmp_path / "a" / "b" / "run"])
-    assert {str(path.relative_to(tmp_path)) for path in found} == {
-        "a/b/other",
-        "a/c",
-        "a/file",
-        "d",
-    }
-    assert walls.readable([tmp_path / "a" / "b" / "run"], [tmp_path / "a"]) == []
-
-
-@pytest.mark.skipif(not walls.version(), reason="no Landlock on this system")
-def test_walls_hold_for_children_too(tmp_path):
-    (tmp_path / "open").mkdir()
-    (tmp_path / "shut").mkdir()
-    (tmp_path / "shut" / "file").write_text("secret")
-    room, secret = str(tmp_path / "open"), str(tmp_path / "shut" / "file")
-    code = (
-        "import subprocess, sys\n"
-        "from fedre_privacy.sealed.walls import raise_walls, SYSTEM, FACTS\n"
-        f"raise_walls([*SYSTEM, *FACTS, sys.prefix, sys.base_prefix], [{room!r}])\n"
-        f"open({room!r} + '/x', 'w').close()\n"
-        f"done = subprocess.run(['cat', {secret!r}], capture_output=True)\n"
-        "print(done.returncode, done.stdout)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "1 b''"
 
 
 def test_a_line_carries_texts_and_tensors():
@@ -251,18 +338,16 @@ def test_a_line_carries_texts_and_tensors():
     assert other.receive() is None
 
 
-def test_an_answer_is_read_from_who_hung_up_at_once(run_plugin, monkeypatch):
+def test_an_answer_is_read_from_who_hung_up_at_once(run_plugin, monkeypatch, tmp_path):
     """A refusal can come before the last byte of the order has been sent."""
 
-    def connect(attendant: object, folder: Path) -> Line:
-        mine, other = socket.socketpair()
-        theirs = Line(other)
-        theirs.send({"is": "started", "pid": 0})
-        theirs.send({"is": "refused", "type": "DivergedError", "problems": ["no"]})
-        theirs.close()
-        return Line(mine)
+    def attend(line: Line) -> None:
+        line.send({"is": "ready"})
+        line.send({"is": "refused", "type": "DivergedError", "problems": ["no"]})
+        line.close()
 
-    monkeypatch.setattr(door._Attendant, "connect", connect)
+    monkeypatch.setattr(attacker, "attend", attend)
+    monkeypatch.setattr(door, "take", lambda **how: ThreadProcess(tmp_path / "room"))
     with pytest.raises(DivergedError, match="no"):
         run_plugin("return self.answer(observation)")
 
@@ -279,11 +364,16 @@ def test_a_deep_message_is_refused():
     assert json.loads("{}") == {}
 
 
-@pytest.mark.slow
-def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path):
+@pytest.mark.parametrize("isolation", [PROCESS, pytest.param(STRICT, marks=needs_sandbox)])
+def test_an_evaluator_that_is_killed_leaves_no_process_and_the_next_removes_its_folder(
+    tmp_path, monkeypatch, isolation
+):
     """Its attack would sleep for ten minutes."""
+    mark = f"600.{os.getpid()}"
+    daemon = f"        import subprocess; subprocess.Popen(['/bin/sleep', {mark!r}])\n"
     (tmp_path / "sleeping.py").write_text(
-        f"{BEGIN}        context.cache.save('a', {{'pid': torch.tensor(os.getpid())}})\n"
+        f"{BEGIN}{daemon * (isolation == STRICT)}"
+        "        context.cache.save('a', {'pid': torch.tensor(os.getpid())})\n"
         "        import time; time.sleep(600)\n"
     )
     (tmp_path / "evaluator.py").write_text(
@@ -292,11 +382,10 @@ def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path)
         "import sleeping, test_door\n"
         "class ResultCache(test_door.ResultCache):\n"
         "    def save(self, name, tensors):\n"
-        "        print(int(tensors['pid']), flush=True)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "context = test_door.Context(5, cache=ResultCache())\n"
         "test_door.play(sleeping.Plugin(), test_door.observation(), context,\n"
-        "    outcome=test_door.Reconstruction, isolation=test_door.PROCESS)\n"
+        f"    outcome=test_door.Reconstruction, isolation={isolation!r})\n"
     )
     room = tmp_path / "tmp"
     room.mkdir()
@@ -305,12 +394,33 @@ def test_an_evaluator_that_is_killed_leaves_neither_process_nor_folder(tmp_path)
         capture_output=True,
         text=True,
         env={**os.environ, "TMPDIR": str(room)},
+        timeout=100,
     )
     assert done.returncode == -9, done.stderr
-    pid = int(done.stdout)
-    for _ in range(200):
-        gone = not Path(f"/proc/{pid}").exists() if Path("/proc").is_dir() else True
-        if gone and not list(room.iterdir()):
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError((gone, list(room.iterdir())))
+    (left,) = room.iterdir()
+    ours = {"strict": mark, "process": str(left)}[isolation]
+    for _ in range(100):
+        if not any(ours in text for text in _environments_and_commands()):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the process is still there")
+    monkeypatch.setattr(tempfile, "tempdir", str(room))
+    one = process.OwnedFolder()
+    other = process.OwnedFolder()
+    assert sorted(room.iterdir()) == sorted([one.path, other.path])
+    (one.path / "file").touch()
+    one.remove()
+    other.remove()
+    assert list(room.iterdir()) == []
+
+
+def _environments_and_commands() -> list[str]:
+    """Of all Python processes their environment, and of `sleep` the command."""
+    out = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (place / "cmdline").read_text()
+            attack = "sealed.attacker" in command
+            out.append((place / "environ").read_text() if attack else command)
+    return out

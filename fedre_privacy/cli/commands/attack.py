@@ -69,7 +69,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         explain(training, settings, output)
         return 0
     device = choose_device(options.device)
-    warm(options.isolation, device)  # while the run is trained or read
+    secrets = [options.runs_dir, *training.data.sources()]
+    warm(options.isolation, device, recorded.secrets() if recorded else secrets)  # meanwhile
     if options.dry_run:
         _rehearse(recorded, training, settings, options, device, output)
         return 0
