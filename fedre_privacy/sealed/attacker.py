@@ -66,6 +66,7 @@ def attend(line: Line) -> None:
                 "type": type(error).__name__,
                 "problems": list(error.problems),
                 "next_step": error.next_step,
+                "traceback": traceback.format_exc() if error.__cause__ else None,
             }
         )
     except BaseException as error:  # an attack may fail in any way; the other side says so

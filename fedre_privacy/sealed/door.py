@@ -29,18 +29,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context, accepted
+from fedre_privacy.attacks.base import Attack, Context, accepted, is_plugin
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import plain
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, IncompatibleError
-from fedre_privacy.core.events import Event
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, IncompatibleError
+from fedre_privacy.core.events import Event, only_an_attacks
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.text import visible
 from fedre_privacy.core.types import Observation
 
 from . import walls
 from .attacker import WROTE
+from .ends import failure, refusal
 from .line import BrokenLine, Frame, Line
 from .modules import Modules, frozen_copies
 from .packing import pack, unpack
@@ -54,9 +55,6 @@ KEPT_VARIABLES = re.compile(
     r"(PATH|PYTHONPATH|PYTHONHASHSEED|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|(OMP|MKL|KMP|OPENBLAS|GOMP)_\w+)"
 )
 """Environment variables that an attack's process is given."""
-
-REPORTED = ("attack.step", "note")
-"""Events that an attack may report."""
 
 PIECE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names under which an attack may keep a piece."""
@@ -126,9 +124,10 @@ def play(
 
     Raises:
         FedreError: as the attack refuses, or what it returned is not what was promised.
-        Exception: what the attack raised, by its built-in type.
+        Exception: what a built-in attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
+    context = dataclasses.replace(context, report=only_an_attacks(context.report))
     held = (observation.extractors, observation.models, observation.initial, observation.heads)
     objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
@@ -149,15 +148,17 @@ def play(
             sealed = dataclasses.replace(
                 unpack(folder), extractors=extractors, models=models, initial=initial, heads=heads
             )
-            return SealedResult(attack(sealed, context), SAME)
+            answer = accepted(attack, observation, attack(sealed, context), outcome)
+            return SealedResult(answer, SAME)
         pack(observation, folder)
         if how == SAME:
-            return SealedResult(attack(unpack(folder), context), how)
+            answer = attack(unpack(folder), context)
+            return SealedResult(accepted(attack, observation, answer, outcome), how)
         frame = _order(attack, observation, context, folder)
         if how == STRICT:
             frame |= {"walls": True, "read": [str(p) for p in _readable(hidden)]}
         answer, peak = _played(frame, context, folder, outcome)
-    return SealedResult(accepted(attack, observation, answer), how, peak)
+    return SealedResult(accepted(attack, observation, answer, outcome), how, peak)
 
 
 def warm() -> None:
@@ -282,6 +283,8 @@ def _played(
             if head.get("is") == "done":
                 peak = head.get("peak_bytes")
                 return _outcome(outcome, head, tensors, name), peak if type(peak) is int else 0
+            if head.get("is") == "failed":
+                raise failure(head, name, plugin=is_plugin(order["attack"]["module"]))
             _attended(head, tensors, line, context, name)
     finally:
         line.close()
@@ -314,9 +317,9 @@ def _attended(
     """Do what one message asks for."""
     match head.get("is"):
         case "event":
-            data = head.get("data")
-            if head.get("name") in REPORTED and isinstance(data, dict):
-                context.report(Event(head["name"], {**data, **tensors}))
+            name, data = head.get("name"), head.get("data")
+            if isinstance(name, str) and isinstance(data, dict):
+                context.report(Event(name, {**data, **tensors}))
         case "load":
             kept = context.cache.load(_piece(head, attack))
             with suppress(ConnectionError):
@@ -324,16 +327,7 @@ def _attended(
         case "save":
             context.cache.save(_piece(head, attack), tensors)
         case "refused":
-            kind = getattr(errors, str(head.get("type")), None)
-            if not (isinstance(kind, type) and issubclass(kind, FedreError)):
-                kind = FedreError
-            problems, step = head.get("problems"), head.get("next_step")
-            raise kind(
-                *map(str, problems if isinstance(problems, list) else [problems]),
-                next_step=None if step is None else str(step),
-            )
-        case "failed":
-            raise _raised(head, attack)
+            raise refusal(head, attack)
         case other:
             raise IncompatibleError(f"Attack '{attack}' sent an unknown message {other!r}.")
 
@@ -343,17 +337,6 @@ def _piece(head: dict[str, Any], attack: str) -> str:
     if not isinstance(name, str) or not PIECE.fullmatch(name):
         raise IncompatibleError(f"Attack '{attack}' keeps a piece under the name {name!r}.")
     return name
-
-
-def _raised(head: dict[str, Any], attack: str) -> Exception:
-    """The exception that an attack ended with; its traceback is added as a note."""
-    name, text = str(head.get("type")), str(head.get("text"))
-    error: Exception = RuntimeError(f"{name}: {text}")
-    for usual in (ValueError, TypeError, RuntimeError, KeyError, IndexError, AttributeError):
-        if usual.__name__ == name:
-            error = usual(text)
-    error.add_note(f"Raised by attack '{attack}' in its own process:\n{head.get('traceback')}")
-    return error
 
 
 def _outcome(
