@@ -98,7 +98,7 @@ class Reconstruction(Outcome):
     """
 
     images: Tensor = field(metadata=holds(NUMBERS, *IMAGES, low=0, high=1, single=True))
-    prior: Tensor = field(metadata=holds(NUMBERS, *IMAGES, single=True))
+    prior: Tensor = field(metadata=holds(NUMBERS, *IMAGES, low=0, high=1, single=True))
     fit: Tensor = field(metadata=holds(NUMBERS, TARGETS))
     trace: Tensor = field(metadata=holds(NUMBERS, "num_logged", TARGETS))
     trace_steps: Tensor = field(metadata=holds(WHOLE, "num_logged"))

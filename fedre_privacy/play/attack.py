@@ -240,7 +240,7 @@ def attack_into(
     with taken(folder, resume=resume, restart=restart, what="Attack", wait=wait) as finished:
         if finished:
             return _reused(folder, settings, trial, report)
-        with logging_to(folder):
+        with logging_to(folder), files.private():
             return _attack(folder, settings, trial, device, report, isolation)
 
 
