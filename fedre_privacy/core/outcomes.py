@@ -152,7 +152,7 @@ class RecoveredPrototypes(Outcome):
         notes: what was recognised, one sentence each (single class, fixed weights, ...).
     """
 
-    vectors: Tensor = field(metadata=holds(NUMBERS, "N", "d"))
+    vectors: Tensor = field(metadata=holds(NUMBERS, "N", "d", single=True))
     clients: Tensor = field(metadata=holds(WHOLE, "N", low=0))
     labels: Tensor = field(metadata=holds(WHOLE, "N", low=0, high=CLASSES))
     rounds: Tensor = field(metadata=holds(WHOLE, "N", low=0))
@@ -163,6 +163,12 @@ class RecoveredPrototypes(Outcome):
     certified: Tensor = field(
         default_factory=lambda: torch.zeros(0, dtype=torch.bool), metadata=holds(TRUTH, "N")
     )
+
+    def problems(self, observation: Observation) -> list[str]:
+        answered = torch.stack([self.clients, self.labels])
+        if answered.unique(dim=1).shape[1] < len(self.clients):
+            return ["returned two prototypes of one client and class."]
+        return []
 
     @property
     def lost(self) -> bool:

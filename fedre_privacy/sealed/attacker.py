@@ -118,7 +118,7 @@ def _attack(order: dict[str, Any]) -> Attack:
     found: Any = importlib.import_module(order["module"])
     for part in order["class"].split("."):
         found = getattr(found, part)
-    if not found.name:
+    if not vars(found).get("name"):  # its own, as `config.build_plugin` names it
         found.name = order["name"]
     problems: list[str] = []
     made: Attack | None = build(found, order["settings"], at="attack", problems=problems)
