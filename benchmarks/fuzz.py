@@ -55,9 +55,10 @@ from fedre_privacy.cli.commands.explain import list_for
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.artifacts import ModelState
 from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import FedreError
+from fedre_privacy.core.errors import FedreError, OutOfMemoryError
 from fedre_privacy.core.events import Event
-from fedre_privacy.core.files import UNWRITABLE, file_sha256
+from fedre_privacy.core.files import file_sha256
+from fedre_privacy.core.system import told
 from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.data.base import datasets
 from fedre_privacy.federation import loop
@@ -821,9 +822,10 @@ def _opened(read: Read, folder: Path) -> tuple[str, str, str]:
         raise
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        refused = told(error)
+        full = isinstance(refused, OutOfMemoryError)
+        if refused is not None and not full:
             return CLEAN, type(error).__name__, str(error)
-        full = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         key = f"{type(error).__name__} {_place(error.__traceback__)}"
         return MEMORY if full else UNCAUGHT, key, traceback.format_exc()[-3000:]
     finally:

@@ -7,6 +7,7 @@ run's folder is what was recorded; `view` writes one page of all results; `claim
 importing the package stays light.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -30,8 +31,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(".api", __name__), name)
+        return _called(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _called(name: str) -> Any:
+    """One of the functions, which says clearly what the system refuses."""
+    clearly = import_module(".core.system", __name__).clearly
+    return clearly(getattr(import_module(".api", __name__), name))
 
 
 def __dir__() -> list[str]:

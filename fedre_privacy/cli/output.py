@@ -8,21 +8,20 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from fedre_privacy.core.errors import FedreError, Interrupted, OutOfMemoryError, StorageError
+from fedre_privacy.core.errors import FedreError, Interrupted
 from fedre_privacy.core.events import Event
+from fedre_privacy.core.interrupts import check, stoppable
 from fedre_privacy.core.text import visible
 
 if TYPE_CHECKING:  # a help page moves no bar
@@ -30,6 +29,8 @@ if TYPE_CHECKING:  # a help page moves no bar
 
 WIDTH = 11
 """Columns of a heading."""
+MOST_BITS = 128
+"""Longest whole number that is printed as one; Python writes none of thousands of digits."""
 GAP = 3
 """Spaces between the columns of a table."""
 
@@ -51,6 +52,7 @@ class Output:
 
     def __call__(self, event: Event) -> None:
         """Receive an event from the pipeline."""
+        check()
         with self._lock:
             if event.name.endswith(".reused"):
                 self.reused.add(event.name)
@@ -109,7 +111,7 @@ class Output:
                 self._progress, self._tasks, self._steps = None, {}, {}
 
     def _json(self, name: str, data: Mapping[str, Any]) -> None:
-        text = json.dumps({"event": name, **_plain(data)}, allow_nan=False)
+        text = json.dumps({"event": name} | _plain(data) | {"event": name}, allow_nan=False)
         with self._lock:
             print(text, flush=True)
 
@@ -169,7 +171,8 @@ class Output:
 
 def _plain(value: Any) -> Any:
     """Turn a value into what every JSON reader takes; a number that is not finite is null."""
-    if _of_torch(value, "Tensor"):
+    torch = sys.modules.get("torch")  # which is not imported to find out
+    if torch is not None and isinstance(value, torch.Tensor):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -177,6 +180,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return hex(value)
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
@@ -219,23 +224,6 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
     return lines
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """End a block on SIGTERM as on Ctrl-C, so that what it holds is put away."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def command(
     parser: argparse.ArgumentParser,
     body: Callable[[argparse.Namespace, Output], int],
@@ -273,7 +261,7 @@ def guarded(
         resume: how the same command is given to go on after an interruption.
     """
     try:
-        with _terminable():
+        with stoppable():
             return body(output)
     except FedreError as error:
         return _refused(error, output)
@@ -289,32 +277,12 @@ def guarded(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if _of_torch(error, "OutOfMemoryError"):
-            return _refused(
-                OutOfMemoryError(
-                    f"The GPU is full: {_first_line(error)}",
-                    next_step="Free it, use --device cpu or a smaller train.batch_size, and give "
-                    f"the command{resume} to keep what was finished.",
-                ),
-                output,
-            )
-        from fedre_privacy.core.files import UNWRITABLE
+        from fedre_privacy.core.system import told
 
-        if isinstance(error, OSError) and error.errno in UNWRITABLE:
-            return _refused(
-                StorageError(
-                    f"{error.filename or 'A file'} cannot be used: {error.strerror}.",
-                    next_step=UNWRITABLE[error.errno],
-                ),
-                output,
-            )
+        refused = told(error)
+        if refused is not None:
+            return _refused(refused, output)
         return _unexpected(error, output, log())
-
-
-def _of_torch(value: object, name: str) -> bool:
-    """Whether something is of a class of torch, which is not imported to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, getattr(torch, name))
 
 
 def _unexpected(error: Exception, output: Output, path: Path) -> int:

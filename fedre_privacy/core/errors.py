@@ -99,6 +99,12 @@ class OutOfMemoryError(FedreError):
     exit_code = 5
 
 
+class AttackFailedError(FedreError):
+    """An attack that is no part of this package failed by an error of its own (exit 9)."""
+
+    exit_code = 9
+
+
 class MissingExtraError(FedreError):
     """An optional package or weight file that is not installed (exit 6)."""
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import io
 import json
 import math
 import os
-import re
-import shutil
 import time
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,71 +21,15 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from . import schema
-from .errors import DamagedInputError, FedreError, MissingInputError, StorageError
+from .errors import DamagedInputError, MissingInputError
+from .interrupts import check
+from .system import writing
 from .text import csv_text
-from .units import human_bytes
 
 if TYPE_CHECKING:  # help pages and lists read and write no table and no tensor
     import numpy as np
     import pandas as pd
     import torch
-
-AGAIN = "give the same command again with --resume; what was finished is kept."
-ROOM = f"Free some space there, or choose another folder with --runs-dir, and {AGAIN}"
-MEND = f"Make it writable, or choose another folder with --runs-dir, and {AGAIN}"
-MOVE = f"Look after that disk, or copy the folder to another one, and {AGAIN}"
-OTHER = "Mend that, or choose another folder with --runs-dir."
-UNWRITABLE = {
-    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM,
-    errno.EACCES: MEND, errno.EPERM: MEND, errno.EROFS: MEND,
-    errno.EIO: MOVE, errno.ESTALE: MOVE,
-    errno.ENOTDIR: OTHER, errno.EISDIR: OTHER, errno.EEXIST: OTHER, errno.ENAMETOOLONG: OTHER,
-}  # fmt: skip
-"""Errors of the file system that the user can mend, and how."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the system refuses while a block writes a file into one clear error.
-
-    Raises:
-        StorageError: with the file, the reason, and how much is free where that is the reason.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        refused = refusal(path, error)
-        if refused is None:
-            raise
-        raise refused from None
-
-
-def refusal(path: Path, error: Exception) -> FedreError | None:
-    """What to tell the user of an error of the file system; None where it is none to mend.
-
-    safetensors wraps such errors in its own, whose text ends in the number.
-    """
-    number = getattr(error, "errno", None)
-    wrapped = re.search(r"\(os error (\d+)\)", str(error))
-    if isinstance(error, SafetensorError) and wrapped:
-        number = int(wrapped[1])
-    if number not in UNWRITABLE:
-        return None
-    step = UNWRITABLE[number]
-    free = f"; {_free(path)}" if step is ROOM else ""
-    return StorageError(
-        f"{path} could not be written: {os.strerror(number)}{free}.", next_step=step
-    )
-
-
-def _free(path: Path) -> str:
-    """How much room is left where a file would be."""
-    try:
-        place = next(parent for parent in path.absolute().parents if parent.is_dir())
-        return f"{human_bytes(shutil.disk_usage(place).free)} are free in {place}"
-    except (OSError, StopIteration):
-        return "how much is free cannot be asked"
-
 
 T = TypeVar("T")
 
@@ -95,17 +37,41 @@ MOST_SWOLLEN = 1 << 28
 """Size of a compressed file's content (bytes) above which it may not be a hundred times larger."""
 
 
+_PRIVATE: ContextVar[bool] = ContextVar("private", default=False)
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """What a block writes holds truth: files for their owner alone (0600), new folders too (0700).
+
+    Threads that the block starts do not know of it.
+    """
+    before = _PRIVATE.set(True)
+    try:
+        yield
+    finally:
+        _PRIVATE.reset(before)
+
+
 def write_with(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
+
+    In a block of `private` nobody but its owner may read it.
 
     Raises:
         StorageError: the disk is full, read-only or broken; `path` is as it was before.
     """
+    check()
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700 if _PRIVATE.get() else 0o777, parents=True, exist_ok=True)
         try:
+            if _PRIVATE.get():
+                temporary.touch()
+                temporary.chmod(0o600)  # before it holds anything
             write(temporary)
+            if _PRIVATE.get():
+                temporary.chmod(0o600)
             with temporary.open("rb") as handle:
                 os.fsync(handle.fileno())
             os.replace(temporary, path)
@@ -175,7 +141,8 @@ def read_text(path: Path, most: int) -> str:
         raise MissingInputError(f"No file at {path}.")
     try:
         with path.open("rb") as handle:
-            data = handle.read(most + 1)
+            told = os.fstat(handle.fileno()).st_size  # 0 of files without an end, as in /proc
+            data = handle.read(min(told, most + 1))
         if len(data) > most:
             raise DamagedInputError(f"{path} has more than {most:,} bytes.")
         return data.decode("utf-8")
@@ -428,6 +395,8 @@ def _hashed(path: Path, marks: tuple[int, ...]) -> str:
 
 def _hash(path: Path) -> str:
     with path.open("rb") as handle:
+        if not os.fstat(handle.fileno()).st_size:  # such as files without an end, in /proc
+            return bytes_sha256(b"")
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

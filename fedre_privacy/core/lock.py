@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .errors import InUseError, StorageError
-from .files import writing
+from .system import writing
 
 LOCK = ".lock"
 """Name of the file in the folder that is locked."""

@@ -6,21 +6,26 @@ Everything here is a frozen dataclass of tensors and texts, without truth and wi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from .answers import CANDIDATES, CLASSES, NUMBERS, PROPERTIES, TARGETS, TRUTH, WHOLE, holds
 from .types import Observation
+
+IMAGES = (TARGETS, "channels", "height", "width")
+"""Sizes of what is sought."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Base of what an attack returns. It holds no truth and no score against truth.
 
-    Fields are tensors, texts, or tuples of texts, so that every outcome is saved the same way.
+    Fields are tensors, texts, or tuples of texts, so that every outcome is saved the same way. A
+    tensor declares what it may hold (`answers.holds`); `answers.typed` converts to that.
     """
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -62,7 +67,7 @@ class Outcome:
         return cls(**found)
 
     def problems(self, observation: Observation) -> list[str]:
-        """Every way in which it is not what was promised; each starts with a verb."""
+        """What fields of declared types do not promise together; each starts with a verb."""
         return []
 
     @property
@@ -92,71 +97,38 @@ class Reconstruction(Outcome):
             ranking and no probability.
     """
 
-    images: Tensor
-    prior: Tensor
-    fit: Tensor
-    trace: Tensor
-    trace_steps: Tensor
+    images: Tensor = field(metadata=holds(NUMBERS, *IMAGES, low=0, high=1, single=True))
+    prior: Tensor = field(metadata=holds(NUMBERS, *IMAGES, low=0, high=1, single=True))
+    fit: Tensor = field(metadata=holds(NUMBERS, TARGETS))
+    trace: Tensor = field(metadata=holds(NUMBERS, "num_logged", TARGETS))
+    trace_steps: Tensor = field(metadata=holds(WHOLE, "num_logged"))
     stopped_because: str
-    diverged: Tensor
-    labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    spread: Tensor = field(default_factory=lambda: torch.zeros(0))
-    confidence: Tensor = field(default_factory=lambda: torch.zeros(0))
-    certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    diverged: Tensor = field(metadata=holds(TRUTH, TARGETS))
+    labels: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.int64),
+        metadata=holds(WHOLE, TARGETS, low=-1, high=CLASSES),
+    )
+    spread: Tensor = field(default_factory=lambda: torch.zeros(0), metadata=holds(NUMBERS, TARGETS))
+    confidence: Tensor = field(
+        default_factory=lambda: torch.zeros(0), metadata=holds(NUMBERS, TARGETS)
+    )
+    certified: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.bool), metadata=holds(TRUTH, TARGETS)
+    )
     calibrated: str = field(default_factory=str)
 
     def problems(self, observation: Observation) -> list[str]:
-        count = observation.image_count()
-        wanted = (count, *observation.image_shape)
-        if tuple(self.images.shape) != wanted:
-            return [
-                f"returned images of shape {tuple(self.images.shape)}; {count} targets need "
-                f"{wanted}."
-            ]
-        steps = len(self.trace_steps.reshape(-1))
-        shapes = {"prior": wanted, "fit": (count,), "diverged": (count,), "trace": (steps, count)}
-        for name, shape in shapes.items():
-            if tuple(getattr(self, name).shape) != shape:
-                return [
-                    f"returned '{name}' of shape {tuple(getattr(self, name).shape)}, not {shape}."
-                ]
         finite = self.images.isfinite().flatten(1).all(1)
         found = []
-        if len(self.labels) not in (0, count):
-            found.append(f"returned {len(self.labels)} labels for {count} images.")
-        if len(self.spread) not in (0, count):
-            found.append(f"returned {len(self.spread)} spreads for {count} images.")
-        if self.confidence.shape not in ((0,), (count,)):
-            found.append(
-                f"returned confidences of shape {tuple(self.confidence.shape)} for {count} images."
-            )
         if self.calibrated and bool(((self.confidence < 0) | (self.confidence > 1)).any()):
             found.append("returned a confidence outside [0, 1] as a probability.")
-        if self.certified.shape not in ((0,), (count,)):
-            found.append(
-                f"returned certificates of shape {tuple(self.certified.shape)} for {count} images."
-            )
-        if not bool((finite | self.diverged.bool()).all()):
+        if not bool((finite | self.diverged).all()):
             found.append("returned NaN without marking it as diverged.")
-        if bool(finite.any()):
-            low, high = float(self.images[finite].min()), float(self.images[finite].max())
-            if low < 0 or high > 1:
-                found.append(f"returned values in [{low:.3g}, {high:.3g}]; images are in [0, 1].")
         return found
 
     @property
     def lost(self) -> bool:
         return not bool(self.images.isfinite().flatten(1).all(1).any())
-
-
-def _wrong_integers(outcome: Outcome, names: Sequence[str]) -> list[str]:
-    """Say which fields are no lists of whole numbers."""
-    wrong = [
-        name
-        for name in names
-        if getattr(outcome, name).dim() != 1 or getattr(outcome, name).dtype != torch.int64
-    ]
-    return [f"returned '{name}' that holds no whole numbers." for name in wrong]
 
 
 CERTIFIED_WITHIN = 0.1
@@ -180,34 +152,23 @@ class RecoveredPrototypes(Outcome):
         notes: what was recognised, one sentence each (single class, fixed weights, ...).
     """
 
-    vectors: Tensor
-    clients: Tensor
-    labels: Tensor
-    rounds: Tensor
-    rounds_used: Tensor
-    s_min: Tensor
-    expected_error: Tensor
+    vectors: Tensor = field(metadata=holds(NUMBERS, "N", "d", single=True))
+    clients: Tensor = field(metadata=holds(WHOLE, "N", low=0))
+    labels: Tensor = field(metadata=holds(WHOLE, "N", low=0, high=CLASSES))
+    rounds: Tensor = field(metadata=holds(WHOLE, "N", low=0))
+    rounds_used: Tensor = field(metadata=holds(WHOLE, "N", low=0))
+    s_min: Tensor = field(metadata=holds(NUMBERS, "N"))
+    expected_error: Tensor = field(metadata=holds(NUMBERS, "N"))
     notes: tuple[str, ...]
-    certified: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    certified: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.bool), metadata=holds(TRUTH, "N")
+    )
 
     def problems(self, observation: Observation) -> list[str]:
-        if self.certified.shape not in ((0,), (len(self.vectors),)):
-            return [
-                f"returned certificates of shape {tuple(self.certified.shape)} for "
-                f"{len(self.vectors)} prototypes."
-            ]
-        lengths = {
-            name: len(getattr(self, name))
-            for name in ("vectors", "clients", "labels", "rounds", "rounds_used", "s_min")
-        }
-        if len(set(lengths.values())) > 1:
-            return [f"returned fields of different lengths: {lengths}."]
-        if self.vectors.dim() != 2 or not self.vectors.is_floating_point():
-            return [f"returned vectors of shape {tuple(self.vectors.shape)}; rows are needed."]
-        labels, classes = self.labels, observation.num_classes
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-            return [f"returned labels that are not in 0..{classes - 1}."]
-        return _wrong_integers(self, ("clients", "labels", "rounds", "rounds_used"))
+        answered = torch.stack([self.clients, self.labels])
+        if answered.unique(dim=1).shape[1] < len(self.clients):
+            return ["returned two prototypes of one client and class."]
+        return []
 
     @property
     def lost(self) -> bool:
@@ -227,30 +188,21 @@ class LabelEstimate(Outcome):
         sizes (K,): estimated number of training samples; NaN where unknown.
     """
 
-    clients: Tensor
-    support: Tensor
-    proportions: Tensor
-    sizes: Tensor
+    clients: Tensor = field(metadata=holds(WHOLE, "K"))
+    support: Tensor = field(metadata=holds(NUMBERS, "K", CLASSES, low=0, high=1))
+    proportions: Tensor = field(metadata=holds(NUMBERS, "K", CLASSES))
+    sizes: Tensor = field(metadata=holds(NUMBERS, "K"))
     notes: tuple[str, ...]
 
     def problems(self, observation: Observation) -> list[str]:
-        wanted = (len(self.clients), observation.num_classes)
-        if tuple(self.support.shape) != wanted or tuple(self.proportions.shape) != wanted:
-            return [
-                f"returned a support of shape {tuple(self.support.shape)} and proportions of shape "
-                f"{tuple(self.proportions.shape)}; both must be {wanted}."
-            ]
-        if tuple(self.sizes.shape) != (len(self.clients),):
-            return [
-                f"returned sizes of shape {tuple(self.sizes.shape)} for {len(self.clients)} "
-                "clients."
-            ]
         observed = {upload.client for upload in (*observation.targets, *observation.uploads)}
+        if not len(self.clients):
+            return ["returned an estimate of no client."]
         if len(self.clients.unique()) < len(self.clients) or not observed >= set(
             self.clients.tolist()
         ):
             return ["returned clients that uploaded nothing, or a client twice."]
-        return _wrong_integers(self, ("clients",))
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,14 +213,8 @@ class MembershipScores(Outcome):
     uploads say nothing.
     """
 
-    scores: Tensor
+    scores: Tensor = field(metadata=holds(NUMBERS, CANDIDATES))
     notes: tuple[str, ...]
-
-    def problems(self, observation: Observation) -> list[str]:
-        wanted = len(observation.candidates) if observation.candidates else 0
-        if tuple(self.scores.shape) != (wanted,):
-            return [f"returned {tuple(self.scores.shape)} scores for {wanted} candidates."]
-        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,17 +225,14 @@ class PropertyScores(Outcome):
     between clients; above 0.5 the attack says that it does. NaN where nothing is said.
     """
 
-    clients: Tensor
-    scores: Tensor
+    clients: Tensor = field(metadata=holds(WHOLE, "K"))
+    scores: Tensor = field(metadata=holds(NUMBERS, "K", PROPERTIES))
     notes: tuple[str, ...]
 
     def problems(self, observation: Observation) -> list[str]:
-        wanted = (len(self.clients), len(observation.properties))
-        if tuple(self.scores.shape) != wanted:
-            return [f"returned scores of shape {tuple(self.scores.shape)}; {wanted} are needed."]
         asked = {upload.client for upload in observation.targets}
         if len(self.clients.unique()) < len(self.clients) or not asked >= set(
             self.clients.tolist()
         ):
             return ["returned clients that were not asked about, or a client twice."]
-        return _wrong_integers(self, ("clients",))
+        return []

@@ -7,6 +7,7 @@ A declared type is a `TypedDict` or a list of one, whose fields carry their rang
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -55,11 +56,24 @@ def parse_json(text: str, *, once: bool = False) -> Any:
     """
     pairs = _once if once else None
     try:
-        return json.loads(
+        value = json.loads(
             text, parse_int=_whole, parse_constant=_no_number, object_pairs_hook=pairs
         )
+        if _HALF.search(text):  # an escape that may stand for half a letter
+            _whole_letters(json.dumps(value, ensure_ascii=False))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    return value
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _whole_letters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text holds half a letter (a lone surrogate)") from None
 
 
 def _whole(digits: str) -> int:
@@ -126,8 +140,10 @@ def _bounded(root: yaml.Node) -> None:
             waiting += [(one, depth + 1) for pair in node.value for one in pair]
         elif isinstance(node, yaml.SequenceNode):
             waiting += [(one, depth + 1) for one in node.value]
-        elif node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
-            raise ValueError(f"a number of {len(node.value)} digits ({line})")
+        else:
+            _whole_letters(node.value)
+            if node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+                raise ValueError(f"a number of {len(node.value)} digits ({line})")
 
 
 def check(value: Any, kind: type[T], path: Path) -> T:

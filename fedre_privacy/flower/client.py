@@ -245,7 +245,8 @@ class Participation:
     def _keep_mixtures(self, round: int, emissions: tuple[Emission, ...]) -> None:
         if self._keeps(round):
             kept = mixtures({self.client.id: emissions})
-            files.write_tensors(mixtures_file(self.folder, round), kept)
+            with files.private():
+                files.write_tensors(mixtures_file(self.folder, round), kept)
 
     def _keep_model(self, round: int, moment: str) -> None:
         """Keep the model as it is after an event, for the evaluator.

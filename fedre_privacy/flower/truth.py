@@ -35,4 +35,5 @@ def bring(record: RecordSettings, rounds: int, folder: Path, clients: Sequence[P
             if mixtures_file(own, round).is_file():
                 samples |= files.read_tensors(mixtures_file(own, round))
         files.write_tensors(models_file(folder, round), models)
-        files.write_tensors(mixtures_file(folder, round), samples)
+        with files.private():
+            files.write_tensors(mixtures_file(folder, round), samples)

@@ -95,7 +95,7 @@ def write_attack_report(result: AttackResult) -> Path:
     )
     title = f"{settings.attack.name} on {trial.kind} of {run.name}"
     path = result.folder / NAME
-    with held(result.folder, wait=True):
+    with held(result.folder, wait=True), files.private():
         remove_temporaries(result.folder)
         files.write_text(path, html.page(title, lead, sections))
         write_manifest(result.folder, [path], name=DRAWN)

@@ -51,5 +51,6 @@ def write_worlds_report(done: WorldsResult) -> Path:
     lead = html.join(html.verdict(word, because), html.facts(done.lines()))
     title = f"Membership in {plan.training.run_name}"
     path = done.folder / NAME
-    files.write_text(path, html.page(title, lead, sections))
+    with files.private():
+        files.write_text(path, html.page(title, lead, sections))
     return path

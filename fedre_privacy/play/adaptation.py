@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedre_privacy.attacks.base import Attack, touched
+from fedre_privacy.attacks.base import Attack, blamed, touched
 from fedre_privacy.core.channels import NOTHING, PLACES, covered
 from fedre_privacy.core.types import Observation
 
@@ -34,7 +34,9 @@ def adaptations(attack: Attack, observation: Observation) -> tuple[Adaptation, .
     Left out are entanglement schemes whose upload is the mix that its encoding tells: there is
     nothing to adapt to.
     """
-    adapts, here = attack.adapts(observation), touched(observation)
+    with blamed(attack):
+        adapts = attack.adapts(observation)
+    here = touched(observation)
     out = []
     for number, known in enumerate(observation.defenses):
         if known.channel is None:

@@ -18,7 +18,9 @@ from fedre_privacy.attacks.base import (
     Context,
 )
 from fedre_privacy.core import files
+from fedre_privacy.core.answers import typed
 from fedre_privacy.core.errors import (
+    AttackFailedError,
     DamagedInputError,
     MissingInputError,
 )
@@ -245,7 +247,7 @@ def attack_into(
     with taken(folder, resume=resume, restart=restart, what="Attack", wait=wait) as finished:
         if finished:
             return _reused(folder, settings, trial, report)
-        with logging_to(folder):
+        with logging_to(folder), files.private():
             return _attack(folder, settings, trial, device, report, isolation)
 
 
@@ -313,6 +315,8 @@ def _attack(
         )
     except BaseException as error:
         write_end(folder, record, error)
+        if isinstance(error, AttackFailedError):
+            error.next_step = f"Its traceback is in {folder / 'log.txt'}."
         raise
     outcome = played.outcome
     record |= {"isolation": played.how}
@@ -340,10 +344,11 @@ def _attack(
 def _read_back(folder: Path, trial: Trial) -> Outcome:
     path, kind = folder / "recovered.safetensors", question_of(trial.settings).outcome()
     try:
-        outcome = kind.load(files.read_tensors(path), files.read_metadata(path))
-        problems = outcome.problems(trial.observation)
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        saved = kind.load(files.read_tensors(path), files.read_metadata(path))
+    except ValueError as error:
         raise DamagedInputError(f"{path} is not a recorded result: {error}.") from None
+    outcome, problems = typed(saved, trial.observation)
+    problems = problems or outcome.problems(trial.observation)
     if problems:
         raise DamagedInputError(f"{path} is not a recorded result: it {problems[0]}")
     return outcome

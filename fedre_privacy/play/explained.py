@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack
+from fedre_privacy.attacks.base import Attack, blamed
 from fedre_privacy.attacks.running.explained import rows_explained
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
@@ -27,7 +27,8 @@ def explained_by(
 
     def share(images: Tensor) -> Tensor:
         with single_threaded(torch.device("cpu")):  # sums do not depend on the number of threads
-            told = attack.explained(observation, images, found.labels)
+            with blamed(attack):
+                told = attack.explained(observation, images, found.labels)
             if told is None and not observation.images_per_target:
                 told = rows_explained(observation, images, observation.extractors)
         return torch.full((len(images),), torch.nan) if told is None else told

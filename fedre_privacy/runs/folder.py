@@ -23,6 +23,7 @@ from fedre_privacy.core.errors import (
     StorageError,
 )
 from fedre_privacy.core.schema import Hash, Word
+from fedre_privacy.core.system import writing
 
 log = logging.getLogger("fedre_privacy")
 log.propagate = False
@@ -119,7 +120,7 @@ def taken(
 
 def _empty(folder: Path) -> None:
     """Remove what is in a folder, but for its lock: first the record, which calls it complete."""
-    with files.writing(folder):
+    with writing(folder):
         (folder / "record.json").unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():

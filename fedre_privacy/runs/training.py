@@ -211,7 +211,8 @@ def in_process(work: Work) -> None:
         }
         files.write_tensors(models_file(folder, round), tensors)
         if settings.record.truth:
-            files.write_tensors(mixtures_file(folder, round), mixtures(emissions))
+            with files.private():
+                files.write_tensors(mixtures_file(folder, round), mixtures(emissions))
 
     loop.run(
         settings.protocol,

@@ -134,7 +134,8 @@ def write_split(folder: Path, shares: Split) -> None:
     tensors: dict[str, Tensor] = {}
     for part, arrays in (("train", shares.train), ("test", shares.test)):
         tensors |= {f"{part}{k}": torch.from_numpy(own) for k, own in enumerate(arrays)}
-    files.write_tensors(folder / "private" / "split.safetensors", tensors)
+    with files.private():
+        files.write_tensors(folder / "private" / "split.safetensors", tensors)
 
 
 def models_file(folder: Path, round: int) -> Path:

@@ -60,6 +60,7 @@ def attend(line: Line) -> None:
                 "type": type(error).__name__,
                 "problems": list(error.problems),
                 "next_step": error.next_step,
+                "traceback": traceback.format_exc() if error.__cause__ else None,
             }
         )
     except BaseException as error:  # an attack may fail in any way; the other side says so
@@ -102,7 +103,7 @@ def _attack(order: dict[str, Any]) -> Attack:
     found: Any = importlib.import_module(order["module"])
     for part in order["class"].split("."):
         found = getattr(found, part)
-    if not found.name:
+    if not vars(found).get("name"):  # its own, as `config.build_plugin` names it
         found.name = order["name"]
     problems: list[str] = []
     made: Attack | None = build(found, order["settings"], at="attack", problems=problems)

@@ -20,12 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted, attacks
+from fedre_privacy.attacks.base import (
+    Attack,
+    Context,
+    ResultCache,
+    accepted,
+    attacks,
+    is_plugin,
+)
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, plain
-from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
-from fedre_privacy.core.events import Event
+from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.events import Event, only_an_attacks
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import import_plugin
 from fedre_privacy.core.types import Observation
@@ -33,6 +40,7 @@ from fedre_privacy.core.units import human_bytes
 
 from . import sandbox
 from .description import stand_in, stands_in
+from .ends import failure, refusal
 from .line import BrokenLine, Frame, Line
 from .modules import Modules, frozen_copies
 from .own_modules import copy_own_modules
@@ -43,9 +51,6 @@ AUTO, STRICT, PROCESS, SAME = "auto", "strict", "process", "same-process"
 ISOLATION = (AUTO, STRICT, PROCESS, SAME)
 """How far an attack is kept from the run: in a process of its own in a sandbox (`strict`), without
 one (`process`), or in this process (`same-process`); `auto` is the strictest that works here."""
-
-REPORTED = ("attack.step", "note")
-"""Events that an attack may report."""
 
 PIECE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names under which an attack may keep a piece."""
@@ -133,9 +138,10 @@ def play(
 
     Raises:
         FedreError: as the attack refuses, or what it returned is not what was promised.
-        Exception: what the attack raised, by its built-in type.
+        Exception: what a built-in attack raised, by its built-in type.
     """
     how = chosen(isolation, context.device)
+    context = dataclasses.replace(context, report=only_an_attacks(context.report))
     held = (observation.extractors, observation.models, observation.initial, observation.heads)
     objects = any(some and not isinstance(some, Modules) for some in held)
     if objects and isolation in (STRICT, PROCESS):
@@ -148,7 +154,8 @@ def play(
     if (objects or how == SAME) and stands_in(attack):
         attack = _imported(attack)
     if objects or how == SAME:
-        return SealedResult(_beside(attack, observation, context, objects), SAME)
+        answer = _beside(attack, observation, context, objects)
+        return SealedResult(accepted(attack, observation, answer, outcome), SAME)
     process = take(strict=how == STRICT, hidden=hidden)
     try:
         pack(observation, process.folder)
@@ -158,7 +165,7 @@ def play(
     finally:
         process.end()
         print(process.printed(), end="", file=sys.stderr)
-    return SealedResult(accepted(attack, observation, answer), how, peak)
+    return SealedResult(accepted(attack, observation, answer, outcome), how, peak)
 
 
 def _imported(attack: Attack) -> Attack:
@@ -250,7 +257,7 @@ def described(path: str) -> type[Attack]:
     finally:
         process.end()
     if head.get("is") == "refused":
-        raise _refusal(head)
+        raise refusal(head, path)
     if head.get("is") != "described" or not isinstance(head.get("told"), dict):
         raise IncompatibleError(
             f"attack '{path}' cannot be imported: {head.get('type')}: {head.get('text')}"
@@ -274,6 +281,8 @@ def _played(
         head, tensors = _next(process, name)
         if head.get("is") == "done":
             return _outcome(outcome, head, tensors, name)
+        if head.get("is") == "failed":
+            raise failure(head, name, plugin=is_plugin(order["attack"]["module"]))
         _attended(head, tensors, process.line, context, pieces)
 
 
@@ -303,9 +312,9 @@ def _attended(
     """Do what one message asks for."""
     match head.get("is"):
         case "event":
-            data = head.get("data")
-            if head.get("name") in REPORTED and isinstance(data, dict):
-                context.report(Event(head["name"], {**data, **tensors}))
+            name, data = head.get("name"), head.get("data")
+            if isinstance(name, str) and isinstance(data, dict):
+                context.report(Event(name, {**data, **tensors}))
         case "load":
             kept = pieces.load(head.get("name"))
             with suppress(ConnectionError):
@@ -313,9 +322,7 @@ def _attended(
         case "save":
             pieces.save(head.get("name"), tensors)
         case "refused":
-            raise _refusal(head)
-        case "failed":
-            raise _raised(head, pieces.attack)
+            raise refusal(head, pieces.attack)
         case other:
             raise IncompatibleError(f"Attack '{pieces.attack}' sent an unknown message {other!r}.")
 
@@ -348,29 +355,6 @@ class _Pieces:
                 f"Attack '{self.attack}' keeps a piece under the name {name!r}."
             )
         return name
-
-
-def _refusal(head: dict[str, Any]) -> FedreError:
-    """The error by which the other side refuses."""
-    kind = getattr(errors, str(head.get("type")), None)
-    if not (isinstance(kind, type) and issubclass(kind, FedreError)):
-        kind = FedreError
-    problems, step = head.get("problems"), head.get("next_step")
-    return kind(
-        *map(str, problems if isinstance(problems, list) else [problems]),
-        next_step=None if step is None else str(step),
-    )
-
-
-def _raised(head: dict[str, Any], attack: str) -> Exception:
-    """The exception that an attack ended with; its traceback is added as a note."""
-    name, text = str(head.get("type")), str(head.get("text"))
-    error: Exception = RuntimeError(f"{name}: {text}")
-    for usual in (ValueError, TypeError, RuntimeError, KeyError, IndexError, AttributeError):
-        if usual.__name__ == name:
-            error = usual(text)
-    error.add_note(f"Raised by attack '{attack}' in its own process:\n{head.get('traceback')}")
-    return error
 
 
 def _outcome(

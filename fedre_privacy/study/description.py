@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from fedre_privacy.core import files
 from fedre_privacy.core.config import merge
 from fedre_privacy.core.errors import ConfigError, nearest
+from fedre_privacy.core.schema import Count, Size, short
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.resolving import resolve_list
 from fedre_privacy.runs.settings import TrainSettings
@@ -23,8 +27,39 @@ from .suite import default_suite, named_suite
 Values = Mapping[str, Any]
 
 
-SWEEP_KEYS = ("name", "base", "protocols", "schemes", "defenses", "steerings", "vary", "seeds",
-              "attacks", "targets")  # fmt: skip
+Part = str | dict[str, Any]
+"""A name, or settings; objects are written out before they are checked (`runs.values.written`)."""
+
+
+class Sweep(TypedDict, total=False):
+    """A description of a benchmark; a key without a value is as if it were not there."""
+
+    name: Annotated[str, Meta(pattern=r"^[^./\0][^/\0]*$", max_length=100)]
+    base: dict[str, Any]
+    protocols: list[Part]
+    schemes: list[Part]
+    defenses: list[Part | None]
+    steerings: list[Part | None]
+    vary: dict[str, dict[str, Any]]
+    seeds: list[Count]
+    attacks: list[Part]
+    targets: Size
+
+
+_NAMES = "a list of names, or of names with settings"
+NEEDED = {
+    "name": "a name for a folder, such as my-benchmark",
+    "base": "a mapping of sections to their settings, such as {model: {name: cnn4}}",
+    "protocols": f"{_NAMES}, such as [fedre, fedgh]",
+    "schemes": f"{_NAMES}, such as [rap, rar]",
+    "defenses": f"{_NAMES}, such as [none, gaussian]",
+    "steerings": f"{_NAMES}, such as [none, lift]",
+    "vary": "a mapping of labels to settings, such as {one epoch: {train: {epochs: 1}}}",
+    "seeds": "a list of whole numbers from 0, such as [0, 1, 2]",
+    "attacks": f"{_NAMES}, such as [dip, labels]",
+    "targets": "a whole number from 1, such as 32",
+}
+"""What each key of a description needs, in words."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +106,9 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
         base: settings given elsewhere; they win over the description's own.
 
     Raises:
-        ConfigError: unknown keys, or nothing to compare.
+        ConfigError: unknown keys, values of another type, or nothing to compare.
     """
-    problems = []
-    for key in sweep:
-        if key not in SWEEP_KEYS:
-            close = nearest(str(key), SWEEP_KEYS)
-            hint = f" Did you mean '{close}'?" if close else ""
-            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
-    if problems:
-        raise ConfigError(*problems, next_step=f"Keys: {', '.join(SWEEP_KEYS)}.")
+    _check(sweep)
     names = list(sweep.get("protocols") or ())
     if names == ["all"]:
         names = [n for n in protocol_registry.names() if n != "fedsgd"]
@@ -130,6 +158,29 @@ def read_sweep(sweep: Values, base: Values, *, name: str) -> Benchmark:
         [shared, [v.values for v in variants], seeds, written(attacks), targets]
     )
     return Benchmark(f"benchmark-{digest}", shared, tuple(variants), seeds, chosen, targets)
+
+
+def _check(sweep: Values) -> None:
+    """Refuse a description whose keys or values are not those of `Sweep`, all problems at once."""
+    problems = []
+    kinds = get_type_hints(Sweep, include_extras=True)
+    for key, value in sweep.items():
+        if key not in kinds:
+            close = nearest(str(key), kinds)
+            hint = f" Did you mean '{close}'?" if close else ""
+            problems.append(f"Unknown key '{key}' of a benchmark.{hint}")
+        elif value is not None:
+            try:
+                given = list(value) if isinstance(value, range) else written(value)
+                msgspec.convert(given, kinds[key])
+            except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+                _, _, at = str(error).partition(" - at ")
+                place = f" (at {at.strip('`').replace('$', key)})" if at else ""
+                problems.append(
+                    f"'{key}' of a benchmark is {short(value)}; it needs {NEEDED[key]}{place}."
+                )
+    if problems:
+        raise ConfigError(*problems, next_step=f"Keys: {', '.join(kinds)}.")
 
 
 def _declared(variant: Variant, shared: Values) -> Variant:

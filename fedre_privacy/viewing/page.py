@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import yaml
 
 from fedre_privacy.core import files
+from fedre_privacy.core.system import writing
 from fedre_privacy.core.text import visible
 from fedre_privacy.core.units import plural
 from fedre_privacy.pages.html import Html, filled
@@ -72,7 +74,9 @@ def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: b
     root = Path(folder)
     entries = collect(root, truth=truth)
     given = Path(out) if out is not None else _usual(root, entries)
-    return View(write_page(entries, root, given, truth=truth), tuple(entries), truth)
+    with files.private() if truth else nullcontext():
+        path = write_page(entries, root, given, truth=truth)
+    return View(path, tuple(entries), truth)
 
 
 def write_page(entries: Sequence[Entry], root: Path, given: Path, *, truth: bool) -> Path:
@@ -126,7 +130,7 @@ def _write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
     """Write sheets, and remove those of an earlier page, which may hold what this one must not."""
     names = {f"{name}.png" for name in pictures}
     if folder.is_dir():
-        with files.writing(folder):
+        with writing(folder):
             for path in folder.iterdir():
                 if _OURS.fullmatch(path.name) and path.name not in names:
                     path.unlink()

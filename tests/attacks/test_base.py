@@ -26,7 +26,7 @@ from fedre_privacy.core.artifacts import (
     Prototypes,
     Representations,
 )
-from fedre_privacy.core.errors import DivergedError, IncompatibleError
+from fedre_privacy.core.errors import AttackFailedError, DivergedError, IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge
 from fedre_privacy.threats.base import threats
@@ -76,7 +76,7 @@ def test_a_good_answer_passes(problem):
 
 @pytest.mark.parametrize("shape", [(2, 1, 2, 2), (3, 2, 2), (3, 1, 2, 3), (3, 3, 2, 2)])
 def test_a_wrong_shape_is_refused(problem, shape):
-    with pytest.raises(IncompatibleError, match=r"3 targets need \(3, 1, 2, 2\)"):
+    with pytest.raises(IncompatibleError, match=r"must be \(3, 1, 2, 2\) for 3 targets"):
         returns(torch.zeros(shape))(problem)
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_shape_is_refused(problem, shape):
 def test_values_outside_the_range_are_refused(problem, value):
     images = torch.full((3, 1, 2, 2), 0.5)
     images[1, 0, 0, 0] = value
-    with pytest.raises(IncompatibleError, match=r"images are in \[0, 1\]"):
+    with pytest.raises(IncompatibleError, match=r"values are in \[0, 1\]"):
         returns(images)(problem)
 
 
@@ -107,7 +107,7 @@ def test_an_attack_without_run_says_so(problem):
     class Empty(Attack):
         consumes = (Representations,)
 
-    with pytest.raises(TypeError, match="Empty does not define run"):
+    with pytest.raises(AttackFailedError, match="TypeError: Empty does not define run"):
         Empty()(problem)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
+from fedre_privacy.core.answers import typed
 from fedre_privacy.core.artifacts import GradientState
 from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
 from fedre_privacy.core.errors import IncompatibleError
@@ -106,7 +107,10 @@ def test_the_same_observation_gives_the_same_answer_and_stays_as_it_was(name, tr
     second = settings.attack(seen, Context(seed=3))
     assert isinstance(first, questions.get(settings.attack.answers)().outcome())
     assert first.problems(seen) == [] and not first.lost
+    same_types, problems = typed(first, seen)
+    assert problems == []
     for key, tensor in first.save()[0].items():
+        assert same_types.save()[0][key].dtype == tensor.dtype  # nothing of ours is converted
         other = second.save()[0][key]
         assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other)), key
     after = [t for a in sent for t in a.tensors().values()]

@@ -70,6 +70,7 @@ def test_exit_codes():
         "IncompatibleError": 3,
         "MissingInputError": 4,
         "DamagedInputError": 4,
+        "AttackFailedError": 9,
         "DivergedError": 5,
         "OutOfMemoryError": 5,
         "PartialError": 5,

@@ -67,6 +67,21 @@ def test_json_beyond_bounds(tmp_path, text):
         files.read_json(tmp_path / "x.json", dict)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [r'"\ud800"', r'{"a": "\uD800"}', r'{"\udfff": 1}', r'[["x", "\ud83d"]]', r'"\ude00\ud83d"'],
+)
+@pytest.mark.parametrize("kind", [dict, dict[str, int], list[str], Outer])
+def test_half_letters_are_damage(tmp_path, text, kind):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(DamagedInputError, match="half a letter"):
+        files.read_json(tmp_path / "x.json", kind)
+
+
+def test_whole_letters_beyond_the_first_plane_stay():
+    assert parse_json(r'{"\ud83d\ude00": "\\ud800"}') == {"\U0001f600": r"\ud800"}
+
+
 def bomb() -> str:
     rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
@@ -84,6 +99,7 @@ def bomb() -> str:
         ("!!python/object/apply:os.getcwd []", "kind 'os.getcwd'"),
         ("? [1, 2]\n: x", "a key that is no word"),
         ("a: 1\na: 2", "a key that is given twice"),
+        (r'a: "\ud800"', "half a letter"),
         ("a: 0x" + "f" * 9000, "a number of 9002 digits"),
         ("a: " + "9" * 9000, "a number of 9000 digits"),
     ],

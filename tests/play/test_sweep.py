@@ -13,7 +13,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+import yaml
 
+from fedre_privacy.cli import benchmark as command
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
 from fedre_privacy.core.registry import typed
 from fedre_privacy.eval.measures import FRONTIER, Measure
@@ -84,6 +86,34 @@ def test_keys_and_emptiness_are_refused():
         read_sweep({}, {}, name="x")
     with pytest.raises(ConfigError, match="Unknown target 'prototype'"):
         named_suite(["dip@prototype"])
+
+
+ODD = [
+    {"base": "cnn4"}, {"base": 3}, {"base": [1]}, {"seeds": 5}, {"seeds": ["a"]}, {"seeds": [-1]},
+    {"seeds": [True]}, {"seeds": [0.5]}, {"attacks": 3}, {"attacks": "labels"}, {"attacks": [3]},
+    {"protocols": 3}, {"protocols": "fedre"}, {"protocols": {"name": "fedre"}}, {"protocols": [3]},
+    {"schemes": 3}, {"schemes": "rap"}, {"steerings": 3}, {"defenses": 3}, {"defenses": [["clip"]]},
+    {"vary": 3}, {"vary": {"a": 1}}, {"vary": {"a": None}}, {"vary": ["a"]}, {"targets": "x"},
+    {"targets": 0}, {"name": 3}, {"name": "../up"}, {"name": ""},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_a_value_of_another_type_is_refused_with_what_is_needed(odd, tmp_path, capsys):
+    ((key, value),) = odd.items()
+    with pytest.raises(ConfigError) as refused:
+        read_sweep({"protocols": ["fedgh"], **odd}, {}, name="x")
+    (problem,) = refused.value.problems
+    assert problem.startswith(f"'{key}' of a benchmark is {value!r}; it needs a ")
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"protocols": ["fedgh"], **odd}))
+    assert command.main([str(tmp_path / "x.yaml"), "--dry-run"]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_all_of_them_are_said_at_once():
+    with pytest.raises(ConfigError) as refused:
+        read_sweep({"base": 3, "seeds": 5, "protocol": 1}, {}, name="x")
+    assert len(refused.value.problems) == 3
 
 
 def test_uploads_that_are_read_over_rounds_keep_every_model():

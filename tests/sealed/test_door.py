@@ -19,6 +19,7 @@ import torch
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.errors import (
+    AttackFailedError,
     ConfigError,
     DamagedInputError,
     DivergedError,
@@ -182,8 +183,13 @@ def test_a_plugin_brings_its_own_modules_but_not_its_folder(run_plugin, tmp_path
 @pytest.mark.parametrize(
     ("lines", "error", "words"),
     [
-        (["raise ValueError('as it was raised')"], ValueError, "as it was raised"),
-        (["raise LookupError('odd')"], RuntimeError, "LookupError: odd"),
+        (["raise ValueError('as it was')"], AttackFailedError, "failed: ValueError: as it was"),
+        (["raise LookupError('odd')"], AttackFailedError, "failed: LookupError: odd"),
+        (["raise SystemExit(0)"], AttackFailedError, "failed: SystemExit: 0"),
+        (["raise MemoryError('full')"], MemoryError, "full"),
+        (["line.send({'is': 'failed'})"], AttackFailedError, "failed: None: None"),
+        (["line.send({'is': 'refused', 'type': 'Interrupted', 'problems': ['x']})"],
+         AttackFailedError, "x"),
         (["raise DivergedError('lost', next_step='again')"], DivergedError, "lost\nagain"),
         (["context.cache.save('../up', {})"], IncompatibleError, "keeps a piece under"),
         (["context.cache.load('.hidden')"], IncompatibleError, "keeps a piece under"),
@@ -197,7 +203,7 @@ def test_a_plugin_brings_its_own_modules_but_not_its_folder(run_plugin, tmp_path
          Exception, "7"),
         (["line._end.close()"], IncompatibleError, "ended without an answer"),
         (["return self.answer(observation, images=torch.full((1, 1, 4, 4), 2.0))"],
-         IncompatibleError, "images are in"),
+         IncompatibleError, "values are in"),
     ],
 )  # fmt: skip
 def test_what_is_not_an_answer_ends_in_one_error(run_here, lines, error, words):
@@ -207,7 +213,7 @@ def test_what_is_not_an_answer_ends_in_one_error(run_here, lines, error, words):
 
 def test_an_answer_is_checked_on_this_side_too(run_here):
     """A plugin can pass the checks in its own process by; those here it cannot."""
-    with pytest.raises(IncompatibleError, match="returned images of shape"):
+    with pytest.raises(IncompatibleError, match="returned 'images' of shape"):
         run_here(
             "made = self.answer(observation, images=torch.zeros(3, 1, 4, 4))",
             "tensors, texts = made.save()",

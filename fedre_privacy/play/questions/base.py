@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import RECOVERED, Attack
+from fedre_privacy.attacks.base import RECOVERED, Attack, blamed, is_plugin
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
@@ -90,9 +90,7 @@ class Trial:
 
     def _guessable(self) -> dict[str, str]:
         """What hidden draws follow from, where the attack is not one of ours."""
-        home = Attack.__module__.removesuffix("base")
-        ours = type(self.settings.attack).__module__.startswith(home)
-        told = {} if ours else self.run.provenance()
+        told = self.run.provenance() if is_plugin(type(self.settings.attack).__module__) else {}
         return {SECRET: told[SECRET]} if SECRET in told else {}
 
     def _uploaded(self) -> str:
@@ -125,7 +123,10 @@ class Trial:
 
     def weaknesses(self) -> tuple[str, ...]:
         """Why the attack, or the one that finds its targets, finds less here than it could."""
-        said = [why for attack, seen in self._stages() for why in attack.weakened(seen)]
+        said: list[str] = []
+        for attack, seen in self._stages():
+            with blamed(attack):
+                said += attack.weakened(seen)
         return tuple(dict.fromkeys(said))
 
     def _stages(self) -> list[tuple[Attack, Observation]]:

@@ -12,6 +12,7 @@ from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, Prototypes
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card, PublicImages
@@ -95,6 +96,12 @@ class PrototypesQuestion(Question):
         )
 
     def score(self, trial: PrototypeTrial, outcome: RecoveredPrototypes) -> Card:
+        wanted, given = trial.truth.vectors.shape[1], outcome.vectors.shape[1]
+        if given != wanted:
+            raise IncompatibleError(
+                f"Attack '{trial.settings.attack.name}' returned vectors of {given} values; a "
+                f"prototype has {wanted} here."
+            )
         return evaluate_prototypes(outcome, trial.truth)
 
 
