@@ -130,7 +130,7 @@ def stand_in(module: str, name: str, told: Mapping[str, Any]) -> type[Attack]:
             f"{type(error).__name__}: {error}."
         ) from None
     made.__module__, made.__qualname__ = module, name
-    return attacks.register(made.name)(made) if told["name"] else made
+    return attacks.register(str(told["name"]))(made) if told["name"] else made
 
 
 def stands_in(attack: Attack) -> bool:
