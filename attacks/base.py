@@ -5,31 +5,25 @@ Attack code receives an `Observation` and nothing else; it never sees data, prot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core.answers import typed
 from fedre_privacy.core.artifacts import Artifact, is_read_as
+from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.contents import Content
 from fedre_privacy.core.cores import single_threaded
-from fedre_privacy.core.errors import (
-    AttackFailedError,
-    DivergedError,
-    FedreError,
-    IncompatibleError,
-)
+from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
-
-from .running.confidence import confidence_of
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
@@ -226,33 +220,6 @@ class Attack:
         return replace(answers, confidence=sure)
 
 
-@contextmanager
-def blamed(attack: Attack) -> Iterator[None]:
-    """Call what a plug-in raises its own error; what a built-in attack raises is a bug of ours.
-
-    Raises:
-        AttackFailedError: from the error, whose traceback it keeps.
-    """
-    try:
-        yield
-    except (FedreError, MemoryError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if not is_plugin(type(attack).__module__):
-            raise
-        raise failed(attack.name, f"{type(error).__name__}: {error}") from error
-
-
-def is_plugin(module: str) -> bool:
-    """Whether an attack of a module is no part of this package."""
-    return not module.startswith(f"{__package__}.")
-
-
-def failed(attack: str, why: str) -> AttackFailedError:
-    """The error of a plug-in that failed."""
-    return AttackFailedError(f"Attack '{attack}' failed: {why}")
-
-
 def accepted(
     attack: Attack, observation: Observation, outcome: Any, kind: type[Outcome] = Outcome
 ) -> Any:
@@ -281,6 +248,58 @@ def accepted(
             else "Look whether the training diverged, and train with a lower step size.",
         )
     return outcome
+
+
+HELD_AGAINST = 256
+"""Auxiliary images that an answer is held against, at most."""
+
+
+def confidence_of(observation: Observation, found: Reconstruction, device: torch.device) -> Tensor:
+    """A score in [0, 1] for each answer (N,), higher is surer; NaN where there is no answer.
+
+    Where the attacker holds the extractor behind a target r, it is b / (a + b): a is the squared
+    distance from r to the representation of the answer, b that to the nearest representation of an
+    auxiliary image or of the attack's answer to another target of the same upload. 0.5 says that
+    some other image explains the target as well. Elsewhere it is 1 / (1 + fit), with the match that
+    the attack attained. It orders answers; it is no probability.
+    """
+    lost = found.diverged.bool() | ~found.images.isfinite().flatten(1).all(1)
+    score = _explained(observation, found.images, device)
+    if score is None:
+        score = 1 / (1 + found.fit.float().clamp(min=0))
+    return score.masked_fill(lost, torch.nan)
+
+
+def _explained(observation: Observation, images: Tensor, device: torch.device) -> Tensor | None:
+    """b / (a + b) of every target (N,), or None without the extractors behind all targets."""
+    if observation.images_per_target:
+        return None
+    rows, owners = observation.target_rows()
+    if not set(owners) <= set(observation.extractors):
+        return None
+    score = torch.full((len(rows),), torch.nan)
+    for owner in dict.fromkeys(owners):
+        where = torch.tensor([i for i, other in enumerate(owners) if other == owner])
+        extractor = copy.deepcopy(observation.extractors[owner]).to(device).eval()
+        own = _seen(extractor, images[where].float().nan_to_num(0.5), device)
+        if own.shape[1] != rows.shape[1]:
+            return None
+        sought = rows[where].double()
+        apart = torch.cdist(sought, own.double()).square()
+        others = apart.clone().fill_diagonal_(torch.inf)
+        if observation.aux is not None and len(observation.aux):
+            public = _seen(extractor, observation.aux[:HELD_AGAINST], device).double()
+            others = torch.cat([others, torch.cdist(sought, public).square()], 1)
+        nearest, mine = others.amin(1), apart.diagonal()
+        share = (nearest / (nearest + mine).clamp(min=1e-30)).float()
+        score[where] = share.masked_fill(nearest.isinf(), torch.nan)
+    return score
+
+
+@torch.no_grad()
+def _seen(extractor: nn.Module, images: Tensor, device: torch.device) -> Tensor:
+    """Representations (n, d) of images, on the CPU."""
+    return torch.cat([extractor(part.to(device)).cpu() for part in images.split(256)])
 
 
 _PLACES: dict[Content, tuple[str, ...]] = {

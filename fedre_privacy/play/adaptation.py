@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedre_privacy.attacks.base import Attack, blamed, touched
+from fedre_privacy.attacks.base import Attack, touched
+from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.channels import NOTHING, PLACES, covered
 from fedre_privacy.core.types import Observation
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, blamed
+from fedre_privacy.attacks.base import Attack
 from fedre_privacy.attacks.running.explained import rows_explained
+from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Observation

@@ -20,16 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import (
-    Attack,
-    Context,
-    ResultCache,
-    accepted,
-    attacks,
-    is_plugin,
-)
+from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted, attacks
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
+from fedre_privacy.core.blame import is_plugin
 from fedre_privacy.core.config import build, plain
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Event, only_an_attacks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from fedre_privacy.attacks.base import failed
 from fedre_privacy.core import errors
+from fedre_privacy.core.blame import failed
 
 from .line import Head
 

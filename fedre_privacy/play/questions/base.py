@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import RECOVERED, Attack, blamed, is_plugin
+from fedre_privacy.attacks.base import RECOVERED, Attack
 from fedre_privacy.core.artifacts import Artifact, is_read_as
+from fedre_privacy.core.blame import blamed, is_plugin
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, Upload
