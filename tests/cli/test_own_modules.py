@@ -27,7 +27,7 @@ from pathlib import Path
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.entanglement.rap import RAP
 
-with suppress(OSError):  # where attacks run nothing can be written there
+with suppress(OSError):  # in a sandbox nothing can be written there
     Path(__file__).with_name("it_ran").touch()
 
 
@@ -101,7 +101,7 @@ def test_a_typed_name_is_allowed_and_no_other(cli, hostile, ran, copy, fast):
     values["protocol"]["entanglement"] = {"name": "rap"}
     (copy / "config.yaml").write_text(yaml.safe_dump(values))
     verify(copy, accept=True)
-    done = cli.attack(copy, *fast, "--attack", "strange:Attack")
+    done = cli.attack(copy, *fast, "--attack", "strange:Attack", "--isolation", "process")
     assert done.code == 0 and not ran(), done.err  # it ran where attacks run, and left nothing
     again = next(text for text in done.out.splitlines() if "--config" in text)
     assert again.endswith(" --plugin strange")

@@ -11,8 +11,10 @@ from fedre_privacy.attacks.base import attacks
 from fedre_privacy.core.config import knobs, plain
 from fedre_privacy.core.errors import ConfigError, FedreError, IncompatibleError
 from fedre_privacy.runs.resolving import resolve_attack
+from fedre_privacy.sealed import sandbox
 from fedre_privacy.sealed.door import described
 
+APART = "process" if sandbox.refusal() else "strict"
 HEAD = """
 from dataclasses import dataclass
 import torch
@@ -86,7 +88,7 @@ def resolved(values):
 
 def test_what_a_module_does_when_it_is_imported_does_not_reach_the_evaluator(run, module):
     module("importer", ZEROS + CHEAT)
-    result = fp.attack(run, "importer:Zeros", target="membership")
+    result = fp.attack(run, "importer:Zeros", target="membership", isolation=APART)
     assert "importer" not in sys.modules
     assert result.card.get("auc").value == 0.5 and result.card.verdict.word != "leaks"
     assert result.outcome.notes == ("7 ('a', 'b') linear",)
@@ -95,7 +97,7 @@ def test_what_a_module_does_when_it_is_imported_does_not_reach_the_evaluator(run
 def test_settings_are_those_of_the_class(run, module):
     module("importer", ZEROS)
     name = "importer:Zeros"
-    fp.attack(run, name, target="membership")  # typed, so that files may name it
+    fp.attack(run, name, target="membership", isolation=APART)  # typed, so that files may name it
     kind = described(name)
     assert {one.name: one.bounds for one in knobs(kind)} == {
         "steps": ">= 1 and <= 9", "names": "", "rate": "> 0", "kind": "one of x, y",
@@ -129,7 +131,7 @@ class Short(PixelInversion):
     steps: int = knob(2, help="optimiser steps", unit="steps", ge=1)
 """
     module("shorter", HEAD + text)
-    result = fp.attack(run, "shorter:Short", target="prototypes", targets=4)
+    result = fp.attack(run, "shorter:Short", target="prototypes", targets=4, isolation=APART)
     assert "shorter" not in sys.modules and result.trial.settings.attack.steps == 2
     assert result.card.n == 4
 

@@ -47,7 +47,7 @@ def stolen(run, folder, monkeypatch):
     (folder / "loot.py").write_text(text)
     shutil.copyfile(Path(__file__).with_name("thief.py"), folder / "thief.py")
     monkeypatch.syspath_prepend(str(folder))
-    return fp.attack(run, "thief:Thief", target="membership", threat="strong")
+    return fp.attack(run, "thief:Thief", target="membership", threat="strong", isolation="process")
 
 
 def test_whoever_guesses_the_seed_wins_without_a_secret_and_is_at_chance_against_one(
