@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -58,11 +59,13 @@ class OwnedFolder:
 
 def _remove_left() -> None:
     """Remove temporary folders whose processes were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
-        with suppress(FedreError, OSError):  # another process works in it, or another user owns it
-            if not folder.parent.is_symlink() and folder.stat().st_uid == os.geteuid():
-                with held(folder.parent):
-                    _remove(folder.parent)
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(FedreError, OSError):  # another process works in it
+            about = folder.lstat()  # what another user put there could lead anywhere
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                if (folder / LOCK).is_file():
+                    with held(folder):
+                        _remove(folder)
 
 
 def _remove(folder: Path) -> None:

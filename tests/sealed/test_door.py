@@ -412,9 +412,15 @@ def test_an_evaluator_that_is_killed_leaves_no_process_and_the_next_removes_its_
     else:
         raise AssertionError("the process is still there")
     monkeypatch.setattr(tempfile, "tempdir", str(room))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".lock").write_text("mine")
+    planted = room / "fedre-attack-link"
+    planted.symlink_to(tmp_path / "elsewhere")
     one = process.OwnedFolder()
     other = process.OwnedFolder()
-    assert sorted(room.iterdir()) == sorted([one.path, other.path])
+    assert sorted(room.iterdir()) == sorted([one.path, other.path, planted])
+    assert (tmp_path / "elsewhere" / ".lock").read_text() == "mine"
+    planted.unlink()
     (one.path / "file").touch()
     one.remove()
     other.remove()
