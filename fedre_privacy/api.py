@@ -20,6 +20,7 @@ from typing import Any, ParamSpec
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.events import Report, silent
+from fedre_privacy.core.system import clearly as clearly
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data import loading
 from fedre_privacy.data.base import Dataset
