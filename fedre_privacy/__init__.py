@@ -38,8 +38,8 @@ def __getattr__(name: str) -> Any:
 @cache
 def _called(name: str) -> Any:
     """One of the functions, which says clearly what the system refuses."""
-    clearly = import_module(".core.system", __name__).clearly
-    return clearly(getattr(import_module(".api", __name__), name))
+    api = import_module(".api", __name__)
+    return api.clearly(getattr(api, name))
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.secrets import chosen_secret
+from fedre_privacy.core.system import clearly as clearly
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data import loading
 from fedre_privacy.data.base import Dataset
@@ -403,8 +404,7 @@ def repeat(
     Args:
         file: a claim, as `claim` writes it.
         run: folder of the run that was attacked, if it is at hand; None: train again.
-        part: ``split``, ``training``, ``attack`` or ``scores``; None: the attack where there is a
-            run, else ``split``: training with the images shared out anew.
+        part: ``split``, ``training``, ``attack``, ``scores``; None: ``attack`` of a run or ``split``.
         runs: folder for what is made.
         data: file or folder of the data set, where it is not built in.
         out: file of the verification; None: beside the claim.
