@@ -404,7 +404,7 @@ def repeat(
     Args:
         file: a claim, as `claim` writes it.
         run: folder of the run that was attacked, if it is at hand; None: train again.
-        part: ``split``, ``training``, ``attack``, ``scores``; None: ``attack`` of a run or ``split``.
+        part: ``split``, ``training``, ``attack``, ``scores``; None: ``attack`` of a run, or split.
         runs: folder for what is made.
         data: file or folder of the data set, where it is not built in.
         out: file of the verification; None: beside the claim.
