@@ -97,6 +97,7 @@ class Training:
         help="fingerprint of the secret (--secret) that follow from it: who has which image, "
         "clients' own draws, and all that the evaluator draws; empty: from the seed, which whoever "
         "has the images can guess",
+        unit="16 hexadecimal digits",
         later=True,
     )
 

@@ -25,7 +25,7 @@ INTEGERS = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64),
 )
-MOST_LETTERS = 100_000
+MOST_LETTERS = 1_000_000
 """Longest text of an answer, and all lines of its notes together."""
 
 TARGETS, CLASSES, CANDIDATES, PROPERTIES = "targets", "classes", "candidates", "properties"

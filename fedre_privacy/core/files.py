@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -395,7 +396,9 @@ def _hashed(path: Path, marks: tuple[int, ...]) -> str:
 
 def _hash(path: Path) -> str:
     with path.open("rb") as handle:
-        if not os.fstat(handle.fileno()).st_size:  # such as files without an end, in /proc
+        if not os.fstat(handle.fileno()).st_size:
+            if not os.fstatvfs(handle.fileno()).f_blocks:  # of no disk, and maybe without an end
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             return bytes_sha256(b"")
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

@@ -76,12 +76,18 @@ def refusal(path: Path, error: Exception) -> FedreError | None:
         return None
     step = UNWRITABLE[number]
     free = f"; {_free(path)}" if step is ROOM else ""
-    temporary = Path(tempfile.gettempdir())
-    if path.absolute().is_relative_to(temporary.absolute()):
+    if _temporary(path.absolute()):
         step = step.replace("with --runs-dir", "with the variable TMPDIR")
     return StorageError(
         f"{path} could not be written: {os.strerror(number)}{free}.", next_step=step
     )
+
+
+def _temporary(path: Path) -> bool:
+    """Whether a file lies in a temporary folder of ours, or of Python's."""
+    temporary = Path(tempfile.gettempdir()).absolute()
+    inside = path.is_relative_to(temporary) and path != temporary
+    return inside and path.relative_to(temporary).parts[0].startswith(("fedre-", "tmp"))
 
 
 def _free(path: Path) -> str:
@@ -104,9 +110,8 @@ def told(error: BaseException) -> FedreError | None:
     said = " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which need not be loaded
         return OutOfMemoryError(
-            f"The GPU is full: {said.partition('. ')[0]}",
-            next_step="Free it, use --device cpu or a smaller train.batch_size, and give the "
-            "command again; what was finished is kept.",
+            f"The GPU is full: {str(error).partition(chr(10))[0]}",
+            next_step=f"Free it, use --device cpu or a smaller train.batch_size, and {RESUME}",
         )
     number = getattr(error, "errno", None)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _says(FULL, error):

@@ -65,7 +65,7 @@ def load_images(
     else:
         images, notes = _files(paths, size)
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)  # behind `system.clearly`
     return _channels(images, channels).float() / 255
 
 

@@ -53,7 +53,7 @@ def odd(cli: Any, copy: Path, nowhere: Path, fast: list[str], monkeypatch: pytes
     (nowhere / "oddly.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", [*filter(None, sys.path)])
     monkeypatch.setattr("fedre_privacy.core.registry._TYPED", set())
-    options = ["--attack", "oddly:Odd", *fast[2:]]
+    options = ["--plugin", "oddly", "--attack", "oddly:Odd", *fast[2:]]
 
     def attack(how: str, *more: str) -> Any:
         return cli.attack(copy, *options, "--set", f"attack.how={how}", *more)

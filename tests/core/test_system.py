@@ -94,7 +94,7 @@ def test_the_functions_of_the_package_say_it_too(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 @pytest.mark.parametrize(
     ("limit", "code", "words"),
-    [("resource.RLIMIT_NOFILE, (12, 12)", 4, "Too many files are open"),
+    [("resource.RLIMIT_NOFILE, (40, 40)", 4, "Too many files are open"),
      ("resource.RLIMIT_FSIZE, (10, 10)", 4, "File too large")],
 )  # fmt: skip
 def test_a_command_under_a_limit(tmp_path, limit, code, words):
@@ -104,6 +104,11 @@ def test_a_command_under_a_limit(tmp_path, limit, code, words):
         "import fedre_privacy.api\n"
         f"resource.setrlimit({limit})\n"
         "held = []\n"
+        "try:\n"
+        f"    while {'NOFILE' in limit}:\n"
+        "        held.append(open('/dev/null'))\n"
+        "except OSError:\n"
+        "    held.pop()\n"
         "sys.exit(train.main(['--clients', '3', '--rounds', '1', '--set', 'data.per_class=6']))\n"
     )
     done = subprocess.run(
@@ -137,6 +142,7 @@ def test_a_file_without_an_end_is_not_read(tmp_path):
     link.symlink_to(endless)
     try:
         assert files.read_text(link, 100) == ""
-        assert files.file_sha256(link) == files.bytes_sha256(b"")
+        with pytest.raises(OSError):
+            files.file_sha256(link)
     except (FedreError, PermissionError):
         pass  # of another user

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import sys
+import zlib
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -47,7 +49,7 @@ class Hostile(Attack):
             fit=torch.zeros(count),
             trace=torch.zeros(1, count),
             trace_steps=torch.zeros(1, dtype=torch.int64),
-            stopped_because=json.dumps(found),
+            stopped_because=b64encode(zlib.compress(json.dumps(found).encode())).decode(),
             diverged=torch.zeros(count, dtype=torch.bool),
         )
 

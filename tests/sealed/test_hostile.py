@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def played(run: Run, isolation: str, folder: Path, told: str = "") -> dict[str, 
             hidden=trial.hidden(),
         )
     assert done.how == isolation and isinstance(done.outcome, Reconstruction)
-    found: dict[str, Any] = json.loads(done.outcome.stopped_because)
+    found: dict[str, Any] = json.loads(zlib.decompress(b64decode(done.outcome.stopped_because)))
     return found
 
 
