@@ -256,13 +256,15 @@ def _roots(variables: tuple[tuple[str, str], ...]) -> tuple[str, tuple[Path, ...
 
 
 def _package() -> list[Path]:
-    """Folders of this package, wherever each of them lies."""
+    """Folders of this package, wherever each of them lies, and where links to them lead."""
     from importlib.util import find_spec
 
     package = Path(__file__).parents[1]
     name = __package__.partition(".")[0]
     found = (find_spec(f"{name}.{room}") for room in ("attacks", "defenses", "eval"))
-    return [package, *(Path(str(spec.origin)).parent for spec in found if spec is not None)]
+    beside = [Path(str(spec.origin)).parent for spec in found if spec is not None]
+    linked = [Path(__file__).resolve().parents[1], *(place.resolve() for place in beside)]
+    return list(dict.fromkeys([package, *beside, *linked]))
 
 
 atexit.register(drop)
