@@ -31,8 +31,8 @@ WIDTH = 11
 """Columns of a heading."""
 MOST_BITS = 128
 """Longest whole number that is printed as one; Python writes none of thousands of digits."""
-GAP = 3
-"""Spaces between the columns of a table."""
+GAP, NARROW = 3, 2
+"""Spaces between the columns of a table, and of one that does not fit otherwise."""
 
 
 class Output:
@@ -210,9 +210,11 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
     columns = [[visible(text) for text in (key, *(row[key] for row in rows))] for key in rows[0]]
     widths = [max(map(cell_len, column)) for column in columns]
     least = [max(cell_len(p) for text in column for p in _wrapped(text, 1)) for column in columns]
-    while width is not None and 2 + sum(widths) + GAP * (len(columns) - 1) > width:
+    gap = GAP
+    while width is not None and 2 + sum(widths) + gap * (len(columns) - 1) > width:
         wide = [at for at in range(len(columns)) if widths[at] > least[at]]
         if not wide:
+            gap = NARROW
             break
         widths[max(wide, key=lambda at: widths[at])] -= 1
     lines = []
@@ -220,7 +222,7 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
         cells = [_wrapped(text, max(size, 1)) for text, size in zip(row, widths, strict=True)]
         for pieces in zip_longest(*cells, fillvalue=""):
             padded = [p + " " * (w - cell_len(p)) for p, w in zip(pieces, widths, strict=True)]
-            lines.append(f"  {(' ' * GAP).join(padded)}".rstrip())
+            lines.append(f"  {(' ' * gap).join(padded)}".rstrip())
     return lines
 
 
