@@ -113,11 +113,16 @@ SOME = {"images": 25}
 """Of the answers that are accepted every one is scored, or one of so many; one of 60 is drawn."""
 
 
+def test_every_question_of_ours_is_asked():
+    ours = {name for name in questions.names() if "fedre_privacy." in questions.origin(name)}
+    assert ours == set(ASKED)
+
+
 @pytest.mark.parametrize(
     ("question", "every"),
     [
-        *((name, SOME.get(name, 4)) for name in questions.names()),
-        *(pytest.param(name, ALL, marks=pytest.mark.slow) for name in questions.names()),
+        *((name, SOME.get(name, 4)) for name in ASKED),
+        *(pytest.param(name, ALL, marks=pytest.mark.slow) for name in ASKED),
     ],
 )
 def test_an_answer_is_scored_or_refused_by_the_attacks_name(
@@ -156,7 +161,7 @@ def test_an_answer_is_scored_or_refused_by_the_attacks_name(
     assert tried >= 60 and 0 < scored < tried
 
 
-@pytest.mark.parametrize("question", questions.names())
+@pytest.mark.parametrize("question", ASKED)
 def test_what_an_attack_of_ours_returns_is_of_its_types_already(question, trial, honest):
     answer = honest(question)
     found, problems = typed(answer, trial(question).observation)
