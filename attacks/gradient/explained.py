@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +57,8 @@ def updates_explained(
         (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
     """
     given = by_statistics(victims_of(observation) if victims is None else victims, bn)
-    size = len(images) // max(1, len(given))
     out = torch.full((len(images),), torch.nan, dtype=torch.float64)
-    for place, victim in enumerate(given):
-        rows = slice(place * size, (place + 1) * size)
-        batch = images[rows].float().cpu()
-        if not size or not victim.finite() or not bool(batch.isfinite().all()):
-            continue
+    for rows, victim, batch in _batches(given, images):
         how = simulate(victim)
         told = one_hot([labels[rows].cpu()], observation.num_classes, 1)
         undecided = bn == "either" and victim.unmoved is None
@@ -102,14 +97,8 @@ def layer_explained(
     Returns:
         (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
     """
-    given = victims_of(observation)
-    size = len(images) // max(1, len(given))
     out = torch.full((len(images),), torch.nan, dtype=torch.float64)
-    for place, victim in enumerate(given):
-        rows = slice(place * size, (place + 1) * size)
-        batch = images[rows].float().cpu()
-        if not size or not victim.finite() or not bool(batch.isfinite().all()):
-            continue
+    for rows, victim, batch in _batches(victims_of(observation), images):
         name = layer_of(victim)
         inputs = inputs_of(victim.model, name, batch).double()
         (weight,) = victim.sent(f"{name}.weight")
@@ -120,6 +109,16 @@ def layer_explained(
         whole = sent.square().sum()
         out[rows] = float((sent @ basis.T).square().sum() / whole) if float(whole) else 0.0
     return out
+
+
+def _batches(victims: Sequence[Victim], images: Tensor) -> Iterator[tuple[slice, Victim, Tensor]]:
+    """Rows, victim and images of each upload whose images are all there."""
+    size = len(images) // max(1, len(victims))
+    for place, victim in enumerate(victims):
+        rows = slice(place * size, (place + 1) * size)
+        batch = images[rows].float().cpu()
+        if size and victim.finite() and bool(batch.isfinite().all()):
+            yield rows, victim, batch
 
 
 def inputs_of(model: nn.Module, name: str, images: Tensor) -> Tensor:

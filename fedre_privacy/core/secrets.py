@@ -22,6 +22,7 @@ NEW = "new"
 SECRET_FILE = Path("private") / "secret"
 """In the folder of a run."""
 
+MAKE_ONE = "Make one: python -c 'import secrets; print(secrets.token_hex(16))' > FILE"
 _VARIABLE = "FEDRE_SECRET_"
 _SECRET = re.compile(r"[0-9a-f]{32}")
 
@@ -53,7 +54,7 @@ def chosen_secret(given: str) -> str:
     if not path.is_file():
         raise ConfigError(
             f"--secret takes '{NEW}' or a file; there is no file {path}.",
-            next_step="Make one: python -c 'import secrets; print(secrets.token_hex(16))' > FILE",
+            next_step=MAKE_ONE,
         )
     return remember(_read(path))
 
@@ -134,6 +135,6 @@ def _read(path: Path) -> str:
     if not _SECRET.fullmatch(text):
         raise ConfigError(
             f"{path} holds no secret: 32 hexadecimal digits are needed.",
-            next_step="Make one: python -c 'import secrets; print(secrets.token_hex(16))' > FILE",
+            next_step=MAKE_ONE,
         )
     return text

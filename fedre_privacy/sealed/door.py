@@ -254,7 +254,8 @@ def described(path: str) -> type[Attack]:
         raise refusal(head, path)
     if head.get("is") != "described" or not isinstance(head.get("told"), dict):
         raise IncompatibleError(
-            f"attack '{path}' cannot be imported: {head.get('type')}: {head.get('text')}"
+            f"attack '{path}' cannot be imported: {head.get('type')}: {head.get('text')}",
+            next_step="Give the command in the folder of the module, or name that in PYTHONPATH.",
         )
     return stand_in(module, name, head["told"])
 

@@ -93,10 +93,10 @@ class ImageTrial(Trial):
                 told = (*([self.departs] if self.departs else []), *told)
                 lines["Note"] = "; ".join([*told, *([f"and {more} more"] if more > 0 else [])])
         if _worst(self.settings) and self.groups[TARGET].single:
-            lines["Target"] += (
-                "   those of one image alone, the worst case; --set eval.fewest_first=false draws "
-                "among all"
-            )
+            named, mark, rest = lines["Target"].partition("   ")
+            alone = "those of one image alone, the worst case"
+            among = "--set eval.fewest_first=false draws among all"
+            lines["Target"] = f"{named}, {alone} ({among}){mark}{rest}"
         if not self.observation.images_per_target:
             channels, height, width = self.run.image_shape
             count, dim = len(self.groups[TARGET]), self.observation.target_rows()[0].shape[1]
