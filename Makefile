@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: attack test test-slow test-flower bench gpu docs lint dist clean
+.PHONY: attack test test-slow test-flower bench gpu docs format lint dist clean
 
 attack: $(STAMP)
 	$(BIN)/fedre-attack --protocol fedre --target prototypes
@@ -46,6 +46,11 @@ gpu:
 # The documentation as a site that works offline: site/index.html.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# Imports sorted, code laid out as ruff does; `make lint` checks the same.
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # mypy cannot follow `package_dir`: it gets links laid out as the package is imported.
 lint: $(STAMP)

@@ -23,7 +23,10 @@ from fedre_privacy.partition.base import partitions
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.steering.base import steerings
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+AT_THE_TOP = ("CHANGELOG.md", "CONTRIBUTING.md")
+"""Pages that lie where people look for them first: at the top of the repository."""
 
 PAGES: dict[str, tuple[str, str, Registry]] = {
     "attacks": ("Attacks", "what `--attack` takes", attacks),
@@ -87,7 +90,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages and the notebooks."""
+    """Add the pages, those at the top of the repository, and the notebooks."""
+    pages = "|".join(AT_THE_TOP)
+    for name in AT_THE_TOP:
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        text = re.sub(rf"\]\(({pages})", lambda m: f"]({m[1].lower()}", text)
+        files.append(File.generated(config, name.lower(), content=text))
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         where = f"notebooks/{notebook.name}"
         files.append(File.generated(config, where, content=notebook.read_bytes()))
