@@ -155,6 +155,14 @@ class Reconstruction(Outcome):
             **others,
         )
 
+    def without(self, lost: Tensor) -> Self:
+        """The same answers, diverged where `lost` (N,) bool is true."""
+        if not bool((lost & ~self.diverged).any()):
+            return self
+        images = self.images.masked_fill(lost[:, None, None, None], torch.nan)
+        fit = self.fit.masked_fill(lost, torch.nan)
+        return dataclasses.replace(self, images=images, fit=fit, diverged=self.diverged | lost)
+
     def problems(self, observation: Observation) -> list[str]:
         finite = self.images.isfinite().flatten(1).all(1)
         found = []
