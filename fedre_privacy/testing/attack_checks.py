@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks, can_read
 from fedre_privacy.core.answers import typed
-from fedre_privacy.core.artifacts import Artifact, EntangledRep, GradientState, HeadState, Prototypes
+from fedre_privacy.core.artifacts import (
+    Artifact,
+    EntangledRep,
+    GradientState,
+    HeadState,
+    Prototypes,
+)
 from fedre_privacy.core.blame import is_plugin
 from fedre_privacy.core.config import build, knobs
 from fedre_privacy.core.errors import DivergedError, IncompatibleError

@@ -75,7 +75,7 @@ def survives(registry: Registry[Any], made: Any, at: str) -> None:
     )
 
 
-def settings_of(protocol: str, **sections: Any) -> TrainSettings:
+def settings_of(protocol: str, /, **sections: Any) -> TrainSettings:
     """Settings of a tiny training of a protocol; sections are laid over it.
 
     Raises:
