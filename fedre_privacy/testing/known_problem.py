@@ -136,9 +136,16 @@ def observed(artifacts: Sequence[Artifact], clients: int = 2) -> Observation:
     )
 
 
+@cache
+def representations() -> tuple[Tensor, ...]:
+    """What the two clients make of their five digits each, (5, 256)."""
+    with torch.no_grad():
+        return tuple(rotation(seed)(part) for seed, part in enumerate(originals().split(5)))
+
+
 def problem(change: Callable[[Tensor], Tensor] = lambda reps: reps) -> Observation:
     """Ten digits of two clients, five each, whose representations may be changed."""
-    sent = [change(rotation(seed)(part).detach()) for seed, part in enumerate(originals().split(5))]
+    sent = [change(reps.clone()) for reps in representations()]
     return observed([Representations(r, torch.zeros(5, dtype=torch.int64)) for r in sent])
 
 
@@ -276,7 +283,7 @@ def shapes_and_ranges(cls: type[Attack]) -> None:
 def other_kinds_are_read_as_well(cls: type[Attack]) -> None:
     """The same vector as a prototype or an entangled representation has the same answer."""
     attack = made(cls, BRIEF)
-    rows = [rotation(seed)(part)[:1] for seed, part in enumerate(originals().split(5))]
+    rows = [reps[:1] for reps in representations()]
     kinds: dict[type[Artifact], Callable[[Tensor], Artifact]] = {
         Prototypes: lambda r: Prototypes(r, torch.tensor([1])),
         EntangledRep: lambda r: EntangledRep(r[0], torch.ones(10) / 10),

@@ -86,7 +86,7 @@ def test_the_chunk_changes_next_to_nothing_on_a_gpu(name):
     assert torch.allclose(first.images, second.images, atol=1e-3)
 
 
-# --- tiles -----------------------------------------------------------------------------------------
+# --- tiles ---------------------------------------------------------------------------------------
 
 
 class Kill(Exception):
