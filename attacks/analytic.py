@@ -68,15 +68,11 @@ class Analytic(Attack):
             fit.append(alone)
         joined = torch.cat(images)
         exact = int((torch.cat(fit) == 0).sum())
-        return Reconstruction(
-            images=joined,
-            prior=torch.full_like(joined, 0.5),
-            fit=torch.cat(fit),
-            trace=torch.cat(fit)[None],
-            trace_steps=torch.zeros(1, dtype=torch.int64),
+        return Reconstruction.of(
+            joined,
+            torch.cat(fit),
             stopped_because=f"closed form; {exact} of {size * len(victims)} images confirmed by "
             "several rows",
-            diverged=~joined.isfinite().flatten(1).all(1),
         )
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:

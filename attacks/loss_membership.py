@@ -20,6 +20,7 @@ from fedre_privacy.core.artifacts import (
     SmallModelState,
 )
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge, Observation
@@ -92,6 +93,10 @@ class LossMembership(Attack):
     )
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
+        with single_threaded(context.device):  # sums do not depend on the number of threads
+            return self._scores(observation, context)
+
+    def _scores(self, observation: Observation, context: Context) -> MembershipScores:
         asked = asked_of(observation)
         found = {k: settle(e, asked.images) for k, e in exchanges(observation).items()}
         kind = _usual(observation, len(found)) if self.score == "auto" else self.score

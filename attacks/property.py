@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -165,11 +165,8 @@ class _Team:
             number = self.count // len(self.clients) + (place < self.count % len(self.clients))
             if not number:
                 continue
-            piece = kept(
-                self.context,
-                f"rehearsed-{client:06d}-{self.round:06d}",
-                lambda client=client, number=number: self._rehearsed(client, number),  # type: ignore[misc]
-            )
+            name = f"rehearsed-{client:06d}-{self.round:06d}"
+            piece = dict(kept(self.context, name, partial(self._rehearsed, client, number)))
             shares.append(piece.pop("shares"))
             owners.append(torch.full((number,), place))
             made += [{name: rows[i] for name, rows in piece.items()} for i in range(number)]

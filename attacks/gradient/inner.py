@@ -54,15 +54,10 @@ class Pictures:
             said: what was read. certified: (V, B) bool, of the inputs; an image has a certificate
                 where it follows exactly from an input that has one.
         """
-        images, fit = self.images.flatten(0, 1), self.fit.flatten()
-        return Reconstruction(
-            images=images,
-            prior=torch.full_like(images, 0.5),
-            fit=fit,
-            trace=fit[None],
-            trace_steps=torch.zeros(1, dtype=torch.int64),
+        return Reconstruction.of(
+            self.images.flatten(0, 1),
+            self.fit.flatten(),
             stopped_because=said,
-            diverged=torch.zeros(len(fit), dtype=torch.bool),
             certified=(self.exact & certified).flatten(),
         )
 

@@ -245,14 +245,13 @@ def solve(
         said.append(f"BatchNorm by running statistics ({running} of {len(victims)} uploads)")
     if bool(found["failed"].any()):
         said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
-    return Reconstruction(
-        images=images,
+    return Reconstruction.of(
+        images,
+        found["fit"].repeat_interleave(size),
         prior=found["prior"].clamp(0, 1).flatten(0, 1),
-        fit=found["fit"].repeat_interleave(size),
         trace=found["trace"].repeat_interleave(size, dim=1),
         trace_steps=found["trace_steps"],
         stopped_because="; ".join(said),
-        diverged=~images.isfinite().flatten(1).all(1),
         labels=found["labels"].sort(dim=1).values.flatten(),
         spread=spread[rows_of, by_label].flatten() if len(spread) else spread,
     )

@@ -7,10 +7,13 @@ results do not change with the order of clients, the chunk size, or a resume.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_GENERATORS = threading.RLock()
 
 
 def derive(seed: int, purpose: str, *, client: int = -1, round: int = -1, index: int = -1) -> int:
@@ -59,10 +62,11 @@ def seeded(
 ) -> Iterator[None]:
     """Run a block under torch's global generators seeded for one key, then restore them.
 
-    For code that takes no generator: layer initialisation and dropout.
+    For code that takes no generator: layer initialisation and dropout. One thread at a time has the
+    generators.
     """
     started = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if started else []
-    with torch.random.fork_rng(devices=devices):
+    with _GENERATORS, torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive(seed, purpose, client=client, round=round, index=index))
         yield

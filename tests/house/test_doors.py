@@ -86,6 +86,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic", "steering.base", "detectors.base",
     },
+    "testing": {
+        "core", "data", "models", "partition", "entanglement", "protocols", "blocks", "defenses",
+        "attacks", "eval", "threats", "steering", "detectors", "federation", "runs", "play",
+        "study.suite", "reproduction.recorded",
+    },
     "__main__": {"cli", "__version__"},
 }  # fmt: skip
 """Rooms, or single modules of a room, that a room may import; always itself."""
