@@ -50,7 +50,7 @@ from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import drift
+from fedre_privacy.eval.prototype_scores import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
 from fedre_privacy.runs.resolving import resolve_attack
