@@ -21,8 +21,8 @@ from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.closed_form import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.explained import layer_explained
+from .gradient.inner import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05

@@ -29,9 +29,8 @@ from fedre_privacy.core.types import Knowledge, Observation
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.calibrated import Calibrated
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
-from .inversion.image_search import ImageSearch
+from .inversion.image_search import ImageSearch, adapts_by, knowledge_for
 from .inversion.optimise import ImagePrior, imitate
-from .inversion.starts import adapts_by, knowledge_for
 from .running.channels import ROWS_COMPARED
 
 PRECISIONS = ("auto", "float32", "bfloat16")

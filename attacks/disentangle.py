@@ -29,10 +29,9 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, align, aligned, images_of
-from .mixtures.carried import can_align, unaligned
+from .mixtures.carried import along_head, can_align, head_of, unaligned
 from .mixtures.certificates import certified
 from .mixtures.defended import lengthened, solved_of_parts
-from .mixtures.head_prior import along_head, head_of
 from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES

@@ -19,11 +19,10 @@ from .gradient import labels as label_rules
 from .gradient.explained import updates_explained
 from .gradient.match import UpdateMatch, gradient
 from .gradient.objectives import l2rel
-from .gradient.restarts import choose
+from .gradient.restarts import choose, draw
 from .gradient.search import lbfgs
 from .gradient.signed import by_trial
 from .gradient.solve import Answer, batch_labels, check, known, one_hot, solve
-from .gradient.starts import draw
 from .gradient.victims import BN_MODES, Victim, victims_of
 from .running.channels import UPDATES_COMPARED, update_as_sent
 from .running.driver import Tick

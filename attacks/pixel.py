@@ -16,8 +16,7 @@ from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Context, attacks
 from .calibration.calibrated import Calibrated
-from .inversion.image_search import ImageSearch
-from .inversion.starts import adapts_by, knowledge_for
+from .inversion.image_search import ImageSearch, adapts_by, knowledge_for
 from .running.channels import ROWS_COMPARED
 
 

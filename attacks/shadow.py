@@ -30,7 +30,7 @@ from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
 from .inversion.ensemble import FINEST
 from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .inversion.moving import moved, without_fold
+from .inversion.moving import Waves, moved, without_fold
 from .inversion.rehearsals import (
     Owner,
     Rehearsing,
@@ -40,7 +40,6 @@ from .inversion.rehearsals import (
     sent_by,
 )
 from .inversion.simulate import SHIFTS, folds_of, views
-from .inversion.waves import Waves
 from .running.channels import ROWS_REPEATED, bounded_each, rows_sent_anew, upload_behind
 from .running.driver import Piece, Tick, in_groups, reconstruction
 from .running.modules import outputs

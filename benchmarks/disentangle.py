@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedre_privacy.attacks.disentangle import Disentangle
 from fedre_privacy.attacks.mixtures.aligned import Alignment, align, images_of
-from fedre_privacy.attacks.mixtures.head_prior import head_of
+from fedre_privacy.attacks.mixtures.carried import head_of
 from fedre_privacy.attacks.mixtures.linear import least_squares
 from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
 from fedre_privacy.attacks.mixtures.random_walk import random_walk

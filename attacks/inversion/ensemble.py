@@ -37,9 +37,8 @@ from .aux_pairs import FOLDS
 from .linear_map import Linear
 from .map_jobs import jobs_of
 from .map_work import MapWork, aux_images, prepare_work
-from .moving import moved, without_own
+from .moving import Waves, moved, without_own
 from .optimise import spread_of
-from .waves import Waves
 
 FINEST = 19.2
 """Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""
