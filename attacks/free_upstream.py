@@ -9,13 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES, LowRankChange, LowRankModel, SmallModelState
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -57,7 +51,7 @@ class FreeUpstream(SignedSearch, Attack):
     Deviations: u moves by Adam on signs as pixels do, twice as far, from N(0, 1).
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True

@@ -10,16 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    MatrixBlocks,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -101,15 +92,7 @@ class HeadUpdate(Attack):
                 they have in common is not (see `centre`).
     """
 
-    consumes = (
-        HeadState,
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        MatrixBlocks,
-    )
+    consumes = (HeadState, *MODELS, GradientState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         MatrixBlocks: frozenset({Knowledge.HEAD, Knowledge.HEADS})
@@ -118,11 +101,7 @@ class HeadUpdate(Attack):
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
     suite = (
-        SuiteEntry(HeadState, "fedre-paper", place=10),
-        SuiteEntry(ModelState, "fedre-paper", place=10),
-        SuiteEntry(SmallModelState, "fedre-paper", place=10),
-        SuiteEntry(LowRankModel, "fedre-paper", place=10),
-        SuiteEntry(LowRankChange, "fedre-paper", place=10),
+        *(SuiteEntry(kind, "fedre-paper", place=10) for kind in (HeadState, *MODELS)),
         SuiteEntry(MatrixBlocks, "strong", place=10),
     )
 

@@ -8,13 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES
 from fedre_privacy.core.config import knob, part
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -51,7 +45,7 @@ class Imprint(Attack):
                 steering.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS, Knowledge.AUX_DATA})
     simulates: ClassVar[bool] = False
     recovers = "inputs"

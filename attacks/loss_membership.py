@@ -9,16 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    MatrixBlocks,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
@@ -58,15 +49,7 @@ class LossMembership(Attack):
     Deviations: models of other clients of the round stand in for reference models trained for it.
     """
 
-    consumes = (
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        HeadState,
-        MatrixBlocks,
-    )
+    consumes = (*MODELS, GradientState, HeadState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         HeadState: frozenset({Knowledge.EXTRACTOR}),
@@ -75,11 +58,7 @@ class LossMembership(Attack):
     recovers = "membership"
     answers = "membership"
     suite = (
-        SuiteEntry(ModelState, "realistic", "membership", 50),
-        SuiteEntry(SmallModelState, "realistic", "membership", 50),
-        SuiteEntry(LowRankModel, "realistic", "membership", 50),
-        SuiteEntry(LowRankChange, "realistic", "membership", 50),
-        SuiteEntry(GradientState, "realistic", "membership", 50),
+        *(SuiteEntry(kind, "realistic", "membership", 50) for kind in (*MODELS, GradientState)),
         SuiteEntry(HeadState, "fedre-paper", "membership", 50),  # needs the extractor
         SuiteEntry(MatrixBlocks, "strong", "membership", 50),
     )

@@ -15,15 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
@@ -61,14 +53,7 @@ class Span(Attack):
     Deviations: whitened by strangers' features; updates of several steps; rounds added up.
     """
 
-    consumes = (
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        HeadState,
-    )
+    consumes = (*MODELS, GradientState, HeadState)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         HeadState: frozenset({Knowledge.EXTRACTOR})

@@ -9,13 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -55,7 +49,7 @@ class Spear(Attack):
                 signs of all units, where the paper scores whole batches.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     simulates: ClassVar[bool] = False
     recovers = "inputs"

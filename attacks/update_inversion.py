@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, ModelState, SmallModelState
+from fedre_privacy.core.artifacts import MODELS
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
@@ -52,7 +52,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 and weight decay are not simulated, the cosine absorbs them in part.
     """
 
-    consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = MODELS
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
     differentiates = True
