@@ -202,11 +202,7 @@ class Disentangle(Attack):
         )
 
     def _check(self, observation: Observation, found: list[Mixing]) -> None:
-        """Refuse settings that the threat model or the observation cannot serve.
-
-        Raises:
-            IncompatibleError: all of them.
-        """
+        """Refuse settings that the threat model or the observation cannot serve."""
         problems = []
         granted = observation.threat.grants
         wanted: set[Knowledge] = {Knowledge.HEAD} if self.head_prior else set()

@@ -131,11 +131,7 @@ def pulled_back(
 
 
 def _extractor_alone(victim: Victim) -> Victim:
-    """A victim of whose upload only the extractor's parameters are compared.
-
-    Raises:
-        IncompatibleError: the model has no extractor of its own.
-    """
+    """A victim of whose upload only the extractor's parameters are compared."""
     inside = {n: v for n, v in victim.upload.items() if n.startswith(EXTRACTOR)}
     if not inside or not isinstance(getattr(victim.model, "extractor", None), nn.Module):
         raise IncompatibleError(

@@ -234,11 +234,7 @@ class HeadUpdate(Attack):
         return _public_means(case, observation, reps)
 
     def _with_bias(self, case: HeadCase, public: _Public | None) -> HeadCase:
-        """The same, with what the bias would have moved by had there been one.
-
-        Raises:
-            IncompatibleError: the method simulates or divides by the bias that was sent.
-        """
+        """The same, with what the bias would have moved by had there been one."""
         if self.method != "combined":
             raise IncompatibleError(
                 f"'attack.method={self.method}' needs the change of a bias, which matrix blocks do "

@@ -90,11 +90,7 @@ class Imprint(Attack):
 
 
 def _imprinted(victim: Victim) -> Hidden:
-    """The layer that is read.
-
-    Raises:
-        IncompatibleError: the model that was sent holds no imprint.
-    """
+    """The layer that is read."""
     found = first_hidden(victim.model)
     if isinstance(found, Hidden) and directions_of(found.layer):
         return found

@@ -110,11 +110,7 @@ class Spear(Attack):
 
 
 def _first_linear(victim: Victim) -> Hidden:
-    """The layer that is read.
-
-    Raises:
-        IncompatibleError: the model is no row of layers up to there, or no ReLU stands behind it.
-    """
+    """The layer that is read."""
     found = first_hidden(victim.model)
     if isinstance(found, Hidden):
         return found

@@ -144,8 +144,6 @@ class LocalSteps:
     """Plain SGD as a client does it; calling it gives parameters before minus after.
 
     Args:
-        lr: step size.
-        epochs: passes over the candidates.
         per_epoch: batches of a pass; candidate i is in batch i modulo this number, in every pass,
             since the client's order is not known.
         save_memory: recompute each step in the backward pass in place of keeping it; not under

@@ -75,10 +75,7 @@ def pulls(weight: Tensor, bias: Tensor, present: Tensor, reach: float) -> Tensor
     where the others pushed the bias of a rare class up, too. None of it depends on how long the
     change is.
 
-    Args:
-        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
-        present: classes to answer for (C,) bool; the others are zero.
-        reach: step size times steps.
+    Arguments as of `absent_input`; classes that are not present are zero.
 
     Returns: unit directions less their mean over the classes present.
     """
@@ -107,10 +104,7 @@ def combined(
     point the right way all the same. Directions of several rounds are averaged, as the client's
     images are the same and its batches are not.
 
-    Args:
-        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
-        present: classes to answer for (C,) bool.
-        reach: step size times steps.
+    Args, beside those of `absent_input`:
         length: of a difference before they are centred, over that of what is in common. Where no
             class is absent, the median one of `ratio` if that is longer.
         public: class means of public images (C, d), which give m, the lengths and a share of the

@@ -264,11 +264,7 @@ def one_hot(labels: Sequence[Tensor], num_classes: int, restarts: int) -> Tensor
 
 
 def known(labels: Sequence[Tensor | None]) -> list[Tensor]:
-    """The labels, all of which must have been found before.
-
-    Raises:
-        ValueError: some were not.
-    """
+    """The labels, all of which must have been found before."""
     found = [one for one in labels if one is not None]
     if len(found) != len(labels):
         raise ValueError("this search needs labels for every victim")

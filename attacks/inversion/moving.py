@@ -112,13 +112,7 @@ def without_fold(
     One map is fitted without each fold, and moves it: candidates of a fold may share what others
     do not have. Penalties are those that err least, over all folds, on the candidates left out.
 
-    Args:
-        reps: representations (m, d) of the candidates of a target. waves: coefficients (m, k).
-        wanted: representation of the target (d,).
-        sizes: coefficients of each band, in their order; k in all. fold: of each candidate (m,).
-
-    Returns:
-        Changes of the coefficients (m, k).
+    Arguments and result as of `without_own`; fold: of each candidate (m,).
     """
     live = (reps != reps[0]).any(0)  # units that are off for all candidates say nothing
     width, centre, middle = reps.shape[1], reps.mean(0)[live], waves.mean(0)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedre_privacy.core.registry import Registry
 
-
 shadow_attacks: Registry[ShadowAttack] = Registry(
     "shadow attack", "fedre_privacy.attacks.shadows", see="fedre-attack list"
 )

@@ -98,7 +98,6 @@ def reconstruction_sheet(
     Args:
         scores: from `evaluate`.
         recovered: the attack's images (N, C, H, W) in [0, 1], C 1 or 3; NaN rows diverged.
-        title: of the figure.
         caption: text from the record: who attacks, what was uploaded, what is known.
         metric: orders the rows.
         count: rows at most; above 8 they are set in two blocks.
@@ -191,7 +190,6 @@ def image_sheet(
         columns: heading to images (n, C, H, W), C 1 or 3; values are clamped to [0, 1], rows with
             non-finite values are drawn as diverged.
         notes: text beside each row; its first line is set in bold.
-        title, caption: above and below.
         gap_before: number of the column before which a gap is left.
         rows_per_block: above this the rows are set in two blocks side by side.
         cell: side of an image (in).
