@@ -33,6 +33,7 @@ import numpy.typing as npt
 import pandas as pd
 import tools
 import torch
+from experiments import attacking
 from torch import Tensor
 
 from fedre_privacy.attacks.disentangle import Disentangle
@@ -53,7 +54,6 @@ from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.prototype_scores import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
-from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
 
 
@@ -240,12 +240,7 @@ def solved(
 
 def scores_of(run: Run) -> pd.DataFrame:
     """Scores of every solver and floor, one row per prototype and number of rounds."""
-    problems: list[str] = []
-    values = {"attack": "disentangle", "threat": "strong"}
-    settings = resolve_attack(values, {}, problems)
-    if settings is None:
-        raise ValueError(problems)
-    trial = prepare_attack(run, settings)
+    trial = prepare_attack(run, attacking({"attack": "disentangle", "threat": "strong"}))
     if not isinstance(trial, PrototypeTrial):
         raise TypeError("the trial is not about prototypes")
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
