@@ -40,12 +40,11 @@ from .running.tiles import cpu_tile, each, progress
 class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
     """Recover images with a small diffusion model trained on auxiliary images.
 
-    The model is trained when the attack runs. An image is drawn from it step by step: the picture
-    under noise is denoised, then moved until its representation is the one uploaded, then given
-    less noise. The answer is the mean of several such images, which estimates the mean of all that
-    fit; how far they are apart is told as `spread`. It begins from the answer of `linear`. The
-    error that an upload has (declared noise, or the mean of several images) is measured on
-    auxiliary images and allowed for.
+    The model is trained when the attack runs. From the answer of `linear` an image is drawn step by
+    step: the picture under noise is denoised, moved until its representation is the one uploaded,
+    and given less noise. The answer is the mean of several such images; how far they are apart is
+    told as `spread`. The error that an upload has (declared noise, or the mean of several images)
+    is measured on auxiliary images and allowed for.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs

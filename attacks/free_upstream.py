@@ -38,8 +38,8 @@ class FreeUpstream(SignedSearch, Attack):
     vectors u_i: minimises 1 - cos(sum_i J_w(x_i)^T u_i, D) + tv * TV(x), over the extractor's
     parameters alone; D is the gradient, or parameters before minus after. After local training
     the gradient is taken at a point between the models before and after, which is sought as well.
-    So it needs neither head, projector nor teacher of the client, nor its number of steps. Which
-    image has which label is not told.
+    So it needs neither head, projector nor teacher of the client, nor its number of steps. Labels
+    are not told.
 
     Shape:      parameters by name; output (N * B, C, H, W), values in [0, 1], grouped by target
     Needs:      UPLOADS, and the model that the protocol's own messages hold      Recovers: inputs

@@ -26,13 +26,12 @@ from .gradient.victims import Victim, victims_of
 class Imprint(Attack):
     """Read images off a hidden layer that the server imprinted (steering `imprint`).
 
-    Units of the layer differ by their thresholds along a few directions alone, so the gradients of
-    neighbouring units, or their changes by local training, differ by the samples between two
-    thresholds. The ratio of the two differences, weight over bias, is the layer's input for a
-    sample that is alone there: exactly after one step, nearly after several. An input that two
-    directions give alike has a certificate. Where the layer sees pixels the image follows in closed
-    form and the certificate is the image's; behind convolutions another attack turns the layer's
-    input into an image. What is not found is answered with grey.
+    Neighbouring units of the layer differ by the samples between their thresholds along a few
+    directions, so the ratio of the differences of their gradients (or changes), weight over bias,
+    is the layer's input for a sample that is alone there: exactly after one step, nearly after
+    several. An input that two directions give alike has a certificate. Where the layer sees pixels
+    the image follows in closed form, certificate included; behind convolutions another attack turns
+    the layer's input into an image. What is not found is answered with grey.
 
     Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, surest first

@@ -40,11 +40,10 @@ class JointDisentangle(Attack):
         log mean_s D(g_s(x), p_s) + tv TV(x)
 
     over these rounds s, D the squared distance relative to the client's prototypes of the round.
-    Prototypes that a protocol uploads itself are matched in the same way without being solved.
-    Targets that were seen in one round only (mixtures, single representations, true prototypes as
-    a counterfactual) are inverted as `dip` inverts them. Where defences are declared, an image is
-    sent through those of each round before it is matched; mixtures that were shortened, and
-    vectors of which a part was not sent, are matched in their own round only, as by `dip`.
+    Prototypes that a protocol uploads itself are matched without being solved; targets seen in one
+    round only are inverted as `dip` inverts them. Declared defences of each round are repeated
+    before an image is matched; mixtures that were shortened, and vectors of which a part was not
+    sent, are matched in their own round only.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, ALL_EXTRACTORS, AUX_DATA          Recovers: inputs

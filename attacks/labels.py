@@ -54,13 +54,12 @@ AUX = 1000
 class LabelInference(Attack):
     """Read off the uploads which classes each client holds, their shares, and its size.
 
-    Labels sent with prototypes or class outputs give the classes; labels of single
-    representations and counts give everything. Label encodings of entangled representations are
-    read by how they vary over rounds: equal or random weights per class give the classes, means
-    over samples give the shares, and random weights per sample give shares and, by their
-    variance, the number of samples. The change of a head against the one that was broadcast gives
-    the classes whose bias rose, and the shares where the head was untrained or its responses can
-    be measured on auxiliary data. What nothing was said about is NaN.
+    Labels sent with prototypes or class outputs give the classes; those of single representations
+    and counts give everything. Label encodings are read by how they vary over rounds: weights per
+    class give the classes, means over samples the shares, and random weights per sample shares and,
+    by their variance, the number of samples. The change of a head against the one broadcast gives
+    the classes whose bias rose, and the shares where the head was untrained or its responses can be
+    measured on auxiliary data. What nothing was said about is NaN.
 
     Shape:      K clients; support and proportions (K, C), sizes (K,)
     Needs:      UPLOADS; HEAD for changes of heads and for `ignore_encoding`, TRAINING for shares

@@ -33,10 +33,9 @@ class LossMembership(Attack):
     `difference` by L(before) - L(after), before being the model that the client received; and
     `reference` by the mean of L over what the other clients uploaded in the round, less L(after),
     which takes out how hard the candidate is. A gradient is taken as one step of the learning
-    rate, so that it speaks of the samples of its batch only. A head alone computes no loss: it is
-    read with the client's extractor, where that is granted; FedRAL's matrix blocks with the
-    client's extractor and head, the same before and after. Statistics of BatchNorm that were not
-    sent are taken from all candidates together.
+    rate. A head is read with the client's extractor, FedRAL's matrix blocks with the client's
+    extractor and head, where these are granted. Statistics of BatchNorm that were not sent are
+    taken from all candidates together.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD (the model as broadcast); EXTRACTOR for heads and matrix blocks, HEADS

@@ -64,11 +64,10 @@ class PropertyInference(Rehearsing, Attack):
     """Tell from an upload what share of a client's images is of one class, or dark, and so on.
 
     The server rehearses each client on auxiliary images from the weights that it began with, with
-    the broadcasts of these rounds, with and without each property that is asked about. From the
-    uploads of all rehearsals a logistic regression learns which share of the images counts; the
-    penalty is that which does best on clients left out. Clients of one architecture are learnt from
-    together. Where uploads tell how many samples each class has, shares of classes are read off.
-    Clients see nothing of it.
+    the broadcasts of these rounds, with and without each property. From the uploads of all
+    rehearsals of clients of one architecture a logistic regression learns which share of the images
+    counts; the penalty is that which does best on clients left out. Where uploads tell how many
+    samples each class has, shares of classes are read off. The server is passive.
 
     Shape:      K clients and P properties; scores (K, P), above 0.5 where the share found lies
                 above the property's limit

@@ -382,24 +382,18 @@ class Shadow(Shadows, Rehearsing, Attack):
     Where clients of one architecture begin with weights that the server knows, it trains a few
     copies ("shadows") of a client on auxiliary images of the client's classes, for the client's
     number of steps and with the broadcasts of these rounds. One ridge regression from their
-    representations to pixels, over all of them, is then applied to the upload. Before that each
-    shadow is moved so that its means of the client's *other* classes agree with the prototypes that
-    the client uploaded of them; the target's own class is left out. The penalty is chosen on
-    held-out images of a shadow that was held out: it has to stand for what differs between shadows.
-    Candidates about that answer are then moved as `ensemble-kalman` moves them, each through a
-    shadow of its own, so that what differs between shadows counts as noise; the answer is their
-    mean.
+    representations to pixels is applied to the upload, after each shadow was moved so that its
+    means of the client's *other* classes agree with the prototypes uploaded of them; its penalty
+    is chosen on held-out images of a held-out shadow. Candidates about that answer are then moved
+    as `ensemble-kalman` moves them, each through a shadow of its own; the answer is their mean.
 
-    How often each class occurs decides where training leads. The shares are counted where labels of
-    single samples or counts are uploaded, and read off the change of a head where one is. Where
-    prototypes are, those are sought under which a shadow has class means like the uploaded ones:
-    `tries` draws, then twice as many about the best of them. Elsewhere each shadow draws its own.
+    Class shares are counted where labels of single samples or counts are uploaded, read off the
+    change of a head where one is, and sought where prototypes are: by `tries` draws, then twice as
+    many about the best of them. Elsewhere each shadow draws its own.
 
     Drift makes shadows useless after a few rounds, so the first one is attacked unless
-    ``eval.round`` says otherwise. With ``start=random`` the shadows begin with random weights of
-    the client's architecture, which is what remains where the start is not known
-    (``model.init=private``); it tells nothing, and serves as the control. Clients see nothing of
-    it: the server is passive.
+    ``eval.round`` says otherwise. With ``start=random``, what remains where the start is not known
+    (``model.init=private``), it tells nothing and serves as the control. The server is passive.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with

@@ -57,22 +57,18 @@ UNSAID = "candidates of classes that are in no upload get the lowest score of th
 class ShadowMembership(Rehearsing, Attack):
     """Score candidates by the odds that an early upload holds them, through copies of the client.
 
-    Copies of the client are trained as `shadow` trains them, with class shares that are counted,
-    read off a head, or sought by rehearsals whose prototypes or mixtures are nearest to those
-    uploaded. A mean R of representations is then tested for each candidate with log-odds of
-    R ~ N(mu + a (g(x) - mu), (s - a^2) S + k N) against R ~ N(mu, s S + k N): a is the
-    candidate's weight in R, s the sum of all squared weights, mu and S the mean and the
-    within-class covariance of auxiliary images by the copies' mean representation g, and N the
-    covariance of what the copies disagree by; k is the value under which R is most likely.
-    The numbers of samples of classes follow from shares and the client's size. For prototypes
-    copies are moved first, so that their means agree with those uploaded of other classes. A
-    mixture is one test, a prototype one for its class, single representations one each, of which
-    the odds are added up. Mean outputs of classes (FD) are read as prototypes of what the whole
-    model makes, by the logarithms of its softmax.
+    Copies of the client are trained as `shadow` trains them. A mean R of representations is tested
+    for each candidate with log-odds of R ~ N(mu + a (g(x) - mu), (s - a^2) S + k N) against
+    R ~ N(mu, s S + k N): a is the candidate's weight in R, s the sum of all squared weights, mu and
+    S the mean and the within-class covariance of auxiliary images by the copies' mean
+    representation g, and N the covariance of what the copies disagree by; k is the value under
+    which R is most likely. For prototypes copies are moved first, so that their means agree with
+    those uploaded of other classes. A mixture is one test, a prototype one for its class, single
+    representations one each, of which the odds are added up. Mean outputs of classes (FD) are read
+    as prototypes of what the whole model makes, by the logarithms of its softmax.
 
-    Drift makes copies useless after a few rounds, so the first one is attacked unless
-    ``eval.round`` says otherwise. With ``start=random`` copies begin with random weights, which
-    serves as the control. Clients see nothing of it: the server is passive.
+    The first round is attacked, see `shadow`. With ``start=random`` copies begin with random
+    weights, which serves as the control.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with

@@ -31,12 +31,11 @@ class Spear(Attack):
     """Take a batch apart by the rank and the sparsity of a linear layer's gradient.
 
     The layer is the model's first linear one, with a ReLU behind it. Its gradient has the rank of
-    the batch, and the basis that switched-off units make sparse is the samples' own. Each input of
-    the layer is checked without truth: by the layer's own weights it must switch on just the units
-    that its gradient says it did. What passes has a certificate. Where the layer sees pixels the
-    image follows in closed form and the certificate is the image's; behind convolutions the layer's
-    input is what is certain, and another attack turns it into an image. What has no certificate is
-    answered with grey.
+    the batch, and the basis that switched-off units make sparse is the samples' own. An input of
+    the layer has a certificate if by the layer's own weights it switches on just the units that its
+    gradient says. Where the layer sees pixels the image follows in closed form, certificate
+    included; behind convolutions another attack turns the layer's input into an image. What has no
+    certificate is answered with grey.
 
     Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, certain ones first

@@ -35,8 +35,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     SGD on the candidates and D is parameters before minus after. The optimiser is that of
     ``inverting-gradients``, and so is the weight where `tv` is none. Where the local steps are
     more than `unroll`, or the client holds more images than are sought, D is matched as the
-    direction of one gradient, taken at theta_0 - a D with a in [0, 1] sought beside the images;
-    this needs neither the number of steps nor their size. The result says so.
+    direction of one gradient at theta_0 - a D, with a in [0, 1] sought beside the images.
 
     Shape:      parameters after local training, by name; output (N * B, C, H, W), values in
                 [0, 1], grouped by target, in the order of the labels found

@@ -65,8 +65,8 @@ def framed(
 ) -> Figure:
     """Return a figure of `width` by `height` (in) with a title at its head, a caption at its foot.
 
-    Title and caption add to the height. What is drawn between them is laid out by matplotlib's
-    constrained layout. Captions keep their line breaks; the flag ``COUNTERFACTUAL: ...`` is bold and red.
+    Title and caption add to the height. What is between them is laid out by matplotlib's
+    constrained layout. Captions keep their line breaks; ``COUNTERFACTUAL: ...`` is bold and red.
     """
     per_line = int((width - 2 * _MARGIN) * 18)
     lines = [
