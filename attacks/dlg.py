@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import GradientState
+from fedre_privacy.core.artifacts import Artifact, GradientState
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
@@ -32,7 +33,7 @@ from .running.driver import Tick
 class Leakage:
     """What `dlg` and `idlg` share."""
 
-    consumes = (GradientState,)
+    consumes: ClassVar[tuple[type[Artifact], ...]] = (GradientState,)
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedre_privacy.core.artifacts import MatrixBlocks
+from fedre_privacy.core.artifacts import Artifact, MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 from fedre_privacy.core.types import Knowledge, Observation, Upload
@@ -37,7 +38,7 @@ AFTER = (
 class MatrixShares:
     """Classes and shares by the change of a matrix and a model, which the attacks choose."""
 
-    consumes = (MatrixBlocks,)
+    consumes: ClassVar[tuple[type[Artifact], ...]] = (MatrixBlocks,)
     recovers = "labels"
     answers = "labels"
 
