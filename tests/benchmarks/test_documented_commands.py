@@ -23,7 +23,7 @@ from fedre_privacy.models.families import members_of
 from fedre_privacy.protocols.base import protocols
 
 ROOT = Path(__file__).parents[2]
-SHARED = ("tools", "scheduling", "kit", "tables")
+SHARED = ("tools", "scheduling", "kit", "tables", "experiments")
 """Modules of benchmarks that are no command."""
 BENCHMARKS = tuple(
     sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
