@@ -11,6 +11,8 @@ from fedre_privacy.core.optimisers import Adam
 
 from .labels import SMALL
 
+REPETITIONS = 10
+"""Of the replay by which class shares are found."""
 PUBLIC_SHARE = 0.3
 """Of a direction, what public class means give where they are known; the head gives the rest."""
 PUBLIC_LENGTH = 2.0
@@ -192,7 +194,6 @@ def shares(
     steps: int,
     *,
     least: float,
-    rounds: int = 10,
     most: int = 20,
 ) -> Tensor:
     """Share of each class among a client's samples, (C,) summing to 1, from the change of a head.
@@ -206,7 +207,6 @@ def shares(
         weight, bias: the head before.
         lr, steps: of local training.
         least: share below which a class counts as absent.
-        rounds: repetitions.
         most: most steps of a replay.
     """
     total = lr * steps
@@ -221,7 +221,7 @@ def shares(
     found = found / found.sum()
     replayed = min(steps, most)
     rate = torch.tensor([total / replayed], device=bias.device)
-    for _ in range(rounds):
+    for _ in range(REPETITIONS):
         _, moved = replay(means[None], found[None], weight[None], bias[None], rate, replayed)
         outputs = moved[0] / total + found
         wanted = (outputs - slope).clamp(min=0).nan_to_num(0.0)
