@@ -215,9 +215,7 @@ def assemble(
     """Build a model around one architecture, e.g. FedMRL's small model ``Cnn5(width=128)``.
 
     Args:
-        mapping: see `build_mapping`.
         dim: representation length; none: the backbone's own width.
-        norm: see `with_norm`.
 
     Raises:
         ConfigError: unknown mapping.
