@@ -14,15 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.channels import Noise, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
@@ -35,7 +27,7 @@ from .gradient.sent_models import SentModels, exchanges, settle
 from .running.messages import asked_of
 from .running.modules import frozen
 
-KINDS = (ModelState, SmallModelState, LowRankModel, LowRankChange, GradientState, HeadState)
+KINDS = (*MODELS, GradientState, HeadState)
 NEEDS_FOR: Mapping[type[Artifact], frozenset[Knowledge]] = {
     HeadState: frozenset({Knowledge.EXTRACTOR})
 }

@@ -8,21 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.closed_form import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.explained import layer_explained
+from .gradient.inner import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05
@@ -50,7 +44,7 @@ class Analytic(Attack):
                 recovers the input of their last layer.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     simulates: ClassVar[bool] = False
     recovers = "inputs"

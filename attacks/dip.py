@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import (
+    MODELS,
     EntangledRep,
     HeadState,
-    LowRankChange,
-    LowRankModel,
     MatrixBlocks,
-    ModelState,
     Prototypes,
     Representations,
-    SmallModelState,
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
@@ -67,11 +64,10 @@ class DeepImagePrior(ImageSearch, Calibrated):
         SuiteEntry(Representations, "fedre-paper", place=20),
         SuiteEntry(Prototypes, "fedre-paper", place=20, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 20, fewest_first=True),
-        SuiteEntry(HeadState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(ModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(SmallModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(LowRankModel, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(LowRankChange, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        *(
+            SuiteEntry(kind, "fedre-paper", RECOVERED, 20, "head", fewest_first=True)
+            for kind in (HeadState, *MODELS)
+        ),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 20, "head", fewest_first=True),
     )
 

@@ -3,14 +3,12 @@
 An image x is sent as e(x) + N(0, std^2 I). With J = de/dx its Fisher information is J'J / std^2,
 and the mean squared error of an answer that is right on average has a lower limit. It holds
 whatever the attack, and for no attack that leans on a prior: where the limit lies above the error
-of a plain floor, the floor is the better answer. With a prior whose score has the second moment P
-the van Trees inequality holds for every attack. Nobody knows P of images; for an image to which
-N(0, s^2) is added it is at most I / s^2, so that the limit for such an image cannot exceed s^2.
+of a plain floor, the floor is the better answer.
 
 References: Hannun, Guo, van der Maaten, Measuring data leakage in machine-learning models with
 Fisher information, UAI 2021; Guo et al., Bounding training data reconstruction in private (deep)
 learning, ICML 2022; Maeng et al., Bounding the invertibility of privacy-preserving instance
-encoding using Fisher information, NeurIPS 2023 (encodings, van Trees).
+encoding using Fisher information, NeurIPS 2023 (encodings).
 """
 
 from __future__ import annotations
@@ -63,23 +61,3 @@ def unbiased_error(traces: Tensor, pixels: int) -> Tensor:
         pixels: numbers in an image.
     """
     return pixels / traces
-
-
-def any_error(traces: Tensor, pixels: int, prior: float) -> float:
-    """Mean squared error per pixel over images below which no attack comes, biased or not.
-
-    Args:
-        traces: of the information of images drawn from the prior, (n,).
-        prior: trace of P. For images with N(0, s^2) added: at most `pixels` / s^2.
-    """
-    return pixels / (float(traces.mean()) + prior)
-
-
-def any_error_by_directions(information: Tensor, prior: Tensor) -> float:
-    """`any_error` from whole matrices: never lower, and above 0 where directions are not sent.
-
-    Args:
-        information: mean of J'J / std^2 over images drawn from the prior, (pixels, pixels).
-        prior: P, of the same shape.
-    """
-    return float(torch.linalg.inv(information.double() + prior.double()).diagonal().mean())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import Attack, Context
+from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.events import noted_once
+from fedre_privacy.core.events import noted_once, silent
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import Knowledge, Observation
 
 from ..running.channels import objective_as_sent
-from ..running.driver import Piece, Tick, in_tiles_of, reconstruction
+from ..running.driver import Piece, Tick, in_tiles_of, reconstruction, stage
 from ..running.graphs import capture_for
 from ..running.modules import frozen
 from ..running.objectives import OBJECTIVES
@@ -26,10 +27,35 @@ from ..running.probe import check_gradients
 from ..running.tiles import cpu_tile, measured_rows
 from .optimise import COMBINE, LOSSES, Budget, ImagePrior, Start, better_of, by_owner, fit_tile
 from .solve import check_extractors, seeds_for, trials
-from .starts import STARTS, adapts_by, knowledge_for, pictures_for
+
+STARTS = ("none", "linear", "decoder")
 
 STUCK = 0.5
 """A search that ends no nearer than this share of where it began is begun anew, once."""
+
+
+def knowledge_for(start: str) -> frozenset[Knowledge]:
+    """What beginning from a start needs."""
+    return frozenset() if start == "none" else attacks.get(start).needs
+
+
+def adapts_by(start: str, observation: Observation) -> StepsAt:
+    """Steps of channels that the attack named `start` takes into account."""
+    return {} if start == "none" else attacks.get(start)().adapts(observation)
+
+
+def pictures_for(start: str, observation: Observation, context: Context) -> Tensor | None:
+    """Answers (N, C, H, W) of the attack named `start` with its default settings, or None.
+
+    Its finished pieces are kept beside those of the attack that begins from it.
+    """
+    if start == "none":
+        return None
+    quiet = dataclasses.replace(stage(context, f"start-{start}-"), report=silent)
+    found = attacks.get(start)().run(observation, quiet)
+    if not isinstance(found, Reconstruction):
+        raise TypeError(f"attack '{start}' does not answer with images")
+    return torch.nan_to_num(found.images, nan=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)

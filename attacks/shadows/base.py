@@ -16,6 +16,10 @@ from torch import Tensor
 
 from fedre_privacy.core.registry import Registry
 
+shadow_attacks: Registry[ShadowAttack] = Registry(
+    "shadow attack", "fedre_privacy.attacks.shadows", see="fedre-attack list"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -56,6 +60,7 @@ class View:
         return self._of(self.sent)
 
 
+@shadow_attacks.base
 @dataclass(frozen=True, kw_only=True)
 class ShadowAttack(ABC):
     """Base of membership attacks on signals of worlds; its fields are its settings."""
@@ -67,9 +72,6 @@ class ShadowAttack(ABC):
     @abstractmethod
     def score(self, view: View) -> Tensor:
         """Score every slot of the world, (n,); higher means that it trained."""
-
-
-shadow_attacks: Registry[ShadowAttack] = Registry("shadow attack", "fedre_privacy.attacks.shadows")
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

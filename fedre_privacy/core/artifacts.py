@@ -415,6 +415,11 @@ class Counts(Artifact):
     values: Tensor = wire(Content.COUNT, "(..., n)")
 
 
+MODELS = (ModelState, SmallModelState, LowRankModel, LowRankChange)
+"""Kinds that hold the parameters of a model, or what training changed in them."""
+UPDATES = (GradientState, *MODELS)
+"""Kinds that tell of the gradient of a model."""
+
 RETIRED_KINDS: Mapping[str, str] = {
     "low-rank": "which an earlier version wrote for a model and for its change alike, so that it "
     "cannot be told which this is"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -47,7 +46,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
     prepared = prepare(settings, torch.device("cpu")) if known else None
     clients = build_clients(settings, prepared) if prepared else []
     for round in range(1, training.rounds + 1):
-        digests = {client: _digest(message) for client, message in sent[round].items()}
         for client, message in sorted(sent[round].items()):
             gradients: Callable[[], Mapping[str, Tensor]] = no_gradients
             if prepared and not clients[client].memory:
@@ -60,8 +58,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
                 message=message,
                 earlier=tuple(earlier[client]),
                 uploaded=tuple(uploaded[client]),
-                others=frozenset(one for k, one in digests.items() if k != client),
-                digest=digests[client],
                 losses=tuple(history[client]),
                 share=training.join_ratio,
                 gradients=gradients,
@@ -104,13 +100,3 @@ def _gradients(
                 norm = torch.zeros(()) if slope is None else slope.double().norm()
                 found[name].append(norm.double().cpu())
     return {name: torch.stack(norms) for name, norms in found.items()}
-
-
-def _digest(message: Message) -> str:
-    """SHA-256 of all numbers of a message."""
-    found = hashlib.sha256()
-    for artifact in message:
-        for name, tensor in sorted(artifact.tensors().items()):
-            found.update(f"{artifact.kind}/{name}/{tuple(tensor.shape)}/{tensor.dtype}".encode())
-            found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()

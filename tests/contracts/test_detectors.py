@@ -41,10 +41,6 @@ def test_each_sees_what_it_is_for():
     assert score("d-snr", gradients=lambda: {"a": one * torch.tensor([0, 1, 0, 0])}) == 1e6
     for nothing in ({}, {"a": torch.zeros(4)}, {"a": torch.ones(1)}):
         assert math.isnan(score("d-snr", gradients=lambda found=nothing: found))
-    assert score("consistency", others=frozenset({"a", "b"})) == 1 > score("consistency") == 0
     assert math.isnan(score("norm", (MEANS[0].take(torch.zeros(0).long()),), [MEANS]))
-    far = (Prototypes(10 * MEANS[0].means, MEANS[0].labels),)
-    assert score("target-sanity", far, [MEANS]) == pytest.approx(9, rel=1e-5)
-    assert score("absent-classes", (MEANS[0].take(torch.tensor([0])),), [MEANS]) == 0.75
     often, rarely = score("often-chosen", HEAD, [HEAD] * 9), score("often-chosen", round=10)
     assert often == pytest.approx(10 * math.log10(2)) and often > 3 > rarely >= 0

@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
+        "attacks.shadows.base",
         "viewing", "publish",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
