@@ -52,7 +52,7 @@ Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Uploads with what is known beside them: a `Recording` of values.
+    """Uploads with what is known beside them; a trial takes them in place of a `Run`.
 
     Args:
         name: what they are of, in titles.

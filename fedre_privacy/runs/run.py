@@ -33,9 +33,11 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .recording import SECRET
 from .resolving import required, resolve_training
 from .settings import AttackSettings, TrainSettings
+
+SECRET = "Secret"
+"""Heading under which a run says what its hidden draws follow from."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from matplotlib.figure import Figure
 
@@ -26,12 +26,14 @@ from fedre_privacy.eval import Card
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.verdict import weakened
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.recording import SECRET, Recording
-from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.run import SECRET, Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
 from ..targets import KINDS
+
+if TYPE_CHECKING:  # which builds trials
+    from ..given import Given
 
 NAMES = {
     "entangled": "entangled representations",
@@ -47,7 +49,8 @@ class Trial:
     """An attack ready to run: what the attacker gets, and what the evaluator keeps.
 
     Args:
-        run: the recording that is attacked.
+        run: what is attacked: a run's folder, or what was given in its place. The attack itself
+            gets none of it.
         attack_seed: the seed that the attack is given.
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
@@ -55,7 +58,7 @@ class Trial:
         departs: how what was uploaded differs from what is declared (`declared.departure`).
     """
 
-    run: Recording
+    run: Run | Given
     settings: AttackSettings
     attack_seed: int
     observation: Observation
