@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from matplotlib.figure import Figure
 
-from fedre_privacy.attacks.base import RECOVERED, Attack
+from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.blame import blamed, is_plugin
 from fedre_privacy.core.outcomes import Outcome
@@ -30,7 +30,7 @@ from fedre_privacy.runs.run import SECRET, Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
-from ..targets import KINDS
+from ..targets import KINDS, TargetSource
 
 if TYPE_CHECKING:  # which builds trials
     from ..given import Given
@@ -66,6 +66,22 @@ class Trial:
     counterfactual: bool
     round: int
     departs: str = field(default="", kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        source: TargetSource,
+        settings: AttackSettings,
+        observation: Observation,
+        kind: str,
+        counterfactual: bool = False,
+        **more: Any,
+    ) -> Self:
+        """The trial of a recorded round; `more` is what a question's own trial holds."""
+        return cls(
+            source.run, settings, source.attack_seed, observation, kind, counterfactual,
+            source.round, **more,
+        )  # fmt: skip
 
     def hidden(self) -> list[Path]:
         """What the attack must not be able to open."""
@@ -212,9 +228,12 @@ class Question(ABC):
     """Whether its truth needs no trained model, so that a round whose extractors were not kept can
     be asked about by an attacker who holds none."""
 
-    @abstractmethod
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        """Kinds of artifacts that the attack must be able to read."""
+        """Kinds of artifacts that the attack must be able to read.
+
+        Those of the target that it reads; all of them where it reads none.
+        """
+        return readable(settings.attack, kinds_of(protocol, settings.target))
 
     @abstractmethod
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> Trial:
@@ -271,6 +290,12 @@ def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
         return {KINDS[target]}
     carried = set(protocol.uploads)
     return {k for k in carried if k.updates} if target == "update" else carried
+
+
+def readable(attack: Attack, kinds: Iterable[type[Artifact]]) -> set[type[Artifact]]:
+    """What an attack reads of some kinds; all of them where it reads none."""
+    every = set(kinds)
+    return {kind for kind in every if can_read(attack, kind)} or every
 
 
 def is_uploaded(target: str) -> bool:

@@ -150,14 +150,12 @@ class ImagesQuestion(Question):
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
         observation = observe(source, settings, targets, aux, images_per_target=per_target)
-        return ImageTrial(
-            run,
+        return ImageTrial.of(
+            source,
             settings,
-            source.attack_seed,
             observation,
             kind,
             groups[TARGET].counterfactual,
-            source.round,
             groups=groups,
             public=public,
             recovered=recovered,
