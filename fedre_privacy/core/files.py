@@ -54,7 +54,7 @@ def private() -> Iterator[None]:
         _PRIVATE.reset(before)
 
 
-def write_with(path: Path, write: Callable[[Path], None]) -> None:
+def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
 
     In a block of `private` nobody but its owner may read it.
@@ -82,11 +82,7 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically."""
-    write_with(path, lambda temporary: _write(temporary, data))
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+    write_with(path, lambda temporary: temporary.write_bytes(data))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -136,7 +136,12 @@ class Rehearsed:
         pixels = (images * 255).round().to(torch.uint8).to(device)
         samples = Samples(pixels, labels.to(device))
         setting = self._setting(seed, labels, device)
-        actor = Client(client, _trainable(model), samples, samples.take(torch.arange(0)))
+        actor = Client(
+            client,
+            copy.deepcopy(model).requires_grad_(True),
+            samples,
+            samples.take(torch.arange(0)),
+        )
         with seeded(seed, "protocol state", client=client):
             protocol.start_client(actor, setting)
         received = {b.round: b.artifacts for b in self.broadcasts if client in b.recipients}
@@ -199,8 +204,3 @@ def _made(found: T | None, problems: list[str]) -> T:
     if found is None:
         raise ConfigError(*problems)
     return found
-
-
-def _trainable(model: SplitModel) -> SplitModel:
-    """A copy of a model, all of whose parameters train as they do at a client."""
-    return copy.deepcopy(model).requires_grad_(True)

@@ -76,18 +76,13 @@ class Section:
     body: Html
 
 
-def _text(value: object) -> str:
-    """What is written for a value: pieces as they are, of text nothing that cannot be seen."""
-    return value if isinstance(value, Html) else visible(str(value))
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=StrictUndefined,
-    finalize=_text,
+    finalize=lambda value: value if isinstance(value, Html) else visible(str(value)),
 )
 _TEMPLATES.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
 _PIECES = _TEMPLATES.get_template("pieces.html").module

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.contents import Role
@@ -34,6 +34,7 @@ from .checks import Shape, output_width, shape_text
 from .foreign_checks import MASKED, Checked, Findings, by_clients, checked
 from .foreign_modules import Starts, States, extractor_states, load_extractors
 from .given import Given, classes_seen, truth_of
+from .own_inputs import statistics_of
 from .questions.base import Trial
 
 THREAT = ThreatModel(
@@ -258,7 +259,7 @@ def _with_network(
         threat=known.threat(),
         models=models,
         images_per_target=number,
-        statistics="either" if _normalises(first) else "",
+        statistics="either" if statistics_of(first) else "",
         training=known.training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         true_labels=classes,
@@ -283,11 +284,6 @@ def _kept(uploads: Sequence[Upload], lost: Mapping[int, FedreError]) -> tuple[Up
         listed = [f"{one[0].upper()}{one[1:]}" for one in by_clients(problems)]
         raise type(first)(*listed, next_step=first.next_step)
     return kept
-
-
-def _normalises(module: nn.Module) -> bool:
-    """Whether a module has BatchNorm."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:

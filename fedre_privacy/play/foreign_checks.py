@@ -227,14 +227,13 @@ def _model(
     cut = (new == 0) & (old != 0)
     share = float(cut.sum()) / max(1, int((old != 0).sum()))
     if share > CUT:
-        filled = {name: _filled(value, before[name]) for name, value in own.items()}
+        filled = {
+            name: torch.where(value == 0, before[name].to(value.dtype), value)
+            for name, value in own.items()
+        }
         said = f"{share:.0%} of its model is zero: taken as masked, and as not sent"
         return kind, filled, [said], True
     return kind, own, [], False
-
-
-def _filled(value: Tensor, before: Tensor) -> Tensor:
-    return torch.where(value == 0, before.to(value.dtype), value)
 
 
 def _joined(values: Collection[Tensor]) -> Tensor:

@@ -36,7 +36,7 @@ def kept_extractors(
     return Modules(
         {
             (client, asked): Held(
-                recipe_of(run, client, part), partial(_part_state, run, client, given, part)
+                recipe_of(run, client, part), lambda k=client, r=given: _part(run.state(k, r), part)
             )
             for asked, given in rounds.items()
             for client in clients
@@ -56,7 +56,9 @@ def shared_extractors(run: Run, round: int, messages: Messages) -> Modules:
     recipe, part = recipe_of(run, 0, settings=small), recipe_of(run, 0, EXTRACTOR, small)
     return Modules(
         {
-            (client, round): Held(part, partial(_extractor_state, recipe, state))
+            (client, round): Held(
+                part, lambda state=state: _part(_with_buffers(recipe, state), EXTRACTOR)
+            )
             for client, state in small_states_after(run, small, round, messages).items()
         }
     )
@@ -98,14 +100,6 @@ def recipe_of(
         num_classes=len(run.record["classes"]),
         part=part,
     )
-
-
-def _part_state(run: Run, client: int, round: int, part: str) -> dict[str, Tensor]:
-    return _part(run.state(client, round), part)
-
-
-def _extractor_state(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return _part(_with_buffers(recipe, params), EXTRACTOR)
 
 
 def _part(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

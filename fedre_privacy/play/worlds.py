@@ -279,7 +279,12 @@ def _play(
     data = plan.training.data.load()
     shares = shared_out(plan.world(0), data)
     slots = draw_slots(shares, data.labels, plan.coins)
-    coins = torch.stack([toss(shares, len(slots), _of(plan.coins, w)) for w in range(plan.worlds)])
+    coins = torch.stack(
+        [
+            toss(shares, len(slots), dataclasses.replace(plan.coins, world=w))
+            for w in range(plan.worlds)
+        ]
+    )
     kept = []
     for index in range(plan.worlds):
         path = folder / f"w{index:04d}.safetensors"
@@ -316,10 +321,6 @@ def _play(
     model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
     seconds = time.monotonic() - started
     return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
-
-
-def _of(coins: Coins, world: int) -> Coins:
-    return dataclasses.replace(coins, world=world)
 
 
 def leave_one_out(

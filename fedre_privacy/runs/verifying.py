@@ -193,7 +193,11 @@ def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
             states["record.json"] = OTHER_RUN
     prefix = "" if folder == top else f"{folder.relative_to(top).as_posix()}/"
     return [
-        Finding(f"{prefix}{name}", state, _size(folder / name))
+        Finding(
+            f"{prefix}{name}",
+            state,
+            (folder / name).stat().st_size if (folder / name).is_file() else None,
+        )
         for name, state in sorted(states.items())
     ]
 
@@ -236,10 +240,6 @@ def _state(manifest: Manifest, name: str) -> str:
         return manifest.state(name)
     except OSError:
         return UNREADABLE
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def _present(folder: Path, *, everything: bool) -> set[str]:

@@ -92,7 +92,10 @@ def pack(observation: Observation, folder: Path) -> None:
         if item.name in MODULES:
             head[item.name] = encode(_written(value, MODULES[item.name], folder))
         elif item.name == "rehearse":  # its broadcasts are in the observation already
-            head[item.name] = value and {"factory": _path(value), "settings": value.plain()}
+            head[item.name] = value and {
+                "factory": f"{type(value).__module__}:{type(value).__qualname__}",
+                "settings": value.plain(),
+            }
         else:
             head[item.name] = encode(value)
     files.write_tensors(folder / TENSORS, tensors)
@@ -130,10 +133,6 @@ def unpack(folder: Path) -> Observation:
     values = {name: decode(value) for name, value in head.items()}
     values |= {name: _read(values[name], folder) for name in MODULES}
     return Observation(**values, rehearse=_rehearsal(rehearse, values["broadcasts"]))
-
-
-def _path(held: Rehearsal) -> str:
-    return f"{type(held).__module__}:{type(held).__qualname__}"
 
 
 def _rehearsal(values: Plain | None, broadcasts: tuple[Broadcast, ...]) -> Rehearsal | None:

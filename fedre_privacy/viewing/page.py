@@ -153,7 +153,7 @@ def _blocks(
         pictures: filled with sheets by name.
         inside: whether sheets lie in the page.
     """
-    ids = {entry.path: _id(entry.path) for entry in entries}
+    ids = {entry.path: hashlib.sha256(entry.path.encode()).hexdigest()[:12] for entry in entries}
     numbers: dict[str, int] = {}
     listed, single = [], []
     for entry in entries:
@@ -164,7 +164,9 @@ def _blocks(
             "flags": dict(entry.flags),
             "facts": dict(entry.facts),
             "tables": [_table(table) for table in entry.tables],
-            "settings": _yaml(entry.settings),
+            "settings": yaml.safe_dump(dict(entry.settings), sort_keys=False)
+            if entry.settings
+            else "",
             "parent": told["parent"],
             "report": _report(root, entry, path) if truth else None,
             "targets": None
@@ -173,7 +175,7 @@ def _blocks(
             "panels": [
                 {
                     "title": panel.title,
-                    "points": [_finite(asdict(point)) for point in panel.points],
+                    "points": [asdict(point) for point in panel.points],
                     "best": panel.best,
                 }
                 for panel in entry.panels
@@ -182,11 +184,6 @@ def _blocks(
         single.append((f"e{ids[entry.path]}", _json(more)))
     index = {"title": _title(root), "truth": truth, "entries": listed}
     return [("index", _json(index)), *single]
-
-
-def _id(path: str) -> str:
-    """A name in addresses that stays the same when other results come."""
-    return hashlib.sha256(path.encode()).hexdigest()[:12]
 
 
 def _listed(entry: Entry) -> dict[str, Any]:
@@ -204,10 +201,6 @@ def _table(table: Table) -> dict[str, Any]:
     heads = list(dict.fromkeys(str(key) for row in table.rows for key in row))
     rows = [[row.get(head, "") for head in heads] for row in table.rows]
     return {"title": table.title, "heads": heads, "rows": rows}
-
-
-def _yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(settings), sort_keys=False) if settings else ""
 
 
 def _report(root: Path, entry: Entry, path: Path) -> str | None:
@@ -246,14 +239,6 @@ def _sheets(sheets: Sheets, pictures: dict[str, bytes], *, inside: bool) -> dict
         "each": sheets.each, "which": sheets.which,
         "from": [f"#{name}" if inside else f"{PICTURES}/{name}.png" for name in names],
     }  # fmt: skip
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for NaN and infinity, which JSON has not."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
 
 
 def _json(value: Mapping[str, Any]) -> Html:

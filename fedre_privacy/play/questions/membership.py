@@ -212,7 +212,11 @@ def asked_about(
     models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
     needed = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
     granted = Knowledge.EXTRACTOR in settings.threat.grants
-    kind, uploads, counterfactual = (_models if models else _rows)(run, settings, source, aux)
+    kind, counterfactual = "update", False
+    if models:
+        uploads = only_kinds(source.uploads.values(), set(settings.attack.consumes))
+    else:
+        kind, uploads, counterfactual = _rows(run, settings, source, aux)
     observation = observe(source, settings, uploads, aux, candidates=candidates)
     return Asked(
         observation,
@@ -223,12 +227,10 @@ def asked_about(
     )
 
 
-Targets = tuple[str, tuple[Upload, ...], bool]
-"""What is attacked in words, the uploads, and whether they are counterfactual."""
-
-
-def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
-    """Representations, prototypes or mixtures of them."""
+def _rows(
+    run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages
+) -> tuple[str, tuple[Upload, ...], bool]:
+    """Vectors that are attacked: their kind, the uploads, whether these are counterfactual."""
     recovered = None
     if settings.target == RECOVERED:
         recovered = recover(run, settings, source, aux)
@@ -236,12 +238,6 @@ def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicI
     kind = source.kind_of(wanted)
     group = source.group(kind, ALL, recovered=recovered)
     return kind, group.uploads, group.counterfactual
-
-
-def _models(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
-    """Parameters or gradients, as they were uploaded."""
-    uploads = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-    return "update", uploads, False
 
 
 def _before(observation: Observation) -> Tensor:
