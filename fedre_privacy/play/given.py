@@ -39,11 +39,10 @@ from fedre_privacy.sealed.modules import Key
 
 from .agreement import agreement
 from .checks import Shape, output_width, shape_text
-from .foreign_checks import Findings, by_clients
+from .foreign_checks import MASKED_ROWS, Findings, by_clients, rows_said
 from .questions.base import Trial
 from .questions.images import TARGET, ImageTrial
 from .questions.unscored import UnscoredTrial
-from .row_checks import MASKED, rows_said
 from .targets import TargetGroup
 
 Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
@@ -352,7 +351,7 @@ def _rows_checked(
     return dataclasses.replace(
         given,
         findings=given.findings.with_seen(of_whom),
-        assumed=(*given.assumed, *([MASKED] if masked else [])),
+        assumed=(*given.assumed, *([MASKED_ROWS] if masked else [])),
     )
 
 

@@ -45,8 +45,15 @@ from .checks import (
 from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
 from .given import Given, classes_seen, normalising_as, prepare_given
-from .own_inputs import notes_of, read_gradient, read_images, shape_of, statistics_of
-from .own_truth import public_for, truth_for
+from .own_inputs import (
+    notes_of,
+    public_for,
+    read_gradient,
+    read_images,
+    shape_of,
+    statistics_of,
+    truth_for,
+)
 from .questions.base import Trial
 
 OWN = (0, 1)

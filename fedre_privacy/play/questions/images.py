@@ -32,11 +32,10 @@ from fedre_privacy.sealed.modules import Modules
 
 from ..agreement import Agreement
 from ..declared import departure
-from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource
-from .base import Question, Trial, kinds_of, questions
+from .base import Question, Trial, explained_by, kinds_of, questions
 from .recover import recover
 
 OUTPUTS = ClassLogits.kind

@@ -23,8 +23,7 @@ from fedre_privacy.eval import Card, Measure, Verdict
 from fedre_privacy.eval.measures import over_floor
 from fedre_privacy.eval.report.sheets import image_sheet
 
-from ..explained import explained_by
-from .base import Trial
+from .base import Trial, explained_by
 
 NOT_SCORED = "not scored"
 
