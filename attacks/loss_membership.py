@@ -73,6 +73,7 @@ class LossMembership(Attack):
         MatrixBlocks: frozenset({Knowledge.EXTRACTOR, Knowledge.HEADS}),
     }
     recovers = "membership"
+    signals = True
     answers = "membership"
     suite = (
         SuiteEntry(ModelState, "realistic", "membership", 50),

@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import (
+    EntangledRep,
+    GradientState,
+    ModelChange,
+    ModelState,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -33,20 +41,19 @@ from . import foreign_updates as updates
 from .checks import Shape, output_width, shape_text
 from .foreign_checks import MASKED, Checked, Findings, by_clients, checked
 from .foreign_modules import Starts, States, extractor_states, load_extractors
-from .given import Given, classes_seen, truth_of
+from .given import Given, classes_seen, supported, truth_of
 from .own_inputs import statistics_of
 from .questions.base import Trial
+
+ROWS = (Representations, Prototypes, EntangledRep)
+UPDATES = (GradientState, ModelState, ModelChange)
+"""Kinds of uploads with an extractor, and with a network."""
 
 THREAT = ThreatModel(
     "foreign",
     frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}),
     "last",
     "whoever holds the recorded uploads and the clients' extractor (white box)",
-)
-UNSUPPORTED = (
-    "Supported on uploads of other systems: attacks on images that read representations, "
-    "prototypes or entangled representations (dip, pixel; with --aux linear, decoder, "
-    "diffusion, ensemble-kalman), and labels."
 )
 
 
@@ -127,7 +134,7 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         size_option="--image-shape CxHxW",
         command=recorded.command(),
         sources=(recorded.uploads, *images),
-        supported=UNSUPPORTED,
+        supported=supported("uploads of other systems", ROWS, THREAT),
         truth_needs_public="--truth needs --aux: give public images of the same size, --aux "
         "npz:FILE, or leave --truth out.",
     )  # fmt: skip
@@ -236,7 +243,8 @@ def _with_network(
     models = starts.modules([(upload.client, upload.round) for upload in uploads])
     first = models[uploads[0].client, uploads[0].round]
     width = output_width(first, given.image_shape, what="network", option=given.size_option)
-    known = updates.read_training(folder, sorted({upload.client for upload in uploads}))
+    clients = sorted({upload.client for upload in uploads})
+    training, untold = updates.read_training(folder, clients)
     truth = rows = classes = None
     if recorded.truth is not None:
         public = _images(recorded.truth, given.image_shape, "--truth")
@@ -246,7 +254,7 @@ def _with_network(
         truth = (public.images, public.labels, rows)
         if "labels" in _npz(_path(recorded.truth), "--truth"):
             classes = public.labels
-    number = updates.images_sought(per_update, known.training, uploads, rows)
+    number = updates.images_sought(per_update, training, uploads, rows)
     findings = Findings.of(
         [(one.upload.client, clause) for one in found.values() for clause in one.said],
         [(sent[place][0].client, error) for place, error in lost.items()],
@@ -256,17 +264,16 @@ def _with_network(
         num_classes=width,
         uploads=uploads,
         broadcasts=starts.renamed(),
-        threat=known.threat(),
+        threat=updates.THREAT,
         models=models,
         images_per_target=number,
         statistics="either" if statistics_of(first) else "",
-        training=known.training,
+        training=training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         true_labels=classes,
-        notes=known.notes(),
-        findings=findings,
+        findings=dataclasses.replace(findings, untold=untold),
         assumed=(MASKED,) if any(one.masked for one in found.values()) else (),
-        supported=updates.UNSUPPORTED,
+        supported=supported("gradients and updates", UPDATES, updates.THREAT),
     )
 
 

@@ -18,6 +18,7 @@ from fedre_privacy.core.contents import Holds, Role
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, ThreatModel, Upload
 from fedre_privacy.core.units import first_few
+from fedre_privacy.federation.told import FILE
 from fedre_privacy.sealed.modules import Key
 
 from .checks import Shape
@@ -311,16 +312,21 @@ def _plain(shape: Shape) -> Tensor:
     return torch.cat([torch.stack([*plain, ramp]), noise])
 
 
+NOT_SAID = f"as {FILE} does not say it"
+
+
 @dataclass(frozen=True)
 class Findings:
     """What was found on reading uploads, a line for clients of which the same is said.
 
     Args:
         seen: of those that are attacked, with what was assumed. left_out: of the others.
+        untold: what nobody said of local training, in words.
     """
 
     seen: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -337,6 +343,7 @@ class Findings:
     def known_to(self, threat: ThreatModel) -> ThreatModel:
         """Who attacks, with what is assumed and who was left out."""
         said = [threat.summary]
+        said += [f"assumed, {NOT_SAID}: {', '.join(self.untold)}"] if self.untold else []
         said += [f"on reading: {'; '.join(self.seen)}"] if self.seen else []
         said += [f"left out: {'; '.join(self.left_out)}"] if self.left_out else []
         return replace(threat, summary="; ".join(said))
@@ -344,7 +351,9 @@ class Findings:
     @property
     def notes(self) -> tuple[str, ...]:
         """The same as sentences."""
+        more = f"Assumed, {NOT_SAID}: {', '.join(self.untold)}. Who knows it may find more."
         return (
+            *([more] if self.untold else []),
             *(f"On reading: {line}." for line in self.seen),
             *(f"Left out: {line.removesuffix('.')}." for line in self.left_out),
         )

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.base import can_read, mismatch, needed_for
-from fedre_privacy.core.artifacts import EntangledRep
+from fedre_privacy.attacks.base import attacks, can_read, mismatch, needed_for, readers
+from fedre_privacy.core.artifacts import Artifact, EntangledRep
 from fedre_privacy.core.errors import IncompatibleError, MissingInputError
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.rng import derive
@@ -407,6 +407,29 @@ def truth_of(
         target_clients=torch.tensor(owners),
         target_labels=torch.tensor(classes),
     )
+
+
+def supported(
+    what: str,
+    kinds: Sequence[type[Artifact]],
+    threat: ThreatModel,
+    *,
+    answers: Sequence[str] = ("images", "labels"),
+    public: str = "--aux",
+) -> str:
+    """Which attacks read some kinds of uploads, by what they declare.
+
+    Args:
+        what: whose uploads. public: how public images are given.
+    """
+    listed = []
+    for kind in kinds:
+        able = [attacks.get(n) for n in readers([kind]) if attacks.get(n).answers in answers]
+        more = [(one.name, needed_for(one, [kind]) - threat.grants) for one in able]
+        names = [name for name, lacking in more if not lacking]
+        names += [f"{name} ({public})" for name, lacking in more if lacking == {Knowledge.AUX_DATA}]
+        listed += [f"on {kind.kind} {', '.join(names)}"] if names else []
+    return f"Supported on {what}: {'; '.join(listed)}."
 
 
 def classes_seen(uploads: Sequence[Upload]) -> int:

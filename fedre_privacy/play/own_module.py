@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
-from fedre_privacy.core.artifacts import Artifact, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, GradientState, Prototypes, Representations
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
@@ -44,7 +44,7 @@ from .checks import (
 )
 from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
-from .given import Given, classes_seen, normalising_as, prepare_given
+from .given import Given, classes_seen, normalising_as, prepare_given, supported
 from .own_inputs import (
     notes_of,
     public_for,
@@ -58,12 +58,6 @@ from .questions.base import Trial
 
 OWN = (0, 1)
 """(client, round) under which the module stands."""
-
-SUPPORTED = (
-    "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
-    "public=, linear, decoder, diffusion and ensemble-kalman on representations and prototypes; "
-    "inverting-gradients, dlg, idlg and analytic on a gradient)."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +276,7 @@ def attack_module(
         notes=(*notes_of(module, copied[OWN], shape, what), *read),
         findings=Findings(tuple(seen)),
         assumed=(MASKED,) if masked else (),
-        supported=SUPPORTED,
+        supported=_supported(what),
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
     settings = normalising_as(given, settings)
@@ -324,6 +318,13 @@ def _played(
     if not isinstance(outcome, Reconstruction):
         raise TypeError(f"expected images, not {outcome}")
     return ModuleResult(trial, outcome, card, how, written)
+
+
+def _supported(what: str) -> str:
+    kinds = (Representations, Prototypes, GradientState)
+    return supported(
+        "a module of your own", kinds, _threat(what), answers=("images",), public="public="
+    )
 
 
 def _threat(what: str) -> ThreatModel:
@@ -377,7 +378,7 @@ def _settings(
         raise IncompatibleError(
             f"Attack '{attack.name}' answers {attack.answers}; a module of your own is asked for "
             "images.",
-            next_step=SUPPORTED,
+            next_step=_supported(what),
         )
     target = "update" if what == "gradient" else what
     evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))

@@ -46,8 +46,6 @@ from .questions.membership import granted_model
 from .targets import TargetSource
 
 THREAT = "strong"
-READS_MODELS = "loss-membership"
-"""The attack that computes losses under uploads; where it can, signals of worlds exist."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +108,6 @@ class Played:
     model: Tensor | None = None
 
 
-DEFAULT = (
-    "loss",
-    "loss:of=drop",
-    "cross-client",
-    "rmia",
-    "lira:variant=online",
-    "lira:variant=offline",
-    "lira",
-)
-
-
 def shadow_attack(text: str) -> ShadowAttack:
     """An attack on signals from ``name`` or ``name:setting=value,...``.
 
@@ -153,7 +140,7 @@ def plan_worlds(
     """Check everything that can be checked before a world is trained.
 
     Args:
-        chosen: attacks on signals; none: `DEFAULT` where uploads are models, else none.
+        chosen: attacks on signals; none: `usual` where uploads are models, else none.
         rates: of false alarms that are asked for; none: 1 % and 0.1 %, with a reason where one
             cannot be shown.
 
@@ -172,12 +159,12 @@ def plan_worlds(
     plan = WorldsPlan(training, coins or Coins(), worlds, rounds, wished, shown)
     if _reads_models(plan):
         if not wished:
-            plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in DEFAULT})
+            plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in usual()})
         _check_shadows(plan)
     elif wished or not _direct(plan):
         kinds = training.protocol.uploads
         able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
-        refused = attacks.get(READS_MODELS)() if wished or not able else able[0]
+        refused = _reader() if wished or not able else able[0]
         check_ahead(plan.world(0), _settings(plan, refused))
     if plan.coins.game == NULL:
         prepare(plan.world(0), torch.device("cpu"))  # refuses where it cannot be played
@@ -218,8 +205,19 @@ def _fits(plan: WorldsPlan, attack: Attack) -> bool:
     return True
 
 
+def _reader() -> Attack:
+    """The attack that computes losses under uploads; where it can, signals of worlds exist."""
+    return next(kind() for name in attacks.names() if (kind := attacks.get(name)).signals)
+
+
+def usual() -> list[str]:
+    """Attacks on signals that are run unless told which, in the order of the table."""
+    kinds = map(shadow_attacks.get, shadow_attacks.names())
+    return [text for _, text in sorted(one for kind in kinds for one in kind.usual.items())]
+
+
 def _reads_models(plan: WorldsPlan) -> bool:
-    return _fits(plan, attacks.get(READS_MODELS)())
+    return _fits(plan, _reader())
 
 
 def _direct(plan: WorldsPlan) -> dict[str, Attack]:
@@ -230,7 +228,7 @@ def _direct(plan: WorldsPlan) -> dict[str, Attack]:
 def _grants_models(plan: WorldsPlan) -> bool:
     """Whether uploads are read with clients' own extractors, which tell members by themselves."""
     kinds = plan.training.protocol.uploads
-    reading = [*_direct(plan).values(), attacks.get(READS_MODELS)()]
+    reading = [*_direct(plan).values(), _reader()]
     return any(
         Knowledge.EXTRACTOR in needed_for(one, {kind})
         for one in reading
@@ -241,8 +239,12 @@ def _grants_models(plan: WorldsPlan) -> bool:
 
 def _asking() -> dict[str, Attack]:
     """Attacks on membership by name, but for the one that signals are read with."""
-    asked = (name for name in attacks.names() if attacks.get(name).answers == "membership")
-    return {name: attacks.get(name)() for name in asked if name != READS_MODELS}
+    kinds = {name: attacks.get(name) for name in attacks.names()}
+    return {
+        name: kind()
+        for name, kind in kinds.items()
+        if kind.answers == "membership" and not kind.signals
+    }
 
 
 def play_worlds(
@@ -367,7 +369,7 @@ def _world(
     found = {"accuracy": torch.tensor(float(run.record["final"][moment] or torch.nan))}
     sources = {r: TargetSource(run, data, round=r, seed=0) for r in plan.looked_at}
     if _reads_models(plan):
-        attack = attacks.get(READS_MODELS)()
+        attack = _reader()
         rows = []
         for round, source in sources.items():
             uploads = only_kinds(source.uploads.values(), set(attack.consumes))
