@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,7 @@ import torch
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
-from fedre_privacy.core.schema import MOST_TEXT
+from fedre_privacy.core.schema import MOST_TEXT, converted
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.eval.measures import BETTER, TABLE, Measure, group_name
 from fedre_privacy.play.attack import PICTURES
@@ -48,15 +47,14 @@ BESIDE = {
 }
 """What stands beside the targets of an attack, by group of its measures."""
 
-_KNOWN = {field.name for field in fields(Measure)}
-
 
 def read_attack(place: ResultFolder) -> Entry:
     """The entry of an attack, with its targets where it is complete."""
     status = files.read_json(place.folder / "record.json", StateRecord)["status"]
-    record = files.read_json(place.checked("record.json", status), AttackRecord)
+    path = place.checked("record.json", status)
+    record = files.read_json(path, AttackRecord)
     settings = settings_of(place, status)
-    measures = [Measure(**_known(m)) for m in record.get("measures", ())]
+    measures = [converted(m, Measure, path) for m in record.get("measures", ())]
     whole = [m for m in measures if not m.group]
     lead = _leading(whole)
     word = record["verdict"]["word"] if "verdict" in record else ""
@@ -102,10 +100,6 @@ def _leading(measures: Sequence[Measure]) -> Measure | None:
     if tested:
         return max(tested, key=lambda one: one[0])[1]
     return next((m for m in measures if m.over is not None), None)
-
-
-def _known(given: Values) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key in _KNOWN}
 
 
 def _tables(record: AttackRecord, measures: Sequence[Measure]) -> Iterator[Table]:
