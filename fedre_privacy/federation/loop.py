@@ -23,14 +23,7 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.state import (
-    Client,
-    Message,
-    Server,
-    Setting,
-    Task,
-    Training,
-)
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report

@@ -9,7 +9,7 @@ from fedre_privacy.core import files
 from fedre_privacy.core.manifest import DRAWN, write_manifest
 
 from . import html
-from .html import Section
+from .html import Section, pieces
 from .shared import NAME, figures, settings_of
 
 WORDS = {
@@ -34,13 +34,13 @@ def write_audit_report(audit: RunAudit) -> Path:
     found, run = audit.found, audit.run
     rows = audit.table()
     word, _, because = audit.verdict().partition(": ")
-    lead = html.join(html.verdict(word, because), html.facts(audit.lines()))
+    lead = html.join(pieces.verdict(word, because), pieces.facts(audit.lines()))
     sections = [
         Section("Result", html.table(rows, label="Result")),
         Section("Figure", figures(audit.folder)),
         Section(
             "What the words mean",
-            html.facts({word: WORDS[word] for word in WORDS if word in rows[0]}),
+            pieces.facts({word: WORDS[word] for word in WORDS if word in rows[0]}),
         ),
         Section("Settings", settings_of(run.settings.plain(), "Settings of the run")),
     ]

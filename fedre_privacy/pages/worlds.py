@@ -8,7 +8,7 @@ from fedre_privacy.core import files
 from fedre_privacy.play.worlds_result import WorldsResult
 
 from . import html
-from .html import Section
+from .html import Section, pieces
 from .shared import NAME, figures, settings_of
 
 WORDS = {
@@ -32,23 +32,23 @@ def write_worlds_report(done: WorldsResult) -> Path:
     guesses = f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds."
     sections = [
         Section(
-            "Result", html.join(html.paragraph(guesses), html.table(done.table(), label="Result"))
+            "Result", html.join(pieces.paragraph(guesses), html.table(done.table(), label="Result"))
         ),
         Section("Figures", figures(done.folder)),
         Section(
             "Records at risk",
             html.join(
-                html.paragraph(
+                pieces.paragraph(
                     "By the attack that told a record in most worlds, of "
                     f"{' and '.join(done.plain)}; most told first."
                 ),
                 html.table(done.exposed(), label="Records at risk"),
             ),
         ),
-        Section("What the words mean", html.facts(WORDS)),
+        Section("What the words mean", pieces.facts(WORDS)),
         Section("Settings", settings_of(plan.training.plain(), "Settings of the federations")),
     ]
-    lead = html.join(html.verdict(word, because), html.facts(done.lines()))
+    lead = html.join(pieces.verdict(word, because), pieces.facts(done.lines()))
     title = f"Membership in {plan.training.run_name}"
     path = done.folder / NAME
     with files.private():

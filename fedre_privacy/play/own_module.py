@@ -35,13 +35,7 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
-from .checks import (
-    Labels,
-    as_labels,
-    as_rows,
-    check_classes,
-    output_width,
-)
+from .checks import Labels, as_labels, as_rows, check_classes, output_width
 from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
 from .given import Given, classes_seen, normalising_as, prepare_given, supported

@@ -26,19 +26,19 @@ SHOWN = NASTY.replace("\x1b", r"\x1b").replace("\0", r"\x00").replace("\u202e", 
 
 def page(*bodies: Html) -> str:
     sections = [Section(f"Part {n}", body) for n, body in enumerate(bodies)]
-    return html.page("A page", html.paragraph("lead"), sections)
+    return html.page("A page", html.pieces.paragraph("lead"), sections)
 
 
 def test_every_text_is_escaped(read):
     dot = html.png(torch.zeros(1, 2, 2))
     target = Target(NASTY, {NASTY: dot}, {NASTY: NASTY}, NASTY)
     bodies = [
-        html.paragraph(NASTY), html.heading(NASTY), html.bullets([NASTY]),
-        html.facts({NASTY: NASTY}), html.preformatted(NASTY, label=NASTY),
-        html.verdict(NASTY, NASTY), html.flag(NASTY, NASTY),
-        html.details(NASTY, html.paragraph(NASTY)),
+        html.pieces.paragraph(NASTY), html.pieces.heading(NASTY), html.pieces.bullets([NASTY]),
+        html.pieces.facts({NASTY: NASTY}), html.pieces.preformatted(NASTY, label=NASTY),
+        html.pieces.verdict(NASTY, NASTY), html.pieces.flag(NASTY, NASTY),
+        html.pieces.details(NASTY, html.pieces.paragraph(NASTY)),
         html.table([{NASTY: NASTY, "link": Link(NASTY, NASTY)}], label=NASTY),
-        html.figure(dot, alt=NASTY, caption=NASTY), html.gallery([target]),
+        html.pieces.figure(dot, alt=NASTY, caption=NASTY), html.pieces.gallery([target]),
         html.fragment([{NASTY: NASTY}], title=NASTY, foot=NASTY),
     ]  # fmt: skip
     whole = html.page(NASTY, Html(""), [Section(NASTY, body) for body in bodies])
@@ -54,12 +54,14 @@ def test_every_text_is_escaped(read):
 
 
 def test_sections_without_content_are_left_out(read):
-    found = read(page(html.table([], label="none"), html.paragraph("here"), html.bullets([])))
+    found = read(
+        page(html.table([], label="none"), html.pieces.paragraph("here"), html.pieces.bullets([]))
+    )
     assert found.ids == ["part-1"] and "#part-1" in found.links and "#part-0" not in found.links
 
 
 def test_equal_titles_get_different_ids(read):
-    body = html.paragraph("x")
+    body = html.pieces.paragraph("x")
     found = read(html.page("t", Html(""), [Section("Same", body), Section("same!", body)]))
     assert found.ids == ["same", "same-2"]
 
@@ -108,7 +110,7 @@ def test_a_page_is_the_same_each_time():
 
 
 def test_the_page_scrolls_only_within_boxes(read):
-    whole = page(html.table([{"a": 1}], label="t"), html.preformatted("x" * 500, label="p"))
+    whole = page(html.table([{"a": 1}], label="t"), html.pieces.preformatted("x" * 500, label="p"))
     assert "overflow-x: auto" in STYLE and "max-width: 100%" in STYLE
     assert "width=device-width" in whole
     before_table = whole[: whole.index("<table")]
