@@ -69,7 +69,7 @@ def only_an_attacks(report: Report) -> Report:
 
     def passed(event: Event) -> None:
         try:
-            data = msgspec.convert(event.data, OF_ATTACKS[event.name])
+            data: Any = msgspec.convert(event.data, OF_ATTACKS[event.name])
             if "match" in data:
                 data["match"] = numbers(real(data["match"])).reshape(-1)
         except (LookupError, TypeError, ValueError, RecursionError, OverflowError):

@@ -12,10 +12,10 @@ import base64
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -86,7 +86,15 @@ _TEMPLATES = Environment(
     finalize=lambda value: value if isinstance(value, Html) else visible(str(value)),
 )
 _TEMPLATES.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
-pieces: Any = _TEMPLATES.get_template("pieces.html").module
+
+
+class Pieces(Protocol):
+    """Macros by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., Html]: ...
+
+
+pieces = cast(Pieces, _TEMPLATES.get_template("pieces.html").module)
 """The macros of ``pieces.html``, which return `Html`; nothing is made of nothing."""
 
 
@@ -118,8 +126,7 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
         return Html("")
     heads = [(key, _all_numbers([row.get(key) for row in rows])) for key in rows[0]]
     cells = [[_cell(row.get(key), right) for key, right in heads] for row in rows]
-    made: Html = pieces.table(heads, cells, label, tall)
-    return made
+    return pieces.table(heads, cells, label, tall)
 
 
 def _all_numbers(values: Sequence[object]) -> bool:
@@ -222,5 +229,4 @@ def fragment(rows: Sequence[Mapping[str, object]], *, title: str, foot: str = ""
     """Return a small table for a notebook, which brings its own style."""
     heads = list(rows[0]) if rows else []
     cells = [[_shown(row.get(key)) for key in heads] for row in rows]
-    made: Html = pieces.fragment(heads, cells, title, foot)
-    return made
+    return pieces.fragment(heads, cells, title, foot)

@@ -104,12 +104,7 @@ def require_complete(run: Run) -> None:
 class AttackResult:
     """What an attack recovered, how well, and where it was written.
 
-    Args:
-        folder: the attack's folder inside the run.
-        trial: what was played.
-        outcome: what the attack returned.
-        card: its scores beside their floors.
-        record: the contents of ``record.json``.
+    `record` holds the contents of ``record.json``.
     """
 
     folder: Path

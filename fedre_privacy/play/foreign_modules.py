@@ -146,7 +146,11 @@ class Starts:
     def modules(self, keys: Collection[Key]) -> Modules:
         """The models by (client, round)."""
         recipe = Recipe(factory=self.network, image_shape=self.image_shape)
-        return Modules({key: Held(recipe, lambda key=key: self.of(*key).state) for key in keys})
+
+        def state(key: Key) -> State:
+            return self.of(*key).state
+
+        return Modules({key: Held(recipe, partial(state, key)) for key in keys})
 
     def renamed(self) -> tuple[Broadcast, ...]:
         """The broadcasts, with the models that uploads started from under the module's names."""

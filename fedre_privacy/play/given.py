@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,11 @@ class Given:
         truth_needs_public: what to do where truth is given without public images.
     """
 
+    bound: ClassVar[str] = ""
+    active: ClassVar[str] = ""
+    defenses: ClassVar[tuple[Defense, ...]] = ()
+    """What another system guarantees, what its server did and what clients declare is not known."""
+
     name: str
     system: str
     image_shape: Shape
@@ -114,21 +119,6 @@ class Given:
     def class_names(self) -> list[str]:
         """The numbers of the classes."""
         return [str(label) for label in range(self.num_classes)]
-
-    @property
-    def bound(self) -> str:
-        """Nothing is known of what another system guarantees."""
-        return ""
-
-    @property
-    def active(self) -> str:
-        """Empty: what the server of another system did is not known."""
-        return ""
-
-    @property
-    def defenses(self) -> tuple[Defense, ...]:
-        """None is known."""
-        return ()
 
     def extractor(self, client: int, round: int) -> nn.Module:
         """The extractor with which a client made its upload of a round."""

@@ -271,58 +271,52 @@ def play_worlds(
             for path in folder.glob("w*.safetensors"):
                 path.unlink()
         remove_temporaries(folder)
-        return _play(plan, folder, device, isolation, report)
-
-
-def _play(
-    plan: WorldsPlan, folder: Path, device: torch.device, isolation: str, report: Report
-) -> Played:
-    started = time.monotonic()
-    data = plan.training.data.load()
-    shares = shared_out(plan.world(0), data)
-    slots = draw_slots(shares, data.labels, plan.coins)
-    coins = torch.stack(
-        [
-            toss(shares, len(slots), dataclasses.replace(plan.coins, world=w))
-            for w in range(plan.worlds)
-        ]
-    )
-    kept = []
-    for index in range(plan.worlds):
-        path = folder / f"w{index:04d}.safetensors"
-        if not path.is_file():
-            begun = time.monotonic()
-            found = _world(plan, index, data, slots, folder, device, isolation, report)
-            files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
-            took, left = time.monotonic() - begun, plan.worlds - index - 1
-            if left:
-                report(
-                    Event(
-                        "note",
-                        {
-                            "text": f"world {index + 1} of {plan.worlds} took "
-                            f"{human_seconds(took)}; about {human_seconds(took * left)} to go"
-                        },
+        started = time.monotonic()
+        data = plan.training.data.load()
+        shares = shared_out(plan.world(0), data)
+        slots = draw_slots(shares, data.labels, plan.coins)
+        coins = torch.stack(
+            [
+                toss(shares, len(slots), dataclasses.replace(plan.coins, world=w))
+                for w in range(plan.worlds)
+            ]
+        )
+        kept = []
+        for index in range(plan.worlds):
+            path = folder / f"w{index:04d}.safetensors"
+            if not path.is_file():
+                begun = time.monotonic()
+                found = _world(plan, index, data, slots, folder, device, isolation, report)
+                files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
+                took, left = time.monotonic() - begun, plan.worlds - index - 1
+                if left:
+                    report(
+                        Event(
+                            "note",
+                            {
+                                "text": f"world {index + 1} of {plan.worlds} took "
+                                f"{human_seconds(took)}; about {human_seconds(took * left)} to go"
+                            },
+                        )
                     )
+            elif files.read_metadata(path).get("data_sha256") != data.sha256:
+                raise DamagedInputError(
+                    f"{path} was made from another state of the data set '{data.name}'.",
+                    next_step="Restore the data, or train the worlds anew with --restart.",
                 )
-        elif files.read_metadata(path).get("data_sha256") != data.sha256:
-            raise DamagedInputError(
-                f"{path} was made from another state of the data set '{data.name}'.",
-                next_step="Restore the data, or train the worlds anew with --restart.",
-            )
-        kept.append(files.read_tensors(path))
-    scores = {}
-    if "sent" in kept[0]:
-        for text, attack in plan.chosen.items():
-            scores[text] = leave_one_out(attack, kept, coins, slots)
-    direct = [name for name in kept[0] if name.startswith("scores/")]
-    for name in direct:
-        scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
-    accuracy = torch.stack([one["accuracy"] for one in kept])
-    images = data.floats(slots.one)
-    model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
-    seconds = time.monotonic() - started
-    return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
+            kept.append(files.read_tensors(path))
+        scores = {}
+        if "sent" in kept[0]:
+            for text, attack in plan.chosen.items():
+                scores[text] = leave_one_out(attack, kept, coins, slots)
+        direct = [name for name in kept[0] if name.startswith("scores/")]
+        for name in direct:
+            scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
+        accuracy = torch.stack([one["accuracy"] for one in kept])
+        images = data.floats(slots.one)
+        model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
+        seconds = time.monotonic() - started
+        return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
 
 
 def leave_one_out(

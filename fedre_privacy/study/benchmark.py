@@ -55,12 +55,8 @@ class BenchmarkResult:
     """A finished benchmark.
 
     Args:
-        folder: where its tables, figures and report are.
         rows: one row per job, attack and measure (see `results.frame`).
         summary: means over seeds (see `results.over_seeds`).
-        wanted: what was compared.
-        jobs: results of all jobs, as they lie on disk.
-        runs: folder of the runs.
     """
 
     folder: Path

@@ -36,8 +36,6 @@ class Panel:
     Args:
         key: of the measure.
         answers: the question that it scores.
-        measure: its title.
-        unit: of value and floor.
     """
 
     key: str

@@ -143,18 +143,15 @@ def _targets(
     owners = rows["client"] if "client" in rows else rows.index
     clusters = tuple(f"{place.split or place.path} {owner}" for owner in owners)
     if "support_size" in rows:
-        rows["behind"] = rows["support_size"].map(_behind)
+        rows["behind"] = rows["support_size"].map(
+            lambda size: "1 image" if size == 1 else "2-30 images" if size <= 30 else ">30 images"
+        )
     scores = {m.key: (m.heading, m.higher_is_more_leakage) for m in measures if m.key in rows}
     if not place.truth:
         rows = rows[[name for name in rows if _is_open(str(name), scores)]]
     columns = {str(name): _column(rows[name]) for name in rows}
     doubts = tuple(name for name in DOUBTS if name in columns)
     return Targets(columns, scores, doubts, keys, clusters, pictures)
-
-
-def _behind(size: float) -> str:
-    """The group of a target by the number of images behind it."""
-    return "1 image" if size == 1 else "2-30 images" if size <= 30 else ">30 images"
 
 
 def _is_open(name: str, scores: Mapping[str, object]) -> bool:

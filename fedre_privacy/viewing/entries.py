@@ -100,25 +100,14 @@ class Entry:
     """One run, attack, audit, membership game or benchmark.
 
     Args:
-        kind: one of those.
         path: of its folder, relative to the folder that is viewed, with slashes.
         status: complete, partial, failed or damaged.
         problem: why it is not complete.
         facets: what it can be filtered by: protocol, scheme, defence, data, attack, target,
             adversary, verdict, as far as they apply.
-        seed: of the training.
-        started: when.
-        because: the verdict's reason.
-        score: its leading measure.
         n: targets, guesses or trainings behind it.
-        accuracy: of the training.
         flags: COUNTERFACTUAL and the like, each with what it means.
-        facts: names with what they are.
-        tables: results in words.
-        settings: as they stand in a settings file.
         parent: path of the run that it belongs to.
-        targets: of an attack.
-        panels: of a benchmark.
     """
 
     kind: str

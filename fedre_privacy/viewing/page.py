@@ -38,8 +38,6 @@ class View:
     """A page of many results.
 
     Args:
-        path: the HTML file.
-        entries: what it shows.
         truth: whether it holds what is private.
     """
 

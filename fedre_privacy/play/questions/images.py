@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
+from fedre_privacy.attacks.base import RECOVERED, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
@@ -201,8 +201,12 @@ class ImagesQuestion(Question):
             groups[CEILING] = source.group(
                 "representations", evaluation.ceiling, behind=kind == RECOVERED
             )
-        read = {name for name, group in groups.items() if _reads(settings.attack, group)}
-        return {name: group for name, group in groups.items() if name in read | {TARGET}}
+        return {
+            name: group
+            for name, group in groups.items()
+            if name == TARGET
+            or all(can_read(settings.attack, type(a)) for u in group.uploads for a in u.artifacts)
+        }
 
     def score(self, trial: ImageTrial, outcome: Reconstruction) -> Scores:
         """Score the targets, and beside them the other groups; `rows` has the targets of all."""
@@ -284,10 +288,6 @@ def _worst(settings: AttackSettings) -> bool:
     evaluation = settings.evaluation
     free = evaluation.fewest_first is None and evaluation.max_images is None
     return free and settings.target == "prototypes"
-
-
-def _reads(attack: Attack, group: TargetGroup) -> bool:
-    return all(can_read(attack, type(a)) for upload in group.uploads for a in upload.artifacts)
 
 
 def _columns(

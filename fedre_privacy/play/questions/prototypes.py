@@ -72,14 +72,16 @@ class PrototypesQuestion(Question):
             for name, tensor in found.items():
                 parts.setdefault(name, []).append(tensor)
         joined = {name: torch.cat(own) for name, own in parts.items() if all(map(len, own))}
-        floors = {name: joined.pop(name) for name in ("upload", "public") if name in joined}
+        floors = {name: own for name, own in joined.items() if name in ("upload", "public")}
         return PrototypeTrial.of(
             source,
             settings,
             observation,
             "prototypes behind the uploads",
             departs=departure(source),
-            truth=TruePrototypes(**joined, floors=floors),
+            truth=TruePrototypes(
+                **{k: v for k, v in joined.items() if k not in floors}, floors=floors
+            ),
         )
 
     def score(self, trial: PrototypeTrial, outcome: RecoveredPrototypes) -> Card:
