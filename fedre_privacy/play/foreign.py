@@ -111,7 +111,8 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         IncompatibleError: images that do not fit.
     """
     uploads, broadcasts, faults = _messages(recorded.uploads, round)
-    public = _images(recorded.aux, recorded.image_shape, "--aux") if recorded.aux else None
+    shape = recorded.image_shape
+    public = _Images.read(recorded.aux, shape, "--aux").public if recorded.aux else None
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
     given = Given(
         name="another system",
@@ -247,13 +248,11 @@ def _with_network(
     training, untold = updates.read_training(folder, clients)
     truth = rows = classes = None
     if recorded.truth is not None:
-        public = _images(recorded.truth, given.image_shape, "--truth")
-        rows = _rows(recorded.truth, len(public.images))
-        rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
+        read = _Images.read(recorded.truth, given.image_shape, "--truth")
+        images, labels = read.public.images, read.public.labels
+        rows = torch.zeros(len(images), dtype=torch.int64) if read.row is None else read.row
         rows = _counted_anew(rows, torch.tensor([place in found for place in range(len(sent))]))
-        truth = (public.images, public.labels, rows)
-        if "labels" in _npz(_path(recorded.truth), "--truth"):
-            classes = public.labels
+        truth, classes = (images, labels, rows), labels if read.labelled else None
     number = updates.images_sought(per_update, training, uploads, rows)
     findings = Findings.of(
         [(one.upload.client, clause) for one in found.values() for clause in one.said],
@@ -343,11 +342,25 @@ def _messages(
     return *read_messages(folder, wanted, faults=faults), faults
 
 
-def _images(given: str, shape: Shape, option: str) -> PublicImages:
-    tensors = _npz(_path(given), option)
-    images = read_pixels(tensors["images"], option, shape=shape).floats()
-    labels = tensors.get("labels", np.zeros(len(images), dtype=np.int64))
-    return PublicImages(images, _numbers(labels, len(images), f"{option}: 'labels'"))
+@dataclass(frozen=True, eq=False)
+class _Images:
+    """Images of a file, and what the file says of each: its class, the target it went into."""
+
+    public: PublicImages
+    labelled: bool
+    row: Tensor | None
+
+    @classmethod
+    def read(cls, given: str, shape: Shape, option: str) -> _Images:
+        tensors = _npz(_path(given), option)
+        images = read_pixels(tensors["images"], option, shape=shape).floats()
+        labels = tensors.get("labels")
+        row = tensors.get("row") if option == "--truth" else None
+        classes = torch.zeros(len(images), dtype=torch.int64)
+        if labels is not None:
+            classes = _numbers(labels, len(images), f"{option}: 'labels'")
+        into = None if row is None else _numbers(row, len(images), f"{option}: 'row'")
+        return cls(PublicImages(images, classes), labels is not None, into)
 
 
 def _numbers(given: np.ndarray[Any, Any], count: int, what: str) -> Tensor:
@@ -388,8 +401,8 @@ def _truth(
     targets: tuple[Upload, ...],
 ) -> Truth:
     """The truth of targets, which are counted over all uploads, those that were left out too."""
-    public = _images(given, shape, "--truth")
-    rows = _rows(given, len(public.images))
+    read = _Images.read(given, shape, "--truth")
+    public, rows = read.public, read.row
     if lost:
         kinds = {type(artifact) for upload in targets for artifact in upload.artifacts}
         here = [
@@ -409,9 +422,3 @@ def _counted_anew(rows: Tensor, here: Tensor) -> Tensor:
     places = torch.where(here, here.cumsum(0) - 1, len(here) + len(rows))
     known = rows < len(here)
     return torch.where(known, places[rows.clamp(max=len(here) - 1)], rows)
-
-
-def _rows(given: str, count: int) -> Tensor | None:
-    """The target that each true image went into, where the file says it."""
-    row = _npz(_path(given), "--truth").get("row")
-    return None if row is None else _numbers(row, count, "--truth: 'row'")

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -82,6 +83,40 @@ class WorldsPlan:
         last = self.training.train.rounds
         every = max(1, last // self.rounds)
         return [r for r in range(1, last + 1) if r % every == 0 or r == last]
+
+    @cached_property
+    def reads_models(self) -> bool:
+        """Whether uploads are models, so that signals of worlds exist."""
+        return self._fits(_reader())
+
+    @cached_property
+    def direct(self) -> dict[str, Attack]:
+        """Attacks on membership that need no shadows and read what is uploaded, by name."""
+        return {name: attack for name, attack in _asking().items() if self._fits(attack)}
+
+    @property
+    def grants_models(self) -> bool:
+        """Whether uploads are read with clients' own extractors, which tell members themselves."""
+        return any(
+            Knowledge.EXTRACTOR in needed_for(one, {kind})
+            for one in (*self.direct.values(), _reader())
+            for kind in self.training.protocol.uploads
+            if can_read(one, kind)
+        )
+
+    def settings(self, attack: Attack, round: int | None = None) -> AttackSettings:
+        """Of an attack on the uploads of a round, or of the last one."""
+        evaluation = Evaluation(round=round, gallery=2)
+        return AttackSettings("membership", attack, threats.get(THREAT), evaluation, {})
+
+    def _fits(self, attack: Attack) -> bool:
+        if not any(can_read(attack, kind) for kind in self.training.protocol.uploads):
+            return False
+        try:
+            check_ahead(self.world(0), self.settings(attack))
+        except IncompatibleError:
+            return False
+        return True
 
     @property
     def folder_name(self) -> str:
@@ -157,15 +192,15 @@ def plan_worlds(
     wished = {text: shadow_attack(text) for text in chosen}
     shown = tuple(rates) or (0.01, 0.001)
     plan = WorldsPlan(training, coins or Coins(), worlds, rounds, wished, shown)
-    if _reads_models(plan):
+    if plan.reads_models:
         if not wished:
             plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in usual()})
         _check_shadows(plan)
-    elif wished or not _direct(plan):
+    elif wished or not plan.direct:
         kinds = training.protocol.uploads
         able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
         refused = _reader() if wished or not able else able[0]
-        check_ahead(plan.world(0), _settings(plan, refused))
+        check_ahead(plan.world(0), plan.settings(refused))
     if plan.coins.game == NULL:
         prepare(plan.world(0), torch.device("cpu"))  # refuses where it cannot be played
     if rates:
@@ -188,63 +223,22 @@ def _check_shadows(plan: WorldsPlan) -> None:
         )
 
 
-def _settings(plan: WorldsPlan, attack: Attack, round: int | None = None) -> AttackSettings:
-    return AttackSettings(
-        "membership", attack, threats.get(THREAT), Evaluation(round=round, gallery=2), {}
-    )
-
-
-def _fits(plan: WorldsPlan, attack: Attack) -> bool:
-    kinds = plan.training.protocol.uploads
-    if not any(can_read(attack, kind) for kind in kinds):
-        return False
-    try:
-        check_ahead(plan.world(0), _settings(plan, attack))
-    except IncompatibleError:
-        return False
-    return True
-
-
 def _reader() -> Attack:
     """The attack that computes losses under uploads; where it can, signals of worlds exist."""
     return next(kind() for name in attacks.names() if (kind := attacks.get(name)).signals)
+
+
+def _asking() -> dict[str, Attack]:
+    """Attacks on membership by name, but for the one that signals are read with."""
+    kinds = {name: attacks.get(name) for name in attacks.names()}
+    asked = {n: k for n, k in kinds.items() if k.answers == "membership" and not k.signals}
+    return {name: kind() for name, kind in asked.items()}
 
 
 def usual() -> list[str]:
     """Attacks on signals that are run unless told which, in the order of the table."""
     kinds = map(shadow_attacks.get, shadow_attacks.names())
     return [text for _, text in sorted(one for kind in kinds for one in kind.usual.items())]
-
-
-def _reads_models(plan: WorldsPlan) -> bool:
-    return _fits(plan, _reader())
-
-
-def _direct(plan: WorldsPlan) -> dict[str, Attack]:
-    """Attacks on membership that need no shadows and read what the protocol uploads, by name."""
-    return {name: attack for name, attack in _asking().items() if _fits(plan, attack)}
-
-
-def _grants_models(plan: WorldsPlan) -> bool:
-    """Whether uploads are read with clients' own extractors, which tell members by themselves."""
-    kinds = plan.training.protocol.uploads
-    reading = [*_direct(plan).values(), _reader()]
-    return any(
-        Knowledge.EXTRACTOR in needed_for(one, {kind})
-        for one in reading
-        for kind in kinds
-        if can_read(one, kind)
-    )
-
-
-def _asking() -> dict[str, Attack]:
-    """Attacks on membership by name, but for the one that signals are read with."""
-    kinds = {name: attacks.get(name) for name in attacks.names()}
-    return {
-        name: kind()
-        for name, kind in kinds.items()
-        if kind.answers == "membership" and not kind.signals
-    }
 
 
 def play_worlds(
@@ -350,7 +344,7 @@ def _world(
 ) -> dict[str, Tensor]:
     """Train one world and return its signals; the run is removed."""
     settings = plan.world(index)
-    if _direct(plan):
+    if plan.direct:
         warm(isolation, device, [folder, *settings.data.sources()])
     prepared = prepare(settings, device)
     run = train(
@@ -362,21 +356,21 @@ def _world(
     moment = f"acc_{settings.protocol.headline}"
     found = {"accuracy": torch.tensor(float(run.record["final"][moment] or torch.nan))}
     sources = {r: TargetSource(run, data, round=r, seed=0) for r in plan.looked_at}
-    if _reads_models(plan):
+    if plan.reads_models:
         attack = _reader()
         rows = []
         for round, source in sources.items():
             uploads = only_kinds(source.uploads.values(), set(attack.consumes))
             seen = observe(
-                source, _settings(plan, attack, round), uploads, aux, candidates=candidates
+                source, plan.settings(attack, round), uploads, aux, candidates=candidates
             )
             rows.append(confidences(seen, settings.train.clients, device))
         found["sent"] = torch.stack([sent for sent, _ in rows])
         found["before"] = torch.stack([before for _, before in rows])
-    if _grants_models(plan):
+    if plan.grants_models:
         alone = granted_model(sources[plan.looked_at[-1]], candidates)
         found["model"] = _standard(alone, slots.clients)
-    for text, attack in _direct(plan).items():
+    for text, attack in plan.direct.items():
         kinds = {kind for kind in settings.protocol.uploads if can_read(attack, kind)}
         single = all(kind.updates for kind in kinds) and not attack.adds_rounds
         rounds = plan.looked_at if single else plan.looked_at[-1:]
@@ -385,7 +379,7 @@ def _world(
             source = sources[round]
             uploads = only_kinds(source.uploads.values(), kinds)
             seen = observe(
-                source, _settings(plan, attack, round), uploads, aux, candidates=candidates
+                source, plan.settings(attack, round), uploads, aux, candidates=candidates
             )
             context = Context(seed=derive(source.attack_seed, text), device=device)
             answer = play(

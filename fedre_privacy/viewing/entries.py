@@ -38,6 +38,12 @@ class Table:
     title: str
     rows: Sequence[Row]
 
+    def plain(self) -> dict[str, Any]:
+        """Its headings, and its cells row by row."""
+        heads = list(dict.fromkeys(str(key) for row in self.rows for key in row))
+        rows = [[row.get(head, "") for head in heads] for row in self.rows]
+        return {"title": self.title, "heads": heads, "rows": rows}
+
 
 @dataclass(frozen=True)
 class Sheets:

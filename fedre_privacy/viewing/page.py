@@ -23,7 +23,7 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.pages.html import Html, filled
 from fedre_privacy.pages.shared import NAME
 
-from .entries import DAMAGED, Entry, Sheets, Table, Targets
+from .entries import DAMAGED, Entry, Sheets, Targets
 from .reading import collect
 
 MOST_INSIDE = 64 << 20
@@ -161,7 +161,7 @@ def _blocks(
             "because": entry.because,
             "flags": dict(entry.flags),
             "facts": dict(entry.facts),
-            "tables": [_table(table) for table in entry.tables],
+            "tables": [table.plain() for table in entry.tables],
             "settings": yaml.safe_dump(dict(entry.settings), sort_keys=False)
             if entry.settings
             else "",
@@ -170,14 +170,7 @@ def _blocks(
             "targets": None
             if entry.targets is None
             else _targets(entry.targets, numbers, pictures, inside=inside),
-            "panels": [
-                {
-                    "title": panel.title,
-                    "points": [asdict(point) for point in panel.points],
-                    "best": panel.best,
-                }
-                for panel in entry.panels
-            ],
+            "panels": [asdict(panel) for panel in entry.panels],
         }
         single.append((f"e{ids[entry.path]}", _json(more)))
     index = {"title": _title(root), "truth": truth, "entries": listed}
@@ -193,12 +186,6 @@ def _listed(entry: Entry) -> dict[str, Any]:
         "started": entry.started, "score": None if entry.score is None else asdict(entry.score),
         "n": entry.n, "accuracy": entry.accuracy, "pairs": scored,
     }  # fmt: skip
-
-
-def _table(table: Table) -> dict[str, Any]:
-    heads = list(dict.fromkeys(str(key) for row in table.rows for key in row))
-    rows = [[row.get(head, "") for head in heads] for row in table.rows]
-    return {"title": table.title, "heads": heads, "rows": rows}
 
 
 def _report(root: Path, entry: Entry, path: Path) -> str | None:
