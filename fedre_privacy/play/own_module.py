@@ -38,7 +38,8 @@ from .attack import AttackResult, attack_into
 from .checks import Labels, as_labels, as_rows, check_classes, output_width
 from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
-from .given import Given, classes_seen, normalising_as, prepare_given, supported
+from .given import Given, classes_seen, supported
+from .given_trial import normalising_as, prepare_given
 from .own_inputs import (
     notes_of,
     public_for,

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from matplotlib.figure import Figure
@@ -35,10 +35,8 @@ from fedre_privacy.runs.run import SECRET, Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
+from ..given import Given
 from ..targets import KINDS, TargetSource
-
-if TYPE_CHECKING:  # which builds trials
-    from ..given import Given
 
 NAMES = {
     "entangled": "entangled representations",
