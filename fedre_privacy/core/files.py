@@ -267,7 +267,6 @@ def read_tensors(
     """Read a safetensors file onto the CPU.
 
     Args:
-        path: the file.
         sha256: expected hash of the whole file, when an index recorded one.
         prefix: read only tensors whose name starts so, up to its first slash (``client3/``), and
             leave the rest on disk.

@@ -45,7 +45,6 @@ class Rehearsed:
             its seed.
         defense: settings of each declared defence, derived ones filled in.
         image_shape: (C, H, W). num_classes: length of the heads' output.
-        broadcasts: what the server sent.
     """
 
     protocol: Mapping[str, Any]

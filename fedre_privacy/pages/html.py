@@ -44,7 +44,6 @@ class Link:
     """A cell that leads to a file beside the page.
 
     Args:
-        text: what is shown.
         to: relative path with forward slashes.
     """
 
@@ -57,9 +56,7 @@ class Target:
     """One attacked target with its pictures.
 
     Args:
-        title: whose it is.
         shots: heading to PNG, side by side, the truth first.
-        scores: metric to its value beside the floor, in words.
         note: what is odd about it, or empty.
     """
 
@@ -120,7 +117,6 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
         rows: heading to cell: text, number, bool, None (an empty cell) or `Link`; headings are
             those of the first row.
         label: what it shows, for readers that hear the page.
-        tall: limit its height on the screen.
     """
     if not rows:
         return Html("")
@@ -204,8 +200,6 @@ def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
     """Return a whole page.
 
     Args:
-        title: of the page and its window.
-        lead: what stands before the first section.
         sections: in order; each is reachable from the list at the head.
     """
     kept = [section for section in sections if section.body.strip()]

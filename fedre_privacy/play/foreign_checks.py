@@ -58,7 +58,6 @@ class Checked:
 
     Args:
         upload: under the names of the module, with what its client trained.
-        said: what was assumed, a clause each.
         masked: whether most of its numbers were not sent and are zero.
     """
 
@@ -71,7 +70,6 @@ def checked(upload: Upload, start: Start, layout: Layout, images: int | None) ->
     """An upload held against its kinds; what is beside parameters of a whole model stays.
 
     Args:
-        start: the model that its client was sent.
         images: that it trained on, if somebody said so.
 
     Raises:
@@ -321,7 +319,6 @@ class Findings:
 
     Args:
         seen: of those that are attacked, with what was assumed. left_out: of the others.
-        untold: what nobody said of local training, in words.
     """
 
     seen: tuple[str, ...] = ()

@@ -27,13 +27,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """States of clients' modules, with what was assumed, and who has none.
-
-    Args:
-        known: by client.
-        said: what was assumed, by client.
-        lost: why a client has none.
-    """
+    """States of clients' modules, with what was assumed, and who has none."""
 
     known: Mapping[int, State]
     said: Mapping[int, tuple[str, ...]]
@@ -47,7 +41,6 @@ def extractor_states(
 
     Args:
         extractor: ``package:function`` that returns the module.
-        weights: the file, for messages.
         given: its tensors, for all clients or ``client<k>/<name>`` for each.
 
     Raises:
@@ -96,9 +89,7 @@ class Start:
     """The model from which an upload started.
 
     Args:
-        state: all tensors of the module.
         sent: those that were sent. place: of their artifact in the message.
-        said: what was assumed.
     """
 
     state: State

@@ -55,7 +55,6 @@ class Named:
 
     Args:
         tensors: with the shapes of the module.
-        said: what was assumed, a clause each.
         problems: why it does not fit; then there are no tensors.
     """
 

@@ -92,7 +92,6 @@ def truth_of_updates(
         images: (m, C, H, W) in [0, 1]. labels: (m,) their classes.
         row: (m,) the upload, counted from 0 in the order of the index, that each image went into;
             None: all made the first.
-        number: images sought in each.
 
     Raises:
         IncompatibleError: an upload without images.

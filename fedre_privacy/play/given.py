@@ -46,8 +46,6 @@ class Given:
     """Uploads with what is known beside them; a trial takes them in place of a `Run`.
 
     Args:
-        name: what they are of, in titles.
-        system: who uploads.
         image_shape: (C, H, W).
         num_classes: length of a label encoding.
         uploads, broadcasts: of the attacked round, and those before training.
@@ -61,17 +59,12 @@ class Given:
         truth: from the targets to the images that made them; None: nobody knows.
         true_labels: of gradients and updates the classes of those images, in their order; None:
             nobody said.
-        public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
         notes: what a reader must know about it, a sentence each.
-        findings: what was found on reading the uploads.
         assumed: what clients seem to have done to them.
         settings: how it was given, in plain values, for ``config.yaml``.
-        marks: hashes of what was given.
         command: words of the command that reads it; empty for none.
         sources: files that no attack may open.
-        size_option: how the image size is given.
-        supported: what to do where an attack cannot read it.
         truth_needs_public: what to do where truth is given without public images.
     """
 
@@ -160,7 +153,6 @@ def truth_of(
         images: (m, C, H, W) in [0, 1].
         labels: (m,) their classes.
         row: (m,) the target that each image went into; None: image i made target i.
-        what: what they are called in a message.
 
     Raises:
         IncompatibleError: a target without image.

@@ -42,7 +42,6 @@ class Plan:
     """What a command would do, measured on its first steps.
 
     Args:
-        lines: heading to text, for printing.
         train_s, attack_s: estimated seconds (0 where that part would not run).
         memory_bytes: peak memory of the rehearsal.
         disk_bytes: that the record of the training would take (0 where nothing would be trained).
@@ -66,7 +65,6 @@ def rehearse(
     Args:
         training: settings to train with, or the recorded run to attack.
         settings: the attack, or None to rehearse training alone.
-        runs: folder in which the record of a training would lie.
 
     Raises:
         FedreError: whatever the real command would refuse.

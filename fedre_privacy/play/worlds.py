@@ -59,7 +59,6 @@ class WorldsPlan:
         worlds: how many federations; each is attacked with the others as shadows.
         rounds: uploads of so many rounds are looked at, evenly spread, the last among them.
         chosen: attacks on signals by the name that tables show.
-        rates: of false alarms.
     """
 
     training: TrainSettings

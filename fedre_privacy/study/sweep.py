@@ -42,9 +42,6 @@ def run_job(
     What was interrupted before goes on; what another process does is waited for and taken up. A run
     whose uploads were pruned is trained again. An attack that refuses what it finds is recorded
     with its reason, a failure with its traceback.
-
-    Args:
-        page: called with every finished attack, to write its page.
     """
     with held(place.turn(job), wait=True):
         found = place.read(job)  # another benchmark may have done it in the meantime

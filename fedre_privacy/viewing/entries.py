@@ -23,7 +23,6 @@ class Score:
     Args:
         title: of the measure, with its unit.
         over: difference to the floor, positive for more leakage.
-        text: the same in words, with its interval.
     """
 
     title: str
@@ -51,8 +50,6 @@ class Sheets:
 
     Args:
         width, height: of one picture, in pixels.
-        across, each: pictures in a row of a sheet, and on a sheet.
-        pngs: the sheets, in order.
         which: the picture of each target; None: that of its own number.
     """
 
@@ -88,13 +85,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Panel:
-    """A frontier of a benchmark.
-
-    Args:
-        title: question, measure and unit.
-        points: one of each variant.
-        best: labels of the Pareto set.
-    """
+    """A frontier of a benchmark."""
 
     title: str
     points: tuple[Point, ...]
@@ -108,12 +99,9 @@ class Entry:
     Args:
         path: of its folder, relative to the folder that is viewed, with slashes.
         status: complete, partial, failed or damaged.
-        problem: why it is not complete.
         facets: what it can be filtered by: protocol, scheme, defence, data, attack, target,
             adversary, verdict, as far as they apply.
         n: targets, guesses or trainings behind it.
-        flags: COUNTERFACTUAL and the like, each with what it means.
-        parent: path of the run that it belongs to.
     """
 
     kind: str

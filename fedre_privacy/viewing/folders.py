@@ -31,7 +31,6 @@ class ResultFolder:
     """A folder with a result.
 
     Args:
-        root: of everything that is viewed.
         truth: whether what is private is read.
         split: names data and partition of the run that it belongs to; empty where not known.
     """

@@ -59,7 +59,6 @@ def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: b
     It needs no server and no network. Calling again shows what has come since.
 
     Args:
-        folder: holds run folders; it may come from a stranger.
         out: an HTML file, or a folder for the page with its pictures beside it; None:
             ``view.html`` in `folder`, or the folder ``view`` there where pictures are many.
         truth: include what is private: images that answers were scored against, members, counts of
@@ -79,10 +78,6 @@ def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: b
 
 def write_page(entries: Sequence[Entry], root: Path, given: Path, *, truth: bool) -> Path:
     """Write the page of results that were read; see `view`.
-
-    Args:
-        given: the HTML file, or a folder.
-        truth: what they were read with.
 
     Returns:
         The HTML file.
@@ -148,7 +143,6 @@ def _blocks(
     """The data of the page, as (id, JSON): the list first, then each result by itself.
 
     Args:
-        pictures: filled with sheets by name.
         inside: whether sheets lie in the page.
     """
     ids = {entry.path: hashlib.sha256(entry.path.encode()).hexdigest()[:12] for entry in entries}

@@ -57,7 +57,6 @@ class Trial:
         attack_seed: the seed that the attack is given.
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
-        round: the attacked round.
         departs: how what was uploaded differs from what is declared (`declared.departure`).
     """
 

@@ -59,7 +59,6 @@ def draw_candidates(
     Args:
         public: images that no client trained on.
         per_client: members asked about per client, at most.
-        seed: of the evaluator.
 
     Raises:
         IncompatibleError: fewer than `FEWEST` of each kind are left.
@@ -123,7 +122,6 @@ def draw_sources(source: TargetSource, per_client: int, seed: int) -> SourceCand
 
     Args:
         per_client: images of a client, at most.
-        seed: of the evaluator.
 
     Raises:
         IncompatibleError: fewer than `FEWEST` images are left.

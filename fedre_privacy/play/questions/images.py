@@ -59,7 +59,6 @@ class ImageTrial(Trial):
     Args:
         groups: "target"; where they apply "true" (the true prototypes behind recovered ones),
             "actual" (the real upload) and "ceiling" (single representations).
-        public: held-out images for floors and galleries.
         recovered: the prototypes worked out of the uploads, where those are attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.

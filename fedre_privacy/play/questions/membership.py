@@ -190,8 +190,6 @@ class Asked:
     """An observation that holds candidates, and what a model tells of them without the upload.
 
     Args:
-        kind: what is attacked, in words.
-        counterfactual: the protocol does not upload it.
         baseline: scores of the candidates (M,).
         beside: which model they are of.
     """
