@@ -20,13 +20,11 @@ from fedre_privacy.play.questions.unscored import WORDS, Unscored
 from fedre_privacy.steering.base import ACTIVE
 
 from . import html
-from .html import Html, Section, Target, pieces
+from .html import Html, Target, pieces
 from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, settings_of, versions
 
 SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
-
-BY_NUMBER = "Results by number of images behind a target"
 
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
@@ -46,72 +44,46 @@ def write_attack_report(result: AttackResult) -> Path:
     Returns:
         The file.
     """
-    trial, record, card = result.trial, result.record, result.card
+    trial, card = result.trial, result.card
     run, settings = trial.run, trial.settings
     command, meaning = run.repeat(settings, result.folder)
-    sections = [
-        Section("Result", _headline(result)),
-        Section("Figures", figures(result.folder)),
-        Section("Targets", _targets(result)),
-        Section("By number of images", html.table(card.groups(), label=BY_NUMBER)),
-        Section("Single targets", _single(result.frame())),
-        Section("Floors", _floors(result)),
-        Section("Notes", pieces.bullets(_notes(result))),
-        Section("What the words mean", _definitions(result)),
-        Section(
-            "Settings",
-            html.join(
-                pieces.heading("Attack"),
-                settings_of(settings.plain(), "Settings of the attack"),
-                pieces.details("Recording", settings_of(run.plain(), "Settings of the recording")),
-            ),
-        ),
-        Section("How it was made", pieces.facts(_provenance(result))),
-        Section(
-            "Again",
-            html.join(
-                pieces.preformatted(command, label="Command"), pieces.paragraph(meaning, soft=True)
-            )
-            if command
-            else Html(""),
-        ),
-    ]
-    lead = html.join(
-        pieces.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
-        if trial.counterfactual
-        else Html(""),
-        pieces.flag(ACTIVE, f"{run.active.removeprefix(ACTIVE).strip()}: {STEERED}")
-        if run.active
-        else Html(""),
-        pieces.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
-        if isinstance(result.card, Unscored)
-        else Html(""),
-        *(pieces.verdict(word, text) for word, text in card.verdict.lines),
-        *(pieces.flag("WEAKENED", why) for why in card.verdict.weakened),
-        pieces.facts(
-            dict(run.headline())
-            | {name: " ".join(words.split()) for name, words in record["trial"].items()}
-        ),
+    flags = flags_of(run.active, run.system, trial.counterfactual)
+    if isinstance(card, Unscored):
+        flags["NOT SCORED"] = "no truth was given: no number here compares with true images."
+    lost = f", {card.diverged} diverged" if card.diverged else ""
+    lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
+    said = {name: " ".join(words.split()) for name, words in result.record["trial"].items()}
+    text = html.filled(
+        "attack.html",
+        title=f"{settings.attack.name} on {trial.kind} of {run.name}",
+        card=card,
+        flags=flags,
+        trial=dict(run.headline()) | said,
+        counted=f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}.",
+        figures=figures(result.folder),
+        targets=_targets(result),
+        single=_single(result.frame()),
+        floors=_floors(result),
+        notes=_notes(result),
+        words=_definitions(result),
+        settings=settings_of(settings.plain(), "Settings of the attack"),
+        recording=settings_of(run.plain(), "Settings of the recording"),
+        made=_provenance(result),
+        command=command,
+        meaning=meaning,
     )
-    title = f"{settings.attack.name} on {trial.kind} of {run.name}"
     path = result.folder / NAME
     with held(result.folder, wait=True), files.private():
         remove_temporaries(result.folder)
-        files.write_text(path, html.page(title, lead, sections))
+        files.write_text(path, text)
         write_manifest(result.folder, [path], name=DRAWN)
     return path
 
 
-def _headline(result: AttackResult) -> Html:
-    card = result.card
-    lost = f", {card.diverged} diverged" if card.diverged else ""
-    lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
-    return html.join(
-        pieces.paragraph(
-            f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}."
-        ),
-        html.table(result.table(), label="Result"),
-    )
+def flags_of(active: str, system: str, counterfactual: bool) -> dict[str, str]:
+    """What a reader must know before any number, by the word that marks it."""
+    out = {"COUNTERFACTUAL": f"{COUNTERFACTUAL} {system} did."} if counterfactual else {}
+    return out | ({ACTIVE: f"{active.removeprefix(ACTIVE).strip()}: {STEERED}"} if active else {})
 
 
 def _targets(result: AttackResult) -> Html:

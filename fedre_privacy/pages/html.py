@@ -66,14 +66,6 @@ class Target:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of a page under a heading of its own; parts without content are left out."""
-
-    title: str
-    body: Html
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
@@ -196,27 +188,21 @@ def filled(template: str, **values: object) -> str:
     return _TEMPLATES.get_template(template).render(**values)
 
 
-def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
-    """Return a whole page.
-
-    Args:
-        sections: in order; each is reachable from the list at the head.
-    """
-    kept = [section for section in sections if section.body.strip()]
-    named = list(zip(_ids([section.title for section in kept]), kept, strict=True))
-    return _TEMPLATES.get_template("page.html").render(title=title, lead=lead, sections=named)
-
-
-def _ids(titles: Sequence[str]) -> list[str]:
-    """An id for each title, no two alike."""
-    out: list[str] = []
-    for title in titles:
+def linked(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Sections with content: (id, title, body), no two ids alike."""
+    out: dict[str, tuple[str, str, str]] = {}
+    for title, body in sections:
         base = _LINK_CHARACTERS.sub("-", title.lower()).strip("-") or "part"
         name, number = base, 2
         while name in out:
             name, number = f"{base}-{number}", number + 1
-        out.append(name)
-    return out
+        if body.strip():
+            out[name] = (name, title, body)
+    return list(out.values())
+
+
+_TEMPLATES.filters["linked"] = linked
+_TEMPLATES.globals["table"] = table
 
 
 def fragment(rows: Sequence[Mapping[str, object]], *, title: str, foot: str = "") -> Html:

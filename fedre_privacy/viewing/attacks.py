@@ -14,6 +14,7 @@ from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.core.schema import MOST_TEXT, converted
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.eval.measures import BETTER, TABLE, Measure, group_name
+from fedre_privacy.pages.attack import flags_of
 from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import NAIVE
@@ -24,7 +25,6 @@ from .folders import (
     digest,
     facets_of,
     failure_of,
-    flags_of,
     made_with,
     name_of,
     seed_of,

@@ -20,6 +20,7 @@ from fedre_privacy.core.schema import check
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.eval.measures import FRONTIER
 from fedre_privacy.eval.report.frontier import pareto
+from fedre_privacy.pages.attack import flags_of
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.folder import COMPLETE, FAILED, PARTIAL
 from fedre_privacy.runs.record import Record
@@ -46,7 +47,6 @@ from .folders import (
     digest,
     facets_of,
     failure_of,
-    flags_of,
     made_with,
     number_text,
     open_settings,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.pages import html
-from fedre_privacy.pages.html import Html, Link, Section, Target
+from fedre_privacy.pages.html import Html, Link, Target
 
 STYLE = (html.TEMPLATES / "page.css").read_text(encoding="utf-8")
 SCRIPT = (html.TEMPLATES / "page.js").read_text(encoding="utf-8")
@@ -25,8 +25,12 @@ SHOWN = NASTY.replace("\x1b", r"\x1b").replace("\0", r"\x00").replace("\u202e", 
 
 
 def page(*bodies: Html) -> str:
-    sections = [Section(f"Part {n}", body) for n, body in enumerate(bodies)]
-    return html.page("A page", html.pieces.paragraph("lead"), sections)
+    return whole_page("A page", [(f"Part {n}", body) for n, body in enumerate(bodies)])
+
+
+def whole_page(title: str, sections: list[tuple[str, Html]]) -> str:
+    lead = html.pieces.paragraph("lead")
+    return html.filled("page.html", title=title, lead=lead, sections=sections)
 
 
 def test_every_text_is_escaped(read):
@@ -41,7 +45,7 @@ def test_every_text_is_escaped(read):
         html.pieces.figure(dot, alt=NASTY, caption=NASTY), html.pieces.gallery([target]),
         html.fragment([{NASTY: NASTY}], title=NASTY, foot=NASTY),
     ]  # fmt: skip
-    whole = html.page(NASTY, Html(""), [Section(NASTY, body) for body in bodies])
+    whole = whole_page(NASTY, [(NASTY, body) for body in bodies])
     assert whole.count("<script>") == 1
     assert "alert('x')" not in whole.replace(SCRIPT, "")
     assert not set("\x1b\0\u202e") & set(whole)
@@ -62,7 +66,7 @@ def test_sections_without_content_are_left_out(read):
 
 def test_equal_titles_get_different_ids(read):
     body = html.pieces.paragraph("x")
-    found = read(html.page("t", Html(""), [Section("Same", body), Section("same!", body)]))
+    found = read(whole_page("t", [("Same", body), ("same!", body)]))
     assert found.ids == ["same", "same-2"]
 
 
