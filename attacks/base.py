@@ -131,6 +131,8 @@ class Attack:
     """Whether it reads the first round and no other."""
     adds_rounds: ClassVar[bool] = False
     """Whether it reads the uploads of earlier rounds itself, as far as they were observed."""
+    signals: ClassVar[bool] = False
+    """Whether attacks on shadow federations read the losses that it reads."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 

@@ -56,6 +56,7 @@ class LossMembership(Attack):
         MatrixBlocks: frozenset({Knowledge.EXTRACTOR, Knowledge.HEADS}),
     }
     recovers = "membership"
+    signals = True
     answers = "membership"
     suite = (
         *(SuiteEntry(kind, "realistic", "membership", 50) for kind in (*MODELS, GradientState)),

@@ -8,6 +8,7 @@ that it attacks, nor a seed. All of it is tensors, so that an attack is a pure f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,6 +69,8 @@ class ShadowAttack(ABC):
     name: ClassVar[str] = ""
     needs_shadows: ClassVar[int] = 0
     """Shadow worlds that it cannot do without; 0: it looks at none."""
+    usual: ClassVar[Mapping[int, str]] = {}
+    """Its uses unless told which attacks to run: places in the table to the name with settings."""
 
     @abstractmethod
     def score(self, view: View) -> Tensor:

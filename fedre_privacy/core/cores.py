@@ -79,7 +79,6 @@ def spread(
         work: called in a copy, on one thread.
         items: numbers, those that take longest first.
         take: called here with an item and what came of it, in any order.
-        copies: how many processes.
 
     Returns:
         Items without an answer, in their order: their work failed, or the system ended the copy.

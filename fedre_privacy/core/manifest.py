@@ -46,7 +46,6 @@ class Manifest:
     """The hashes of files in a folder and below it.
 
     Args:
-        path: the file that holds them, in the folder itself.
         entries: path relative to the folder, with slashes, to the file as it was.
         sha256: of the manifest's own file (hex).
     """
@@ -67,9 +66,6 @@ class Manifest:
 
     def recorded(self, folder: str, pattern: str) -> list[str]:
         """Names of the listed files in a folder below, where every file that is there is listed.
-
-        Args:
-            pattern: of the names of files that count.
 
         Raises:
             DamagedInputError: one is there and was never listed.
@@ -182,7 +178,6 @@ def write_manifest(
     Args:
         covered: files in the folder and below it.
         ahead: name to text of files that will be written after this list.
-        name: of the list.
 
     Raises:
         DamagedInputError: one of them is no file.

@@ -20,7 +20,6 @@ def derive(seed: int, purpose: str, *, client: int = -1, round: int = -1, index:
     """Hash a stream's key into a 63-bit integer seed.
 
     Args:
-        seed: the run's seed.
         purpose: what the numbers are for, e.g. ``"batches"`` or ``"entangle"``.
         client, round, index: position in the run; -1 where it does not apply.
     """
@@ -45,7 +44,6 @@ def secret(seed: int, purpose: str, *data: torch.Tensor) -> int:
     that also depend on data which the attacker does not have.
 
     Args:
-        seed: the run's seed.
         purpose: whose secret it is, e.g. ``"client"``.
         data: tensors that the attacker does not have, in a fixed order; values on any device.
     """

@@ -10,7 +10,7 @@ from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingInputError
 from fedre_privacy.core.files import read_json
 from fedre_privacy.core.manifest import covering
-from fedre_privacy.core.schema import Count, Hash, Seconds, Word
+from fedre_privacy.core.schema import Count, Hash, Seconds, Word, converted
 from fedre_privacy.eval.measures import Measure
 from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.runs.folder import COMPLETE, Status, status_of
@@ -18,7 +18,7 @@ from fedre_privacy.runs.resolving import required, resolve_attack
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.study.jobs import read_result
-from fedre_privacy.viewing.records import MeasureRecord, VerdictRecord
+from fedre_privacy.viewing.records import VerdictRecord
 
 from .claims import (
     agree,
@@ -45,7 +45,7 @@ class _Attacked(TypedDict):
     kind: Word
     counterfactual: bool
     verdict: VerdictRecord
-    measures: list[MeasureRecord]
+    measures: list[dict[str, Any]]
     targets: Count
     n: Count
 
@@ -113,7 +113,8 @@ def make(folder: Path, *, by: str = "") -> Claim:
     attack = _attack_settings(folder, run)
     settings = portable({**run.plain(), **attack.plain()})
     plugins = [*dict.fromkeys([*run.settings.plugins(), *attack.plugins()])]
-    measures = [found for one in record["measures"] if (found := _claimed(one)) is not None]
+    scored = [converted(one, Measure, folder / "record.json") for one in record["measures"]]
+    measures = [found for one in scored if (found := claimed_of(one)) is not None]
     if not measures:
         raise IncompatibleError(f"{folder} scored nothing, so there is nothing to claim.")
     content: dict[str, Any] = {
@@ -154,13 +155,6 @@ def _attack_settings(folder: Path, run: Run) -> AttackSettings:
     return required(
         resolve_attack(loaded.values, loaded.where, problems, uploads=uploads), problems
     )
-
-
-def _claimed(given: MeasureRecord) -> dict[str, Any] | None:
-    """A measure as it is claimed; None for what no table shows."""
-    known = Measure.__dataclass_fields__
-    fields: dict[str, Any] = {key: value for key, value in given.items() if key in known}
-    return claimed_of(Measure(**fields))
 
 
 def accuracy_of(run: Run) -> dict[str, Any] | None:

@@ -27,7 +27,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
 
     Args:
         run: complete.
-        losses: whether to load the data and work them out.
 
     Raises:
         FedreError: what was recorded is damaged, or the data cannot be loaded.

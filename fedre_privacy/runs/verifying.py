@@ -86,7 +86,6 @@ class Verified:
     """What `verify` found in a run's folder.
 
     Args:
-        folder: of the run.
         sha256: of the run's manifest; None if there is no readable one.
         findings: one per file, by name; those of attacks and audits after the run's.
     """
@@ -105,11 +104,7 @@ class Verified:
         return [finding for finding in self.findings if finding.bad]
 
     def table(self, *, everything: bool = False) -> list[dict[str, str]]:
-        """Findings as rows: file, what was found, what that means.
-
-        Args:
-            everything: unchanged files too.
-        """
+        """Findings as rows: file, what was found, what that means."""
         return [
             {"file": one.file, "found": one.state, "meaning": WORDS.get(one.state, "")}
             for one in self.findings
@@ -134,7 +129,6 @@ def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) 
     write new ones. To compare with what somebody else published, give the hash that they name.
 
     Args:
-        run: the run's folder.
         accept: cover the folder as it is now, whatever was recorded.
         expect: SHA-256 of the run's manifest, from its beginning on (8 hex digits at least).
 
@@ -193,7 +187,11 @@ def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
             states["record.json"] = OTHER_RUN
     prefix = "" if folder == top else f"{folder.relative_to(top).as_posix()}/"
     return [
-        Finding(f"{prefix}{name}", state, _size(folder / name))
+        Finding(
+            f"{prefix}{name}",
+            state,
+            (folder / name).stat().st_size if (folder / name).is_file() else None,
+        )
         for name, state in sorted(states.items())
     ]
 
@@ -236,10 +234,6 @@ def _state(manifest: Manifest, name: str) -> str:
         return manifest.state(name)
     except OSError:
         return UNREADABLE
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def _present(folder: Path, *, everything: bool) -> set[str]:

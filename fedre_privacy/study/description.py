@@ -67,10 +67,8 @@ class Benchmark:
     """What to compare.
 
     Args:
-        name: of its folder.
         base: settings that all trainings share.
         variants: what differs, each under its label.
-        seeds: of the trainings.
         attacks: settings of the attacks, or None for those that fit the uploads.
         targets: targets per attack, or None for the default.
     """

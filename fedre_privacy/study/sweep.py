@@ -42,59 +42,50 @@ def run_job(
     What was interrupted before goes on; what another process does is waited for and taken up. A run
     whose uploads were pruned is trained again. An attack that refuses what it finds is recorded
     with its reason, a failure with its traceback.
-
-    Args:
-        page: called with every finished attack, to write its page.
     """
     with held(place.turn(job), wait=True):
         found = place.read(job)  # another benchmark may have done it in the meantime
         if found is not None and found["status"] == COMPLETE:
             return found
-        return _run_job(job, place, device, page)
-
-
-def _run_job(
-    job: Job, place: Place, device: torch.device, page: Callable[[AttackResult], object]
-) -> JobResult:
-    started = time.monotonic()
-    result = job.result()
-    try:
-        folder = place.runs / job.training.run_name
-        pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
-        run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
-        result["run"], result["final"] = run.name, run.record["final"]
-        result["dim"] = run.record["dim"]
-        result["architectures"] = run.record["architectures"]
-        result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
-        for settings in job.attacks:
-            entry: Attacked = {
-                "attack": settings.attack.name,
-                "answers": question_of(settings).name,
-                "target": settings.target,
-                "threat": settings.threat.name,
-                "rounds_limit": _rounds_limit(settings),
-                "verdict": REFUSED,
-                "because": "",
-            }
-            result["attacks"].append(entry)
-            try:
-                done = attack(run, settings, device=device, wait=True)
-                page(done)
-            except IncompatibleError as error:  # such as prototypes that nothing can recover
-                entry["because"] = str(error)
-                continue
-            verdict = done.card.verdict
-            entry["verdict"], entry["because"] = verdict.word, verdict.because
-            entry["round"], entry["folder"] = done.trial.round, done.folder.name
-            entry["counterfactual"] = done.trial.counterfactual
-            entry["measures"] = [asdict(measure) for measure in done.card.measures]
-        result["status"] = COMPLETE
-    except Exception as error:
-        result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
-        result["traceback"] = traceback.format_exc()
-    result["wall_s"] = time.monotonic() - started
-    files.write_json(place.result(job), result)
-    return result
+        started = time.monotonic()
+        result = job.result()
+        try:
+            folder = place.runs / job.training.run_name
+            pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
+            run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
+            result["run"], result["final"] = run.name, run.record["final"]
+            result["dim"] = run.record["dim"]
+            result["architectures"] = run.record["architectures"]
+            result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
+            for settings in job.attacks:
+                entry: Attacked = {
+                    "attack": settings.attack.name,
+                    "answers": question_of(settings).name,
+                    "target": settings.target,
+                    "threat": settings.threat.name,
+                    "rounds_limit": _rounds_limit(settings),
+                    "verdict": REFUSED,
+                    "because": "",
+                }
+                result["attacks"].append(entry)
+                try:
+                    done = attack(run, settings, device=device, wait=True)
+                    page(done)
+                except IncompatibleError as error:  # such as prototypes that nothing can recover
+                    entry["because"] = str(error)
+                    continue
+                verdict = done.card.verdict
+                entry["verdict"], entry["because"] = verdict.word, verdict.because
+                entry["round"], entry["folder"] = done.trial.round, done.folder.name
+                entry["counterfactual"] = done.trial.counterfactual
+                entry["measures"] = [asdict(measure) for measure in done.card.measures]
+            result["status"] = COMPLETE
+        except Exception as error:
+            result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+            result["traceback"] = traceback.format_exc()
+        result["wall_s"] = time.monotonic() - started
+        files.write_json(place.result(job), result)
+        return result
 
 
 def _rounds_limit(settings: AttackSettings) -> int | None:
