@@ -19,6 +19,7 @@ from typing import Any, ParamSpec
 
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
+from fedre_privacy.core.engines import IN_PROCESS
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.core.system import clearly as clearly
@@ -63,8 +64,6 @@ from fedre_privacy.steering.base import Steering
 from fedre_privacy.study.twins import Twins
 from fedre_privacy.viewing import page as viewing
 from fedre_privacy.work import (
-    ENGINES,
-    IN_PROCESS,
     AttackResult,
     BenchmarkResult,
     Run,
@@ -76,7 +75,6 @@ from fedre_privacy.work import (
 )
 
 __all__ = [
-    "ENGINES",
     "IN_PROCESS",
     "AttackResult",
     "BenchmarkResult",
