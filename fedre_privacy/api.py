@@ -41,11 +41,10 @@ from fedre_privacy.play.worlds import plan_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.publish import leaderboard as posting
-from fedre_privacy.publish import making as claiming
 from fedre_privacy.publish import repeating
-from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.comparing import TOLERANCE
+from fedre_privacy.publish.claims import read_claim, write_claims
 from fedre_privacy.publish.format import Verification
+from fedre_privacy.publish.names import AGAIN, TOLERANCE
 from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import verifying
 from fedre_privacy.runs.device import choose_device
@@ -389,7 +388,7 @@ def repeat(
     *,
     run: str | Path | None = None,
     part: str | None = None,
-    runs: str | Path = repeating.AGAIN,
+    runs: str | Path = AGAIN,
     data: str | Path | None = None,
     out: str | Path | None = None,
     tolerance: float = TOLERANCE,
@@ -444,5 +443,5 @@ attack_module = _with_page(own_module.attack_module)
 load_images = loading.load_images
 verify = verifying.verify
 view = viewing.view
-claim = claiming.write_claims
+claim = write_claims
 leaderboard = posting.write_leaderboard
