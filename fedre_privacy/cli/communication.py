@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -188,13 +188,13 @@ def _spread(sent: Spread) -> str:
     return f"{sent.mean / 1000:,.2f} [{sent.least / 1000:,.2f}, {sent.most / 1000:,.2f}]"
 
 
-COUNTS = {
+COUNTS: dict[str, Callable[[Any], str]] = {
     " published": lambda one: _number(one.published),
     "     paper": lambda one: _thousands(one.paper),
     "  complete": lambda one: _thousands(one.complete),
     "     bytes": lambda one: _bytes(one.nbytes),
 }
-TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
+TABLES: dict[str, tuple[str, dict[str, Callable[[Any], str]], str]] = {
     "FedRE Table 2": (
         "TABLE 2 of FedRE: CIFAR-100   each number found in Table 11",
         {
@@ -311,7 +311,7 @@ def _print_runs(runs: Sequence[Measured], output: Output) -> None:
                 "way": direction,
                 "paper": _spread(paper) if paper else "-",
                 "complete": _spread(complete) if complete else "-",
-                "formula (complete)": _thousands(formula and formula.complete).strip(),
+                "formula (complete)": _thousands(formula.complete if formula else None).strip(),
             })  # fmt: skip
     output.table(rows)
     output.line("Note", "broadcasts: those after the first round's, which may be empty or whole")

@@ -1,7 +1,7 @@
 """Engines: where the clients of a training are, and where the jobs of a benchmark run.
 
 An engine is named by the path of its function, whose module is imported when the engine is used.
-Other packages bring engines for trainings by the entry-point group `GROUP`.
+Other packages bring engines for trainings by the entry-point group ``fedre_privacy.engines``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .errors import ConfigError, MissingExtraError, unknown
 from .registry import entry_points
 
-GROUP = "fedre_privacy.engines"
+GROUP = f"{__name__.partition('.')[0]}.engines"
 
 
 @dataclass(frozen=True)

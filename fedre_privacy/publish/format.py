@@ -54,7 +54,7 @@ class File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Content of a published file: no key more, no key less."""
 
 
-class Numbers(File):
+class Numbers(File, frozen=True):
     """A measure in numbers.
 
     Args:
@@ -78,7 +78,7 @@ class Numbers(File):
             raise ValueError("numbers that cannot be: an interval runs down")
 
 
-class Claimed(File):
+class Claimed(File, frozen=True):
     """A measure that is claimed; see `eval.measures.Measure` for its words."""
 
     key: Name
@@ -92,7 +92,7 @@ class Claimed(File):
     numbers: Numbers
 
 
-class What(File):
+class What(File, frozen=True):
     """What was measured, by names; the settings say the rest."""
 
     protocol: Name
@@ -108,14 +108,14 @@ class What(File):
     attacker: Name
 
 
-class Data(File):
+class Data(File, frozen=True):
     """The images that were trained on, and how they were shared out, as hashes."""
 
     sha256: Full
     partition_sha256: Annotated[list[Brief], Meta(min_length=1, max_length=10)]
 
 
-class Seeds(File):
+class Seeds(File, frozen=True):
     """Seeds of the training, of the partition where it has one of its own, of the evaluation."""
 
     training: Seed
@@ -123,7 +123,7 @@ class Seeds(File):
     evaluation: Seed
 
 
-class Made(File):
+class Made(File, frozen=True):
     """Where, with what and how long something was computed."""
 
     device: Line
@@ -131,7 +131,7 @@ class Made(File):
     seconds: Seconds
 
 
-class Hashes(File):
+class Hashes(File, frozen=True):
     """What the result was computed from.
 
     Args:
@@ -144,7 +144,7 @@ class Hashes(File):
     uploads: Full
 
 
-class Accuracy(File):
+class Accuracy(File, frozen=True):
     """Mean and sd over clients, at the moment that the protocol quotes."""
 
     mean: Annotated[float, Meta(ge=0, le=1)]
@@ -152,7 +152,7 @@ class Accuracy(File):
     moment: Name
 
 
-class Claim(File):
+class Claim(File, frozen=True):
     """One result of one attack, with all that is needed to repeat it.
 
     Args:
@@ -191,7 +191,7 @@ class Claim(File):
     sha256: Full
 
 
-class Compared(File):
+class Compared(File, frozen=True):
     """A measure as it was claimed and as it was repeated; None where there is none."""
 
     key: Name
@@ -200,7 +200,7 @@ class Compared(File):
     repeated: Numbers | None
 
 
-class Verification(File):
+class Verification(File, frozen=True):
     """What came of repeating a claim.
 
     Args:

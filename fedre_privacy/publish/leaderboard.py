@@ -287,7 +287,7 @@ def _row(place: int, one: Posted) -> dict[str, Any]:
     again, accuracy = one.repeated(lead.key), one.repeated(*ACCURACY)
     mean = accuracy.value if accuracy else claim.accuracy.mean if claim.accuracy else None
     settings, scheme = claim.settings, claim.settings["protocol"].get("entanglement")
-    named = [
+    named: list[tuple[str, Registry[Any], Sequence[Mapping[str, Any]]]] = [
         ("scheme", schemes, [scheme] if scheme else []),
         ("defence", defenses, settings.get("defense", ())),
         ("ACTIVE SERVER", steerings, settings.get("steering", ())),

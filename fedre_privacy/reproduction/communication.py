@@ -133,9 +133,9 @@ def _cell(row: FedREPair, direction: str, sizes: Sizes) -> ReportedCell:
         status, note = RUN_DEPENDENT, "ranks of one run"
     else:
         status = EXACT if printed(paper) == f"{published:.2f}" else DIFFERS
-    sent = (count.complete, count.nbytes) if count else (None, None)
+    complete, nbytes = (count.complete, count.nbytes) if count else (None, None)
     return ReportedCell(row.method, row.protocol, row.setting, row.data_set, direction, published,
-                        paper, *sent, status, note)  # fmt: skip
+                        paper, complete, nbytes, status, note)  # fmt: skip
 
 
 def _clusters(published: float, sizes: Sizes) -> int | None:
