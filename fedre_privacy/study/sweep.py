@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedre_privacy.core import files
+from fedre_privacy.core.engines import JOBS, engine_named
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.lock import held, remove_left, remove_stale
@@ -27,7 +28,6 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
 from .jobs import REFUSED, Job, Place
-from .processes import ENGINES
 from .results import Attacked, JobResult
 
 
@@ -148,6 +148,7 @@ def run_jobs(
     Raises:
         MissingExtraError: Ray is asked for and not installed.
     """
+    run_jobs = engine_named(engine, JOBS)
     waiting = []
     for job in jobs:
         found = place.read(job)
@@ -169,7 +170,7 @@ def run_jobs(
     }  # fmt: skip
     started = time.monotonic()
     for number, (job, code) in enumerate(
-        ENGINES[engine](waiting, place, arguments, workers, threads), start=1
+        run_jobs(waiting, place, arguments, workers, threads), start=1
     ):
         found = place.read(job)
         if found is None:  # the process died before it could write

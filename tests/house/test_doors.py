@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
     "job": {"runs", "study", "pages", "core"},
-    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door", "flower"},
+    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door"},
     "api": {
         "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
         "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",

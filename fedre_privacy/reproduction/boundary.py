@@ -13,9 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.core.errors import IncompatibleError
-
-from .style import (
+from fedre_privacy.eval.report.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -71,21 +69,8 @@ def decision_boundaries(
         runs: columns ``method`` and ``acc_post_broadcast``, a row per seed.
         best: accuracy of the classifier that knows the law of the data.
         published_error: standard error of a published accuracy.
-
-    Raises:
-        IncompatibleError: methods differ in their number of clients, or have no means.
     """
-    counts = {heading: len(views) for heading, views in methods.items()}
-    if len(set(counts.values())) != 1:
-        raise IncompatibleError(
-            f"Every method needs the same number of clients, at least one method; got {counts}."
-        )
-    absent = [heading for heading in methods if heading not in set(means["method"])]
-    if absent:
-        raise IncompatibleError(
-            f"No mean accuracy is given for {', '.join(absent)}; one row each is needed."
-        )
-    rows, columns = next(iter(counts.values())), len(methods)
+    rows, columns = len(next(iter(methods.values()))), len(methods)
     cell, plot = 1.4, 2.1
     figure = framed(0.8 + columns * cell, rows * cell + plot + 0.2, title, caption)
     grid = figure.add_gridspec(rows + 1, columns, height_ratios=[cell] * rows + [plot])
@@ -123,27 +108,15 @@ def _draw(axes: Axes, view: ClientView, extent: Extent) -> None:
     grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1).reshape(-1, 2)
     chance = view.probability(grid).reshape(GRID, GRID).numpy()
     axes.imshow(
-        chance,
-        extent=extent,
-        origin="lower",
-        cmap=_SHADES,
-        vmin=0,
-        vmax=1,
-        interpolation="bilinear",
-        aspect="auto",
-    )
+        chance, extent=extent, origin="lower", cmap=_SHADES, vmin=0, vmax=1,
+        interpolation="bilinear", aspect="auto",
+    )  # fmt: skip
     if chance.min() < 0.5 < chance.max():
         axes.contour(xs.numpy(), ys.numpy(), chance, levels=[0.5], colors=BLACK, linewidths=1.1)
     else:
-        only = int(chance.mean() > 0.5)
+        text = f"class {int(chance.mean() > 0.5)} everywhere"
         axes.text(
-            0.5,
-            0.04,
-            f"class {only} everywhere",
-            fontsize=SMALL,
-            ha="center",
-            va="bottom",
-            transform=axes.transAxes,
+            0.5, 0.04, text, fontsize=SMALL, ha="center", va="bottom", transform=axes.transAxes
         )
     points, labels = view.points.numpy(), view.labels.numpy()
     for value, colour, marker in ((0, VERMILLION, "o"), (1, BLUE, "^")):
@@ -151,9 +124,7 @@ def _draw(axes: Axes, view: ClientView, extent: Extent) -> None:
         axes.scatter(
             own[:, 0], own[:, 1], s=7, c=colour, marker=marker, edgecolors="white", linewidths=0.3
         )
-    axes.set_xlim(x_low, x_high)
-    axes.set_ylim(y_low, y_high)
-    axes.set(xticks=[], yticks=[])
+    axes.set(xlim=(x_low, x_high), ylim=(y_low, y_high), xticks=[], yticks=[])
     axes.spines[:].set(linewidth=0.4, color="#888888")
 
 
@@ -166,68 +137,39 @@ def _accuracies(
     published_error: float,
 ) -> None:
     """Draw accuracies below the columns of the methods, which are one unit wide."""
-    by_method = means.set_index("method")
     name = "acc_post_broadcast"
+    seeds = runs.groupby("method")[name]
+    rows = means.set_index("method").loc[list(methods)]
+    mean, low, high = (100 * rows[f"{name}{end}"].to_numpy(float) for end in ("", "_low", "_high"))
+    places = np.arange(len(methods))
     for x, heading in enumerate(methods):
-        row = by_method.loc[heading]
-        seeds = 100 * runs.loc[runs["method"] == heading, name].to_numpy(dtype=float)
-        spread = np.linspace(-0.08, 0.08, len(seeds)) if len(seeds) > 1 else np.zeros(1)
-        first = x == 0
-        axes.scatter(
-            x - 0.22 + spread,
-            seeds,
-            s=6,
-            c="#999999",
-            linewidths=0,
-            label="a seed" if first else None,
-        )
-        axes.errorbar(
-            [x],
-            [100 * row[name]],
-            [[100 * (row[name] - row[f"{name}_low"])], [100 * (row[f"{name}_high"] - row[name])]],
-            fmt="o",
-            color=BLUE,
-            markersize=4.5,
-            capsize=3,
-            linewidth=1.4,
-            label="mean over seeds, 95 %" if first else None,
-        )
+        own = 100 * seeds.get_group(heading).to_numpy(dtype=float)
+        spread = np.linspace(-0.08, 0.08, len(own)) if len(own) > 1 else np.zeros(1)
+        label = "a seed" if x == 0 else None
+        axes.scatter(x - 0.22 + spread, own, s=6, c="#999999", linewidths=0, label=label)
         axes.annotate(
-            f"{100 * row[name]:.1f}",
-            (x, 100 * row[f"{name}_high"]),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=SMALL,
-            ha="center",
-            va="bottom",
-            color=BLUE,
-        )
-    published = by_method["published"].loc[list(methods)].dropna()
+            f"{mean[x]:.1f}", (x, high[x]), xytext=(0, 3), textcoords="offset points",
+            fontsize=SMALL, ha="center", va="bottom", color=BLUE,
+        )  # fmt: skip
     axes.errorbar(
-        [methods.index(str(heading)) + 0.3 for heading in published.index],
-        100 * published.to_numpy(dtype=float),
-        100 * published_error,
-        fmt="D",
-        color=VERMILLION,
-        markerfacecolor="white",
-        markersize=4,
-        linewidth=0.9,
+        places, mean, [mean - low, high - mean], fmt="o", color=BLUE, markersize=4.5, capsize=3,
+        linestyle="none", elinewidth=1.4, label="mean over seeds, 95 %",
+    )  # fmt: skip
+    published = rows["published"].to_numpy(dtype=float)
+    known = ~np.isnan(published)
+    axes.errorbar(
+        places[known] + 0.3, 100 * published[known], 100 * published_error, fmt="D",
+        color=VERMILLION, markerfacecolor="white", markersize=4, linestyle="none", elinewidth=0.9,
         label="published (one seed), 1 s.e.",
-    )
+    )  # fmt: skip
     axes.axhline(100 * best, color=GREEN, linestyle="--", linewidth=1, label="best on average")
     axes.axhline(50, color="#666666", linestyle=":", linewidth=1, label="chance")
     axes.set_xlim(-0.5, len(methods) - 0.5)
-    axes.set_xticks(range(len(methods)), [plain(method, WIDEST) for method in methods])
+    axes.set_xticks(places, [plain(method, WIDEST) for method in methods])
     axes.set_ylabel("test accuracy (%)")
     tidy(axes)
     axes.grid(False, axis="x")
     axes.legend(
-        fontsize=SMALL - 0.5,
-        frameon=False,
-        ncols=min(5, len(methods)),
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        borderaxespad=0.1,
-        columnspacing=1.2,
-        handletextpad=0.4,
-    )
+        fontsize=SMALL - 0.5, frameon=False, ncols=min(5, len(methods)), loc="lower left",
+        bbox_to_anchor=(0, 1.0), borderaxespad=0.1, columnspacing=1.2, handletextpad=0.4,
+    )  # fmt: skip
