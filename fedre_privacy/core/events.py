@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -22,105 +22,35 @@ class Event:
 Report = Callable[[Event], None]
 
 
-class Round(TypedDict):
-    """A round of a training is over."""
+KEYS: Mapping[str, Mapping[str, Any]] = {
+    "note": {"text": Line},
+    "train.round": {"round": Count, "of": Count, "loss": float, "accuracy": float | None},
+    "train.reused": {"folder": str},
+    "train.done": {"folder": str, "wall_s": Seconds},
+    "attack.usual": {"attack": Word, "text": str},
+    "attack.trial": {"lines": dict[Word, str]},
+    "attack.step": {
+        "step": Count, "of": Count, "first": Count, "rows": Count, "total": Count, "match": Any,
+    },
+    "attack.scoring": {},
+    "attack.reused": {"folder": str},
+    "attack.done": {"folder": str, "wall_s": Seconds},
+    "toy.seed": {"done": Count, "of": Count},
+    "sweep.plan": {"jobs": Count, "waiting": Count},
+    "sweep.job": {
+        "job": str, "status": Word, "failure": str | None, "wall_s": Seconds | None,
+        "left_s": Number, "done": Count, "of": Count,
+    },
+}  # fmt: skip
+"""Every event with its keys.
 
-    round: Count
-    of: Count
-    loss: float
-    accuracy: float | None
+``reused``: something finished was found. ``attack.usual``: the attack that was chosen, and why.
+``attack.trial``: what is attacked, by headings. ``attack.step``: where rows ``first`` to ``first +
+rows`` of ``total`` are; match (rows,) is how well each matches its target by the attack's own
+objective.
+"""
 
-
-class Step(TypedDict):
-    """Rows ``first`` to ``first + rows`` of ``total`` are so far.
-
-    Shape: match (rows,), how well each matches its target by the attack's own objective.
-    """
-
-    step: Count
-    of: Count
-    first: Count
-    rows: Count
-    total: Count
-    match: Any
-
-
-class Lines(TypedDict):
-    """What is attacked, in lines by their headings."""
-
-    lines: dict[Word, str]
-
-
-class Usual(TypedDict):
-    """The attack that was chosen, and why."""
-
-    attack: Word
-    text: str
-
-
-class Note(TypedDict):
-    """Words for people."""
-
-    text: Line
-
-
-class Reused(TypedDict):
-    """Something finished was found."""
-
-    folder: str
-
-
-class Done(TypedDict):
-    """Something is finished."""
-
-    folder: str
-    wall_s: Seconds
-
-
-class Part(TypedDict):
-    """So many pieces of work are over."""
-
-    done: Count
-    of: Count
-
-
-class Plan(TypedDict):
-    """How much there is to do."""
-
-    jobs: Count
-    waiting: Count
-
-
-class Job(Part):
-    """A job of a benchmark is over."""
-
-    job: str
-    status: Word
-    failure: str | None
-    wall_s: Seconds | None
-    left_s: Number
-
-
-class Empty(TypedDict):
-    """Nothing beside the name."""
-
-
-EVENTS: Mapping[str, type] = {
-    "note": Note,
-    "train.round": Round,
-    "train.reused": Reused,
-    "train.done": Done,
-    "attack.usual": Usual,
-    "attack.trial": Lines,
-    "attack.step": Step,
-    "attack.scoring": Empty,
-    "attack.reused": Reused,
-    "attack.done": Done,
-    "toy.seed": Part,
-    "sweep.plan": Plan,
-    "sweep.job": Job,
-}
-"""Every event with its keys."""
+EVENTS = {name: msgspec.defstruct("Event", list(keys.items())) for name, keys in KEYS.items()}
 
 OF_ATTACKS = ("attack.step", "note")
 """Events that an attack may report."""
@@ -129,7 +59,8 @@ OF_ATTACKS = ("attack.step", "note")
 def declared(event: Event) -> Event | None:
     """An event with its declared keys and no others; None where it is not as declared."""
     try:
-        return Event(event.name, msgspec.convert(event.data, EVENTS[event.name]))
+        found = msgspec.convert(event.data, EVENTS[event.name])
+        return Event(event.name, msgspec.structs.asdict(found))
     except (KeyError, TypeError, msgspec.ValidationError, RecursionError, OverflowError):
         return None
 
