@@ -40,7 +40,7 @@ from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import share_interval
 from fedre_privacy.eval.measures import SINGLE
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.eval.report.charts import Column, Dot, comparison
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages.benchmark import write_benchmark_report

@@ -35,7 +35,7 @@ from fedre_privacy import api
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.head import METHODS, HeadUpdate
 from fedre_privacy.data.base import ImageData
-from fedre_privacy.data.builtin import Digits
+from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
 from fedre_privacy.eval.vectors import VectorScores
 from fedre_privacy.play.attack import prepare_attack

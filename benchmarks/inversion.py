@@ -70,7 +70,7 @@ from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.core.units import human_bytes
-from fedre_privacy.data.builtin import Photos
+from fedre_privacy.data.photos import Photos
 from fedre_privacy.models.families import ModelSettings, build_model
 from fedre_privacy.threats.base import threats
 

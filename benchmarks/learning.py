@@ -45,7 +45,7 @@ from fedre_privacy import api
 from fedre_privacy.core import files
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.eval.report.charts import Column, Dot, comparison
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.protocols.base import protocols
 
 REPORTED = (1, 2, 3, 4, 5)

@@ -240,7 +240,7 @@ def fill(page: Path, folder: Path) -> str:
 def figure(results: Results, path: Path) -> Path:
     """Draw accuracies of every protocol; red: training alone. Write PNG and PDF."""
     from fedre_privacy.eval.report import save_figure
-    from fedre_privacy.eval.report.charts import Column, Dot, comparison
+    from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 
     by_cell = {(row.partition, row.protocol): row for row in rows(results)}
     names = list(dict.fromkeys(protocol for _, protocol in by_cell))

@@ -23,7 +23,8 @@ from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
 from .measures import PLACES, RECORD, TABLE, Card, Measure
 from .metrics.base import Metric
-from .metrics.pixel_error import Psnr, psnr_from_mse, squared_error
+from .metrics.mse import squared_error
+from .metrics.psnr import Psnr, psnr_from_mse
 from .public import PublicImages
 from .summary import columns, judge
 

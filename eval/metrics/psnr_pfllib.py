@@ -12,7 +12,8 @@ from fedre_privacy.core.rng import stream
 
 from ..measures import TABLE
 from .base import Metric, metrics
-from .pixel_error import psnr_from_mse, squared_error
+from .mse import squared_error
+from .psnr import psnr_from_mse
 
 SCALE = 3.0
 """The library divides the squared error by the number of channels, whatever it is averaged over."""

@@ -229,21 +229,6 @@ def image_sheet(
     return figure
 
 
-def risk_sheet(images: Tensor, below: Sequence[str], *, title: str, caption: str = "") -> Figure:
-    """Draw images in a row, with a few words below each.
-
-    Args:
-        images: (n, C, H, W) in [0, 1], n >= 1. below: one text for each.
-    """
-    figure = framed(max(3.0, 0.8 * len(images)), 1.5, title, caption)
-    axes = figure.subplots(1, len(images), squeeze=False)[0]
-    for place, image, text in zip(axes, images, below, strict=True):
-        place.imshow(_displayable(image), cmap="gray", vmin=0, vmax=1)
-        place.set(xticks=[], yticks=[])
-        place.set_xlabel(plain(text), fontsize=SMALL)
-    return figure
-
-
 def _narrow(heading: str) -> str:
     """A heading in lines that fit above an image."""
     return "\n".join(

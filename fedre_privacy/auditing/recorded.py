@@ -21,7 +21,7 @@ from fedre_privacy.core.manifest import cover
 from fedre_privacy.defenses.base import CLIENT, RECORD, Defense, Facts
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.lower_bounds import ALPHA
-from fedre_privacy.eval.report.charts import audit_chart
+from fedre_privacy.eval.report.audit import audit_chart
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.preparing import facts_of, possible_participants, prepare

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import ConfigError, IncompatibleError, MissingInputError
 from .base import resize
 from .files import Tree, decode_all, is_image, open_tree
-from .imagefolder import other_endings
+from .folders import other_endings
 from .npz import Npz
 
 Place = str | Path

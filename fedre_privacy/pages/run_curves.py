@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.units import human_bytes
-from fedre_privacy.eval.report.lines import Curve, learning_curves
+from fedre_privacy.eval.report.curves import Curve, learning_curves
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.runs.run import Run
 

@@ -16,7 +16,7 @@ from fedre_privacy.core.lock import held, remove_temporaries
 from fedre_privacy.core.manifest import DRAWN, drawn, write_manifest
 from fedre_privacy.core.types import AGGREGATE
 from fedre_privacy.eval.report import partition_picture, save_figure, training_curves
-from fedre_privacy.eval.report.lines import client_accuracy
+from fedre_privacy.eval.report.curves import client_accuracy
 from fedre_privacy.eval.report.prototype_map import ENTANGLED, FEWEST, embed, prototype_map
 from fedre_privacy.play.targets import TargetSource
 from fedre_privacy.runs.preparing import loaded

@@ -19,8 +19,8 @@ from fedre_privacy.defenses.accounting import mu_of
 from fedre_privacy.defenses.base import CLIENT
 from fedre_privacy.defenses.statement import state
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.eval.report.lines import roc_figure
-from fedre_privacy.eval.report.sheets import risk_sheet
+from fedre_privacy.eval.report.risk import risk_sheet
+from fedre_privacy.eval.report.roc import roc_figure
 from fedre_privacy.eval.verdict import INCONCLUSIVE, LEAKS, MARGIN_SHARE, NO_EVIDENCE
 from fedre_privacy.eval.worlds import (
     SHOWN,

@@ -21,9 +21,10 @@ from fedre_privacy.core.lock import remove_stale
 from fedre_privacy.core.units import plural
 from fedre_privacy.eval.measures import COMPARISON, FRONTIER
 from fedre_privacy.eval.report import save_figure
-from fedre_privacy.eval.report.charts import Cell, Column, Dot, comparison, matrix
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier, on_shared
-from fedre_privacy.eval.report.lines import RoundPoint, leakage_by_rounds
+from fedre_privacy.eval.report.matrix import Cell, matrix
+from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 from fedre_privacy.play.suite import first_stages, hides_its_head
 from fedre_privacy.protocols.base import protocols as protocol_registry
 from fedre_privacy.runs.folder import COMPLETE

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedre_privacy.eval.measures import COMPARISON, FRONTIER, PLACES
-from fedre_privacy.eval.report.charts import Dot
+from fedre_privacy.eval.report.comparison import Dot
 from fedre_privacy.eval.report.frontier import Point, pareto
 from fedre_privacy.play.questions.base import questions
 from fedre_privacy.runs.folder import COMPLETE

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedre_privacy.attacks.pixel import PixelInversion
-from fedre_privacy.entanglement.fedre_schemes import RAP
+from fedre_privacy.entanglement.rap import RAP
 
 with suppress(OSError):  # in a sandbox nothing can be written there
     Path(__file__).with_name("it_ran").touch()

@@ -29,7 +29,7 @@ from fedre_privacy.core.types import (
     Upload,
 )
 from fedre_privacy.eval import PublicImages, Scores
-from fedre_privacy.eval.metrics.pixel_error import Psnr
+from fedre_privacy.eval.metrics.psnr import Psnr
 from fedre_privacy.eval.verdict import LEAKS, NOT_EXPLAINED
 from fedre_privacy.play.agreement import agreement
 from fedre_privacy.play.questions.images import TARGET, ImageTrial

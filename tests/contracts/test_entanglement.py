@@ -13,7 +13,7 @@ from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission
-from fedre_privacy.entanglement import fedre_schemes
+from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
     Draw,
     Entanglement,
@@ -21,7 +21,7 @@ from fedre_privacy.entanglement.base import (
     schemes,
     spread_over_classes,
 )
-from fedre_privacy.entanglement.fedre_schemes import DISTRIBUTIONS, POSITIVE, positive_weights
+from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
 
 CLASSES, DIM = 6, 7
 LABELS = {
@@ -263,9 +263,7 @@ def test_rap_weighs_prototypes_with_the_drawn_weights(labels):
 
 
 def test_rap_with_equal_weights_is_vap(labels, monkeypatch):
-    monkeypatch.setattr(
-        fedre_schemes, "positive_weights", lambda n, *_, **__: torch.ones(n).double() * 0.3
-    )
+    monkeypatch.setattr(rap, "positive_weights", lambda n, *_, **__: torch.ones(n).double() * 0.3)
     same, _ = mix("rap", labels)
     upload, _ = mix("vap", labels)
     assert torch.allclose(same.rep, upload.rep, atol=1e-7)
@@ -372,9 +370,9 @@ def test_clamp_and_softmax():
 
 
 def test_a_vanishing_total_falls_back_to_equal_weights(monkeypatch):
-    from fedre_privacy.entanglement import fedre_schemes
+    from fedre_privacy.entanglement import weights
 
-    monkeypatch.setattr(fedre_schemes, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(weights, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
     assert draw("gaussian", "abs", count=4).tolist() == [1, 1, 1, 1]
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedre_privacy.core.errors import MissingInputError
-from fedre_privacy.data import ImageData, builtin
-from fedre_privacy.data.builtin import PHOTOS, Digits, Photos
+from fedre_privacy.data import ImageData, photos
+from fedre_privacy.data.digits import Digits
+from fedre_privacy.data.photos import PHOTOS, Photos
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_photos_depend_on_seed_only(crops: ImageData) -> None:
 
 def test_photos_are_neither_empty_nor_alike(crops: ImageData) -> None:
     grey = crops.images.float().mean(1).flatten(1)
-    assert grey.std(dim=1).min() >= builtin.MIN_CONTRAST
+    assert grey.std(dim=1).min() >= photos.MIN_CONTRAST
     for label in range(8):
         own = crops.images[crops.labels == label].flatten(1)
         assert len(own.unique(dim=0)) == 40
@@ -83,6 +84,6 @@ def test_photos_size() -> None:
 
 
 def test_photos_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin, "PHOTOS", (("cat", "no-such-cat.png", 0.2, 0.6),))
+    monkeypatch.setattr(photos, "PHOTOS", (("cat", "no-such-cat.png", 0.2, 0.6),))
     with pytest.raises(MissingInputError, match="no-such-cat.png(?s:.)*--dataset digits"):
         Photos().load()

@@ -24,7 +24,7 @@ from fedre_privacy.core.channels import NOTHING, Channel, Noise, Rounding
 from fedre_privacy.core.types import Candidates, KnownDefense, Observation, Upload
 from fedre_privacy.defenses.base import Facts, defenses
 from fedre_privacy.entanglement.base import schemes
-from fedre_privacy.entanglement.layers import largest_remainder
+from fedre_privacy.entanglement.quantised import largest_remainder
 from fedre_privacy.models.split import Normalise, SplitModel
 from fedre_privacy.play.attack import attack
 from fedre_privacy.runs.resolving import resolve_attack

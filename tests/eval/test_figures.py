@@ -21,10 +21,12 @@ from fedre_privacy.eval.report import (
     training_curves,
 )
 from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
-from fedre_privacy.eval.report.charts import Cell, Column, Dot, comparison, matrix, measure_chart
+from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier
-from fedre_privacy.eval.report.lines import RoundPoint, leakage_by_rounds
+from fedre_privacy.eval.report.matrix import Cell, matrix
+from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.report.prototype_map import prototype_map
+from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
 
 
 def texts(figure):

@@ -11,7 +11,7 @@ from fedre_privacy.core.types import Mixture, Truth
 from fedre_privacy.eval import FLOORS, PublicImages, floor_answers
 from fedre_privacy.eval.floors import cross_fit, mismatches, worst_of
 from fedre_privacy.eval.intervals import clustered
-from fedre_privacy.eval.metrics.pixel_error import squared_error
+from fedre_privacy.eval.metrics.mse import squared_error
 
 SIZES = [1, 3, 10, 2, 17, 1, 8, 3, 4, 2, 1, 1]
 

@@ -7,7 +7,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.eval.metrics import DEFAULT_METRICS, metrics
-from fedre_privacy.eval.metrics.pixel_error import psnr_from_mse
+from fedre_privacy.eval.metrics.psnr import psnr_from_mse
 
 NAMES = ("psnr", "ssim", "mse", "mse255")
 

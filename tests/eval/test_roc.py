@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.rng import stream
-from fedre_privacy.eval.report.lines import roc_figure
+from fedre_privacy.eval.report.roc import roc_figure
 from fedre_privacy.eval.roc import roc, tpr_at
 
 

@@ -34,7 +34,7 @@ PART = '''
 from dataclasses import dataclass
 
 import clustered_helper
-from fedre_privacy.entanglement.fedre_schemes import RAP
+from fedre_privacy.entanglement.rap import RAP
 
 
 @dataclass(frozen=True, kw_only=True)

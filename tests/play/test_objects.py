@@ -15,14 +15,15 @@ from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.core.config import knob, plain_plugin
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import ThreatModel
-from fedre_privacy.data.builtin import Digits
+from fedre_privacy.data.digits import Digits
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.defenses.clip import Clip
 from fedre_privacy.defenses.mask import Mask
 from fedre_privacy.entanglement.base import schemes
-from fedre_privacy.entanglement.fedre_schemes import RAP, RAR
+from fedre_privacy.entanglement.rap import RAP
+from fedre_privacy.entanglement.rar import RAR
 from fedre_privacy.eval.metrics.base import metrics
-from fedre_privacy.eval.metrics.pixel_error import Psnr
+from fedre_privacy.eval.metrics.psnr import Psnr
 from fedre_privacy.eval.metrics.ssim import Ssim
 from fedre_privacy.models.families import ModelSettings
 from fedre_privacy.partition.base import partitions

@@ -7,7 +7,7 @@ import pytest
 
 from fedre_privacy.cli import train as command
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.eval.report.lines import Curve, learning_curves
+from fedre_privacy.eval.report.curves import Curve, learning_curves
 from fedre_privacy.eval.report.style import LONGEST
 from fedre_privacy.pages.run_curves import compare
 from fedre_privacy.runs.run import Run

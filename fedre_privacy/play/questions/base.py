@@ -23,7 +23,7 @@ from fedre_privacy.core.types import Knowledge, Observation, Upload
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
-from fedre_privacy.eval.report.charts import measure_chart
+from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.verdict import weakened
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.recording import SECRET, Recording

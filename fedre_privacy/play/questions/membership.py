@@ -26,7 +26,7 @@ from fedre_privacy.eval.membership import (
     comparable,
     evaluate_membership,
 )
-from fedre_privacy.eval.report.lines import roc_figure
+from fedre_privacy.eval.report.roc import roc_figure
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings

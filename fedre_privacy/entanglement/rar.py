@@ -1,0 +1,31 @@
+"""RAR: random weights over samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.config import knob
+
+from .base import Entanglement, schemes
+from .weights import DISTRIBUTIONS, POSITIVE, positive_weights
+
+
+@schemes.register("rar")
+@dataclass(frozen=True, kw_only=True)
+class RAR(Entanglement):
+    """Mix all representations with one random weight per sample.
+
+    Reference: FedRE (CVPR 2026), Table 6.
+    """
+
+    weights: str = knob("uniform", help="distribution of the weights", choices=DISTRIBUTIONS)
+    positive: str = knob("abs", help="what happens to negative draws", choices=POSITIVE)
+
+    def sample_weights(self, labels: Tensor, num_classes: int, rng: torch.Generator) -> Tensor:
+        drawn = positive_weights(
+            len(labels), rng, distribution=self.weights, positive=self.positive
+        )
+        return drawn / drawn.sum()
