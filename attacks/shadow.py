@@ -28,9 +28,8 @@ from fedre_privacy.core.types import Observation
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
-from .inversion.ensemble import FINEST
 from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .inversion.moving import Waves, moved, without_fold
+from .inversion.moving import FINEST, Waves, moved, without_fold
 from .inversion.rehearsals import (
     Owner,
     Rehearsing,
