@@ -1,4 +1,4 @@
-"""Every command that README.md and docs/*.md show is one that the commands accept as it stands."""
+"""Every command that a page shows is one that the commands accept as it stands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ from fedre_privacy.runs import preparing
 from fedre_privacy.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(page for folder in ("docs", "results") for page in sorted((ROOT / folder).glob("*.md"))),
+]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit|membership|view)\s[^`]*)`")
 COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit|membership|view))\b")
