@@ -105,11 +105,14 @@ def test_the_guide_is_short():
 
 
 def test_faults_of_a_page_are_seen():
-    (part,) = paragraphs("# Title 1.5\n\n```\n0.1 0.2\n```\n\n| 1.5 | 2.5 |\n\nOne 1.5. Two\n2.5 (a).\n")
+    page = "# Title 1.5\n\n```\n0.1 0.2\n```\n\n| 1.5 | 2.5 |\n\nOne 1.5. Two\n2.5 (a).\n"
+    (part,) = paragraphs(page)
     assert sentences(part) == ["One 1.5.", "Two 2.5 (a)."]
     assert DECIMAL.findall(part) == ["1.5", "2.5"]
-    assert DATE.search("on 24 November") and DATE.search("2026-11-24") and not DATE.search("May 1")is None
+    assert DATE.search("on 24 November") and DATE.search("2026-11-24")
+    assert not DATE.search("may 1 be") and not DATE.search("version 2.15")
     assert spoken("* [a b](c.md) and `d e`") == "a b and code"
+    assert len(private_words()) > 5
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ def test_a_page_of_results_begins_with_the_answer_and_each_table_has_a_paragraph
         return
     first, *_, foot = paragraphs(text)
     assert first.startswith("**"), "the answer comes first"
-    assert re.search(rf"20\d\d|{MONTH}", foot) and "commit" in foot.lower(), "a foot with date and commit"
+    assert re.search(rf"20\d\d|{MONTH}", foot) and "commit" in foot.lower(), "the foot"
     pieces = re.split(r"<!-- (?:table|results): .*?<!-- end -->", text, flags=re.DOTALL)
     for piece in pieces[1:]:
         own = paragraphs(piece.split("\n---\n")[0])
@@ -183,7 +186,8 @@ def test_links_lead_somewhere():
 
 MADE_BY_THE_SITE = (
     "attacks", "protocols", "schemes", "defences", "steerings", "detectors", "metrics", "datasets",
-    "partitions", "commands",
+    "partitions", "fedre-attack", "fedre-train", "fedre-benchmark", "fedre-audit", "fedre-membership",
+    "fedre-view",
 )  # fmt: skip
 
 
