@@ -14,17 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.channels import Noise, StepsAt
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge, Observation
@@ -34,7 +27,7 @@ from .gradient.sent_models import SentModels, exchanges, settle
 from .running.messages import asked_of
 from .running.modules import frozen
 
-KINDS = (ModelState, SmallModelState, LowRankModel, LowRankChange, GradientState, HeadState)
+KINDS = (*MODELS, GradientState, HeadState)
 NEEDS_FOR: Mapping[type[Artifact], frozenset[Knowledge]] = {
     HeadState: frozenset({Knowledge.EXTRACTOR})
 }
@@ -216,12 +209,13 @@ def _scored(
     asked = asked_of(observation)
     scores = torch.full((len(asked),), torch.nan, dtype=torch.float64)
     found = exchanges(observation)
-    for client, exchange in found.items():
-        mine = (asked.clients == client).nonzero().squeeze(1)
-        if not len(mine):
-            continue
-        slopes = Slopes(settle(exchange, asked.images), parameters, context.device)
-        scores[mine] = score(client, mine, slopes) if len(slopes.along) else 0.0
+    with single_threaded(context.device):  # sums do not depend on the number of threads
+        for client, exchange in found.items():
+            mine = (asked.clients == client).nonzero().squeeze(1)
+            if not len(mine):
+                continue
+            slopes = Slopes(settle(exchange, asked.images), parameters, context.device)
+            scores[mine] = score(client, mine, slopes) if len(slopes.along) else 0.0
     notes = [words]
     absent = sorted(set(asked.clients.tolist()) - set(found))
     if absent:

@@ -8,21 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.closed_form import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.explained import layer_explained
+from .gradient.inner import agreeing_inputs, pixel_by_pixel, single_input
 from .gradient.victims import Victim, victims_of
 
 OUTSIDE = 0.05
@@ -50,7 +44,7 @@ class Analytic(Attack):
                 recovers the input of their last layer.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     simulates: ClassVar[bool] = False
     recovers = "inputs"
@@ -68,15 +62,11 @@ class Analytic(Attack):
             fit.append(alone)
         joined = torch.cat(images)
         exact = int((torch.cat(fit) == 0).sum())
-        return Reconstruction(
-            images=joined,
-            prior=torch.full_like(joined, 0.5),
-            fit=torch.cat(fit),
-            trace=torch.cat(fit)[None],
-            trace_steps=torch.zeros(1, dtype=torch.int64),
+        return Reconstruction.of(
+            joined,
+            torch.cat(fit),
             stopped_because=f"closed form; {exact} of {size * len(victims)} images confirmed by "
             "several rows",
-            diverged=~joined.isfinite().flatten(1).all(1),
         )
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:

@@ -48,14 +48,13 @@ WALKED = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 class Average(Attack):
     """Take noise off uploaded prototypes by averaging the uploads of several rounds.
 
-    A prototype drifts as the extractor trains, noise is drawn anew every round. So each uploaded
-    prototype is a random walk seen through noise; the ratio of drift to noise is chosen by
-    likelihood over all dimensions, and the answer is the walk's mean as of the last round. Who
-    holds the client's extractors and labelled images (threat model strong) expects prototypes
-    about the class means of those, the more so the louder the noise, and takes what was shortened
-    to a bound to have been as long as they are. Where only some coordinates were sent each is
-    taken from the rounds that had it. Where none of this was declared
-    (or ``--attacker naive`` does not know), the last upload is the answer.
+    A prototype drifts as the extractor trains, noise is drawn anew every round: a random walk seen
+    through noise. The ratio of drift to noise is chosen by likelihood over all dimensions, and the
+    answer is the walk's mean as of the last round. Who holds the client's extractors and labelled
+    images (threat model strong) expects prototypes about the class means of those, the more so the
+    louder the noise, and lengthens what was shortened to a bound. Where only some coordinates were
+    sent each is taken from the rounds that had it. Without a declared defence (or with
+    ``--attacker naive``) the last upload is the answer.
 
     Shape:      uploads (m, d) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS; with EXTRACTOR and AUX_DATA class means are the prior

@@ -24,6 +24,7 @@ from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
+from fedre_privacy.models.copies import FrozenCopies
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
 
@@ -130,6 +131,8 @@ class Attack:
     """Whether it reads the first round and no other."""
     adds_rounds: ClassVar[bool] = False
     """Whether it reads the uploads of earlier rounds itself, as far as they were observed."""
+    signals: ClassVar[bool] = False
+    """Whether attacks on shadow federations read the losses that it reads."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 
@@ -182,16 +185,17 @@ class Attack:
 
     @final
     def __call__(self, observation: Observation, context: Context | None = None) -> Any:
-        """Check the observation, run, and check what came back.
+        """Check the observation, run on copies of its modules, and check what came back.
 
         Returns:
             What `run` returns: the outcome that its question asks for; images with the
-            confidence of `confidence_of` where the attack gave none of its own.
+            confidence of `confidence_of` where the attack gave none of its own, and NaN where the
+            target is not finite.
 
         Raises:
             IncompatibleError: missing knowledge, an upload it cannot read, or a result whose
                 type, shape or range is not as promised.
-            DivergedError: no target came to a finite result.
+            DivergedError: no target is finite, or none came to a finite result.
             AttackFailedError: the attack is a plug-in and raised an error of its own.
         """
         kinds = {type(a) for upload in observation.targets for a in upload.artifacts}
@@ -201,11 +205,20 @@ class Attack:
             problems = ["There is nothing to attack: the targets hold no representation."]
         if problems:
             raise IncompatibleError(*problems)
+        lost = observation.lost_targets(by_row=self.answers == "images")
+        if bool(lost.all()):
+            raise DivergedError(
+                f"There is nothing to attack: all {len(lost)} targets hold no finite number.",
+                next_step="Look whether the training diverged, and train with a lower step size.",
+            )
         how = context or Context()
+        observation = with_copies(observation)
         with blamed(self):
             answer = self.run(observation, how)
         found = accepted(self, observation, answer)
         if isinstance(found, Reconstruction):
+            if not observation.images_per_target:
+                found = found.without(lost)
             found = self.believed(observation, found, how)
         return found
 
@@ -218,6 +231,14 @@ class Attack:
         with single_threaded(context.device):  # sums do not depend on the number of threads
             sure = confidence_of(observation, answers, context.device)
         return replace(answers, confidence=sure)
+
+
+def with_copies(observation: Observation) -> Observation:
+    """The same observation whose modules are copies, which an attack may do with as it likes."""
+    names = ("extractors", "models", "initial", "heads")
+    given = {name: getattr(observation, name) for name in names}
+    copies: dict[str, Any] = {name: FrozenCopies(some) for name, some in given.items() if some}
+    return replace(observation, **copies)
 
 
 def accepted(

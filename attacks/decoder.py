@@ -24,10 +24,10 @@ class AmortisedDecoder(Linear, DecoderTraining, Calibrated):
     """Recover images with a decoder trained on auxiliary images.
 
     The linear answer of each extractor (attack `linear`) is improved in stages by a small
-    convolutional network. A stage sees the picture so far and W (r - g(picture)), the linear map's
-    reading of what the representation still misses, and is trained on cross-fitted pairs of
-    auxiliary images. As both are pictures, one network serves all extractors of a kind of target.
-    The weights with the best loss on held-out auxiliary images are kept.
+    convolutional network that sees the picture so far and W (r - g(picture)), the linear map's
+    reading of what the representation still misses. It is trained on cross-fitted pairs of
+    auxiliary images; one network serves all extractors of a kind of target. The weights with the
+    best loss on held-out auxiliary images are kept.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from threading import Event
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.calibrated import Calibrated
-from .inversion.denoiser import DenoiserTraining
-from .inversion.diffused import diffusion_answers
+from .inversion.denoiser import Denoiser, DenoiserTraining, blank, train_denoiser
 from .inversion.linear_map import Linear
-from .inversion.posterior import Sampling
-from .running.channels import ROWS_REPEATED
+from .inversion.map_jobs import MapJob, jobs_of
+from .inversion.map_work import MapWork, aux_images, pairs_that_fit, piece_of, prepare_work
+from .inversion.optimise import by_owner, spread_of
+from .inversion.posterior import Sampling, sampled
+from .inversion.solve import seeds_for
+from .running.channels import ROWS_REPEATED, row_as_compared, rows_as_sent
+from .running.driver import Piece, Tick, in_tiles_of, join, kept, reconstruction
+from .running.modules import frozen, outputs
+from .running.objectives import l2rel
+from .running.probe import check_gradients
+from .running.tiles import cpu_tile, each, progress
 
 
 @attacks.register("diffusion")
@@ -25,12 +40,11 @@ from .running.channels import ROWS_REPEATED
 class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
     """Recover images with a small diffusion model trained on auxiliary images.
 
-    The model is trained when the attack runs. An image is drawn from it step by step: the picture
-    under noise is denoised, then moved until its representation is the one uploaded, then given
-    less noise. The answer is the mean of several such images, which estimates the mean of all that
-    fit; how far they are apart is told as `spread`. It begins from the answer of `linear`. The
-    error that an upload has (declared noise, or the mean of several images) is measured on
-    auxiliary images and allowed for.
+    The model is trained when the attack runs. From the answer of `linear` an image is drawn step by
+    step: the picture under noise is denoised, moved until its representation is the one uploaded,
+    and given less noise. The answer is the mean of several such images; how far they are apart is
+    told as `spread`. The error that an upload has (declared noise, or the mean of several images)
+    is measured on auxiliary images and allowed for.
 
     Shape:      r (d,) each; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, EXTRACTOR, AUX_DATA          Recovers: inputs
@@ -74,3 +88,170 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         return diffusion_answers(observation, context, self, self, self)
+
+
+MEASURED = 512
+"""Pairs of an extractor from which the error of its representations is measured."""
+GPU_TILE = 64
+"""Targets at once on a GPU."""
+
+
+def diffusion_answers(
+    observation: Observation,
+    context: Context,
+    linear: Linear,
+    training: DenoiserTraining,
+    sampling: Sampling,
+) -> Reconstruction:
+    """Answer every target with the mean of images drawn from a model of its kind.
+
+    Raises:
+        IncompatibleError: too few auxiliary images, or an extractor that does not fit.
+    """
+    jobs: dict[str, list[MapJob]] = {}
+    for job in jobs_of(observation, linear):
+        jobs.setdefault(job.family, []).append(job)
+    owners = {job.owner for kind in jobs.values() for job in kind}
+    check_gradients(
+        observation,
+        {key: frozen(observation.extractors[key], context.device) for key in owners},
+        twice=True,
+    )
+    with single_threaded(context.device) as cores:
+        kinds = {
+            name: _Kind(observation, context, mine, linear, cores) for name, mine in jobs.items()
+        }
+        models = {name: kind.model(training) for name, kind in kinds.items()}
+        numbers = torch.cat([kind.index for kind in kinds.values()])
+        begun = join([kind.first() for kind in kinds.values()], numbers)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
+            drawn = [_drawn(kind, models[name], begun, sampling) for name, kind in kinds.items()]
+    return reconstruction(join(drawn, numbers), "budget spent")
+
+
+@dataclass(eq=False)
+class _Kind:
+    """Targets of one kind: what is learnt for them, made when first asked for."""
+
+    observation: Observation
+    context: Context
+    jobs: list[MapJob]
+    linear: Linear
+    cores: int
+
+    @property
+    def name(self) -> str:
+        """Of the kind."""
+        return self.jobs[0].family
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Numbers of the targets, by job."""
+        return torch.cat([job.index for job in self.jobs])
+
+    @cached_property
+    def works(self) -> list[MapWork]:
+        """Maps of each extractor, with the pairs that they learnt from."""
+        aux = aux_images(self.observation, self.context.device)
+        room = pairs_that_fit(aux, len(self.jobs))
+
+        def work(job: MapJob) -> MapWork:
+            return prepare_work(
+                self.observation, self.context, job, aux, self.linear, room=room, crossed="no"
+            )
+
+        return each(work, self.jobs, self.cores)
+
+    def first(self) -> Piece:
+        """The linear answers, and the error that an upload has, in the order of `index`."""
+
+        def make() -> Piece:
+            aux = aux_images(self.observation, self.context.device)
+            return join([_first(self.observation, one, aux) for one in self.works])
+
+        return kept(self.context, f"first-{self.name}", make)
+
+    def model(self, training: DenoiserTraining) -> Denoiser:
+        """The denoiser, trained on images of this kind."""
+        context, count = self.context, len(self.index)
+
+        def make() -> Piece:
+            seen = [one.pairs.images for one in self.works if one.pairs is not None]
+            images = seen[0] if self.name == "single" else torch.cat(seen)
+            tick = progress(context, Event(), of=training.updates, first=0, rows=count, total=count)
+            net = train_denoiser(images, training, seed=context.seed, purpose=self.name, tick=tick)
+            return {key: value.cpu() for key, value in net.state_dict().items()}
+
+        net = blank(self.observation.image_shape, training).to(context.device)
+        net.load_state_dict(kept(context, f"denoiser-{self.name}", make))
+        return net.eval().requires_grad_(False)
+
+
+def _first(observation: Observation, work: MapWork, aux: Tensor) -> Piece:
+    """The linear answers of one extractor, and the relative error of what is uploaded of images."""
+    assert work.pairs is not None
+    reps, images = work.pairs.reps[:MEASURED], work.pairs.images[:MEASURED]
+    made = outputs(work.extract, images)
+    if work.upload is not None:
+        made = row_as_compared(observation.channel, made, reps)
+    error = ((made - reps).square().sum() / reps.square().sum().clamp(min=1e-30)).sqrt()
+    return {**piece_of(work, aux), "error": error.cpu().expand(len(work.answer)).contiguous()}
+
+
+def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
+    """Representations where clients declared nothing."""
+    return reps
+
+
+def _drawn(kind: _Kind, net: Denoiser, begun: Piece, sampling: Sampling) -> Piece:
+    """Answers to the targets of one kind, in the order of its index."""
+    observation, context, order = kind.observation, kind.context, kind.index.tolist()
+    device, count = context.device, sampling.samples
+    rows, owners = observation.target_rows()
+    seeds = seeds_for(owners, context.seed, count)
+    sent = rows_as_sent(observation) or _as_it_is
+    extractors = {
+        key: frozen(observation.extractors[key], device) for key in {owners[i] for i in order}
+    }
+
+    def draw(places: list[int], tick: Tick) -> Piece:
+        some = [order[place] for place in places]
+        repeated = [i for i in some for _ in range(count)]
+        through = by_owner(extractors, [owners[i] for i in repeated])
+        wanted = rows[repeated].float().to(device)
+
+        def told(step: int, errors: Tensor) -> None:
+            tick(step, errors.reshape(-1, count).mean(1))
+
+        images, trace = sampled(
+            net,
+            lambda x: sent(through(x), wanted),
+            wanted,
+            begun["error"][repeated].to(device),
+            begun["images"][repeated].to(device),
+            sampling,
+            seeds=[seeds[i * count + one] for i in some for one in range(count)],
+            tick=told,
+        )
+        apart = images.unflatten(0, (len(some), count))
+        answer = apart.mean(1)
+        alone = rows[some].float().to(device)
+        with torch.no_grad():
+            fit = l2rel(sent(by_owner(extractors, [owners[i] for i in some])(answer), alone), alone)
+        return {
+            "images": answer.cpu(),
+            "prior": begun["prior"][some],
+            "fit": fit.cpu(),
+            "spread": spread_of(apart).cpu(),
+            "trace": trace.reshape(len(trace), -1, count).mean(2).cpu(),
+        }
+
+    return in_tiles_of(
+        draw,
+        range(len(order)),
+        context,
+        steps=sampling.steps,
+        cpu=cpu_tile(len(order), count),
+        gpu=sampling.chunk or GPU_TILE,
+        name=f"drawn-{kind.name}",
+    )

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import (
+    MODELS,
     EntangledRep,
     HeadState,
-    LowRankChange,
-    LowRankModel,
     MatrixBlocks,
-    ModelState,
     Prototypes,
     Representations,
-    SmallModelState,
 )
-from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.core.types import Knowledge
 
-from .base import RECOVERED, Context, SuiteEntry, attacks
+from .base import RECOVERED, SuiteEntry, attacks
 from .calibration.calibrated import Calibrated
 from .inversion.dip_net import HourGlass, fastest, scales_that_fit
 from .inversion.image_search import ImageSearch
 from .inversion.optimise import ImagePrior, imitate
-from .inversion.starts import adapts_by, knowledge_for
 from .running.channels import ROWS_COMPARED
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -71,11 +64,10 @@ class DeepImagePrior(ImageSearch, Calibrated):
         SuiteEntry(Representations, "fedre-paper", place=20),
         SuiteEntry(Prototypes, "fedre-paper", place=20, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 20, fewest_first=True),
-        SuiteEntry(HeadState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(ModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(SmallModelState, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(LowRankModel, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
-        SuiteEntry(LowRankChange, "fedre-paper", RECOVERED, 20, "head", fewest_first=True),
+        *(
+            SuiteEntry(kind, "fedre-paper", RECOVERED, 20, "head", fewest_first=True)
+            for kind in (HeadState, *MODELS)
+        ),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 20, "head", fewest_first=True),
     )
 
@@ -94,13 +86,6 @@ class DeepImagePrior(ImageSearch, Calibrated):
         100, help="optimiser steps that fit the network to the picture it begins from", ge=1
     )
 
-    @property
-    def required(self) -> frozenset[Knowledge]:
-        return super().required | knowledge_for(self.start)
-
-    def adapts(self, observation: Observation) -> StepsAt:
-        return joined(super().adapts(observation), adapts_by(self.start, observation))
-
     def __post_init__(self) -> None:
         if not self.channels:
             raise ConfigError("'attack.channels' is empty; at least one scale is needed.")
@@ -111,10 +96,15 @@ class DeepImagePrior(ImageSearch, Calibrated):
         net, low = HourGlass(channels, self.skip, self.depth, image_shape), self._low
         return _NetworkPrior(replace(net, stacking=fastest(net, device, low)), low)
 
-    def run(self, observation: Observation, context: Context) -> Reconstruction:
-        prior = self.prior_for(observation.image_shape, context.device)
-        toward = partial(imitate, prior, steps=self.start_steps, lr=self.lr)
-        return self.search(observation, context, prior, toward)
+    def toward(
+        self,
+        prior: ImagePrior,
+        parameters: list[Tensor],
+        constants: list[Tensor],
+        images: Tensor,
+    ) -> list[Tensor]:
+        """Weights fitted to the images in `start_steps` optimiser steps."""
+        return imitate(prior, parameters, constants, images, steps=self.start_steps, lr=self.lr)
 
     @property
     def _low(self) -> bool:

@@ -29,10 +29,9 @@ from fedre_privacy.core.units import plural
 from .base import Attack, Context, SuiteEntry, attacks
 from .mixtures.aligned import NOISES as ALIGNED_NOISES
 from .mixtures.aligned import Alignment, align, aligned, images_of
-from .mixtures.carried import can_align, unaligned
+from .mixtures.carried import along_head, can_align, head_of, unaligned
 from .mixtures.certificates import certified
 from .mixtures.defended import lengthened, solved_of_parts
-from .mixtures.head_prior import along_head, head_of
 from .mixtures.linear import Solved, least_squares, non_negative, ridge, total_least_squares
 from .mixtures.mixing import Kind, Mixing, mixings
 from .mixtures.random_walk import NOISES as WALK_NOISES
@@ -74,33 +73,25 @@ class Disentangle(Attack):
     """Work a client's class prototypes out of its entangled uploads of several rounds.
 
     A round's upload is a mixture of the client's prototypes with the weights of its own label
-    encoding, so rounds with other weights are further equations for the same prototypes. Five
-    solvers, from strong to weak knowledge:
+    encoding, so rounds with other weights are further equations for the same prototypes. Solvers:
 
     ``aligned``
-        carries the uploads of past rounds to the last one by affine maps learned on auxiliary
-        images pushed through the extractors of both rounds (weights sum to one, so the map passes
-        through the mixture), then generalised least squares with the covariance over rounds of
-        what the maps get wrong on images left out, a common mean as prior. Needs ALL_EXTRACTORS
-        and AUX_DATA.
+        carries past uploads to the last round by affine maps learned on auxiliary images pushed
+        through both extractors (weights sum to one, so a map passes through the mixture), then
+        generalised least squares with the covariance of what the maps get wrong on images left out
+        and a common mean as prior. Needs ALL_EXTRACTORS and AUX_DATA.
     ``kalman``
         prototypes drift as a random walk; drift, common drift and noise by likelihood.
     ``ridge``, ``non-negative``, ``least-squares``
         prototypes stand still; the last is exact where they do and rank W = number of classes.
 
     ``auto`` takes aligned for clients whose past extractors are there, and kalman otherwise.
-    Clients with one class, one-hot encodings (RSR, RSP) or fixed weights (VAR, VAP, or weights
-    drawn once) are recognised: the first two hide nothing and are returned as they are, the last
-    cannot be told apart by anybody and come back as NaN. No choice is made with truth: penalties
-    by images or rounds left out, drift and noise by likelihood.
+    One class or one-hot encodings (RSR, RSP) hide nothing and are returned as they are; fixed
+    weights (VAR, VAP, or weights drawn once) cannot be told apart by anybody and come back as NaN.
 
-    Declared defences (adaptive attackers know them): noise makes class means of auxiliary images
-    the prior; uploads shortened to a bound are lengthened, and coordinates masked out are left out
-    of the equations, both with ``aligned`` only, since they too need those images.
-
-    A recovered prototype has a certificate where the weights tell all classes apart with rounds to
-    spare, every round, held out, is predicted by what the others recover, and three times the
-    expected error is below the tolerance.
+    Of declared defences noise makes class means of auxiliary images the prior; uploads shortened to
+    a bound are lengthened and coordinates masked out left out of the equations, both with
+    ``aligned`` only. Recovered prototypes have certificates, see `certificates.certified`.
 
     Shape:      uploads (d,), encodings (C,) of T rounds; vectors (N, d), one per client and class
     Needs:      UPLOADS (aligned: ALL_EXTRACTORS, AUX_DATA; head_prior: HEAD)
@@ -203,11 +194,7 @@ class Disentangle(Attack):
         )
 
     def _check(self, observation: Observation, found: list[Mixing]) -> None:
-        """Refuse settings that the threat model or the observation cannot serve.
-
-        Raises:
-            IncompatibleError: all of them.
-        """
+        """Refuse settings that the threat model or the observation cannot serve."""
         problems = []
         granted = observation.threat.grants
         wanted: set[Knowledge] = {Knowledge.HEAD} if self.head_prior else set()

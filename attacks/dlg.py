@@ -1,16 +1,138 @@
-"""Deep leakage from gradients."""
+"""Deep leakage from gradients, with labels sought (DLG) or read off the last layer (iDLG)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fedre_privacy.core.artifacts import GradientState
+import torch
+from torch import Tensor
+
+from fedre_privacy.core.artifacts import Artifact, GradientState
+from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, attacks
-from .gradient.leakage import Leakage, deep_leakage
-from .running.channels import UPDATES_COMPARED
+from .gradient import labels as label_rules
+from .gradient.explained import updates_explained
+from .gradient.match import UpdateMatch, gradient
+from .gradient.objectives import l2rel
+from .gradient.restarts import choose, draw
+from .gradient.search import lbfgs
+from .gradient.signed import by_trial
+from .gradient.solve import Answer, batch_labels, check, known, one_hot, solve
+from .gradient.victims import BN_MODES, Victim, victims_of
+from .running.channels import UPDATES_COMPARED, update_as_sent
+from .running.driver import Tick
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """What `dlg` and `idlg` share."""
+
+    consumes: ClassVar[tuple[type[Artifact], ...]] = (GradientState,)
+    needs = frozenset({Knowledge.UPLOADS})
+    recovers = "inputs"
+    differentiates = True
+    adapts_to = UPDATES_COMPARED
+
+    steps: int = knob(200, help="outer L-BFGS steps per start", ge=1)
+    inner: int = knob(20, help="inner steps of each", ge=1)
+    restarts: int = knob(4, help="starts tried until one matches", ge=1)
+    tolerance: float = knob(1e-7, help="relative match that counts as found", gt=0)
+    float64: bool = knob(True, help="double precision")
+    bn: str = knob(
+        "auto",
+        help="BatchNorm by running (eval) or batch statistics; auto: as the upload or the module's "
+        "mode tells, else batch; either: the one that explains more in a short search",
+        choices=BN_MODES,
+        later=True,
+    )
+
+    def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
+        """See `updates_explained`."""
+        return updates_explained(observation, images, labels, bn=self.bn)
+
+
+def deep_leakage(
+    observation: Observation, context: Context, labels: Sequence[Tensor | None], how: Leakage
+) -> Reconstruction:
+    """Minimise ||g - g*||^2 / ||g*||^2 by L-BFGS from up to `restarts` starts per victim.
+
+    A further start is made only while none has come below `tolerance`; the best one is chosen by
+    its match. Starts whose match is not finite are counted as diverged.
+
+    Args:
+        labels: (B,) of each victim, or None to seek them as free soft labels.
+    """
+    victims = check(observation, how.bn)
+    size, classes = observation.images_per_target, observation.num_classes
+    shape = (size, *observation.image_shape)
+    dtype = torch.float64 if how.float64 else torch.float32
+    device = context.device
+
+    def match_of(rows: Sequence[Victim], precision: torch.dtype = torch.float32) -> UpdateMatch:
+        return UpdateMatch(
+            rows,
+            gradient,
+            l2rel,
+            bn=rows[0].statistics,
+            sent=update_as_sent(observation.channel),
+            device=device,
+            dtype=precision,
+        )
+
+    if how.bn == "either":
+        tried = batch_labels(observation, victims, "joint")
+        victims = by_trial(victims, tried, match_of, observation, context)
+
+    def search(members: Sequence[Victim], given: Sequence[Tensor | None], tick: Tick) -> Answer:
+        match = match_of(members, dtype)
+        fixed: Tensor | None = None
+        if given[0] is not None:
+            fixed = one_hot(known(given), classes, 1).to(device, dtype)
+        best: Answer | None = None
+        failed = 0
+        for number in range(how.restarts):
+            start, scores = (
+                draw(members, of, context.seed, "free", restarts=[number], purpose=purpose)
+                for of, purpose in ((shape, "start"), ((size, classes), "soft labels"))
+            )
+            found = lbfgs(
+                match,
+                start.to(device, dtype),
+                fixed,
+                (2 * scores - 1).to(device, dtype),
+                steps=how.steps,
+                inner=how.inner,
+                tolerance=how.tolerance,
+                tick=tick,
+            )
+            fit = float(found.fit)
+            failed += not math.isfinite(fit)
+            if best is None or fit < float(best.fit) or not math.isfinite(float(best.fit)):
+                one = choose(found, start, 1)
+                best = one if best is None else replace(one, prior=best.prior)
+            if fit < how.tolerance:
+                break
+        if best is None:
+            raise ValueError("deep leakage needs at least one start")
+        return replace(best, failed=torch.tensor([failed]))
+
+    return solve(
+        observation,
+        context,
+        victims,
+        labels,
+        search,
+        steps=how.steps,
+        restarts=how.restarts,
+        chunk=None,
+        together=False,
+    )
 
 
 @attacks.register("dlg")
@@ -32,12 +154,33 @@ class DeepLeakage(Leakage, Attack):
                 the upload's norm; images are clipped to [0, 1] at the end only.
     """
 
-    consumes = (GradientState,)
-    needs = frozenset({Knowledge.UPLOADS})
-    recovers = "inputs"
-    differentiates = True
-    adapts_to = UPDATES_COMPARED
-
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         sought = [None for upload in observation.targets for _ in upload.artifacts]
         return deep_leakage(observation, context, sought, self)
+
+
+@attacks.register("idlg")
+@dataclass(frozen=True, kw_only=True)
+class ImprovedDeepLeakage(Leakage, Attack):
+    """Recover images by matching their gradient, with labels read off the last layer first.
+
+    As ``dlg``, but only the pixels are free. For one image the label is exact: the only negative
+    entry of the bias gradient.
+
+    Shape:      one gradient by parameter name; output (N * B, C, H, W), values in [0, 1],
+                grouped by target, in the order of the labels found
+    Needs:      UPLOADS, and the model that the protocol's own messages hold    Recovers: inputs
+    Cost:       as ``dlg``, with fewer starts needed
+    Reference:  Zhao et al., iDLG: Improved Deep Leakage from Gradients, 2020.
+    Deviations: those of ``dlg``; for batches the counts of `labels` take the place of the one
+                label.
+    """
+
+    labels: str = knob(
+        "joint", help="how labels are read off the gradient", choices=label_rules.STRATEGIES
+    )
+
+    def run(self, observation: Observation, context: Context) -> Reconstruction:
+        rule = "idlg" if observation.images_per_target == 1 else self.labels
+        labels = batch_labels(observation, victims_of(observation), rule)
+        return deep_leakage(observation, context, labels, self)

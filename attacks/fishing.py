@@ -107,11 +107,7 @@ class _MildHead(nn.Module):
 
 
 def _fished(victim: Victim, classes: int, image_shape: tuple[int, int, int]) -> tuple[Victim, int]:
-    """A victim with a mild head and the extractor's part of its upload, and the image's class.
-
-    Raises:
-        IncompatibleError: the model that was sent holds no fished head.
-    """
+    """A victim with a mild head and the extractor's part of its upload, and the image's class."""
     weight, bias = head_names(victim.model, classes, image_shape)
     rows = dict(victim.model.named_parameters())[weight].detach()
     left = rows.flatten(1).any(1).nonzero().flatten()

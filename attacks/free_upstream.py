@@ -9,13 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES, LowRankChange, LowRankModel, SmallModelState
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -44,8 +38,8 @@ class FreeUpstream(SignedSearch, Attack):
     vectors u_i: minimises 1 - cos(sum_i J_w(x_i)^T u_i, D) + tv * TV(x), over the extractor's
     parameters alone; D is the gradient, or parameters before minus after. After local training
     the gradient is taken at a point between the models before and after, which is sought as well.
-    So it needs neither head, projector nor teacher of the client, nor its number of steps. Which
-    image has which label is not told.
+    So it needs neither head, projector nor teacher of the client, nor its number of steps. Labels
+    are not told.
 
     Shape:      parameters by name; output (N * B, C, H, W), values in [0, 1], grouped by target
     Needs:      UPLOADS, and the model that the protocol's own messages hold      Recovers: inputs
@@ -57,7 +51,7 @@ class FreeUpstream(SignedSearch, Attack):
     Deviations: u moves by Adam on signs as pixels do, twice as far, from N(0, 1).
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True
@@ -137,11 +131,7 @@ def pulled_back(
 
 
 def _extractor_alone(victim: Victim) -> Victim:
-    """A victim of whose upload only the extractor's parameters are compared.
-
-    Raises:
-        IncompatibleError: the model has no extractor of its own.
-    """
+    """A victim of whose upload only the extractor's parameters are compared."""
     inside = {n: v for n, v in victim.upload.items() if n.startswith(EXTRACTOR)}
     if not inside or not isinstance(getattr(victim.model, "extractor", None), nn.Module):
         raise IncompatibleError(

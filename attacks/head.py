@@ -10,16 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    MatrixBlocks,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
 from fedre_privacy.core.channels import Bound, StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -74,42 +65,26 @@ class HeadUpdate(Attack):
 
     Local training moves row c of a linear head towards the representations of class c and away
     from those it mistakes for c. `ratio` divides the change of each weight row by that of its
-    bias; `simulate` seeks the class representations under which the known number of steps would
-    have moved the known head to the uploaded one. `combined` takes the direction of `ratio`, for
-    every class present and about what the rows of absent classes have in common, and one length
-    for all differences (see `length` and `centre`). What classes have in common is told best by
-    public images through the client's extractor; who does not hold it trains copies of the client,
-    with the class shares that its head tells, where it knows their start. Of a gradient, during
-    which no representation moved, `combined` is `simulate`. Where uploads of earlier rounds were
-    observed, directions are averaged over the latest of them: the client's images are the same, its
-    batches are not. Inverting what is found is a second attack, as for uploaded prototypes. Where
-    clients declare that they shorten what they send, `simulate` tries changes up to 64 times as
-    long and keeps the longest that local training explains; what the others find in a trained head
-    is the same for a change of any length.
-    FedRAL's matrix blocks, divided by the client's head, are such a change without its bias, which
-    is taken from what the representations have in common.
+    bias; `simulate` seeks the representations under which the known number of steps would have
+    moved the known head to the uploaded one. `combined` takes the direction of `ratio`, averaged
+    over the latest observed rounds, about what classes have in common, and one length for all
+    differences (see `length` and `centre`); of a gradient it is `simulate`. Where clients declare
+    that they shorten what they send, `simulate` keeps the longest of changes up to 64 times as long
+    that local training explains. FedRAL's matrix blocks, divided by the client's head, are such a
+    change without its bias, which is taken from what the representations have in common.
 
     Shape:      head (C, d) and (C,) before and after; output one row (d,) per client and class
     Needs:      UPLOADS, TRAINING; of heads alone, the broadcast that the client started from; of
                 matrix blocks that, and HEADS            Recovers: prototypes
     Cost:       milliseconds; `simulate` and copies of clients seconds; no extractor in the loop
     Reference:  Phong et al., 2017, for the ratio; the other two are this package's own.
-    Deviations: representations are held still during the local epochs, so what is found is an
-                average over them; all samples of a class share one representation; `simulate`
-                replays the local steps as at most `replay` steps on all samples at once. For a
-                client that holds every class, differences between prototypes are found and what
-                they have in common is not (see `centre`).
+    Deviations: representations are held still during the local epochs; all samples of a class share
+                one representation; `simulate` replays the local steps as at most `replay` steps on
+                all samples at once. Of a client that holds every class, what prototypes have in
+                common is not found (see `centre`).
     """
 
-    consumes = (
-        HeadState,
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        MatrixBlocks,
-    )
+    consumes = (HeadState, *MODELS, GradientState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         MatrixBlocks: frozenset({Knowledge.HEAD, Knowledge.HEADS})
@@ -118,11 +93,7 @@ class HeadUpdate(Attack):
     answers = "prototypes"
     adapts_to: ClassVar[StepsAt] = {"updates": (Bound,)}
     suite = (
-        SuiteEntry(HeadState, "fedre-paper", place=10),
-        SuiteEntry(ModelState, "fedre-paper", place=10),
-        SuiteEntry(SmallModelState, "fedre-paper", place=10),
-        SuiteEntry(LowRankModel, "fedre-paper", place=10),
-        SuiteEntry(LowRankChange, "fedre-paper", place=10),
+        *(SuiteEntry(kind, "fedre-paper", place=10) for kind in (HeadState, *MODELS)),
         SuiteEntry(MatrixBlocks, "strong", place=10),
     )
 
@@ -255,11 +226,7 @@ class HeadUpdate(Attack):
         return _public_means(case, observation, reps)
 
     def _with_bias(self, case: HeadCase, public: _Public | None) -> HeadCase:
-        """The same, with what the bias would have moved by had there been one.
-
-        Raises:
-            IncompatibleError: the method simulates or divides by the bias that was sent.
-        """
+        """The same, with what the bias would have moved by had there been one."""
         if self.method != "combined":
             raise IncompatibleError(
                 f"'attack.method={self.method}' needs the change of a bias, which matrix blocks do "

@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES
 from fedre_privacy.core.config import knob, part
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
@@ -22,7 +16,6 @@ from fedre_privacy.core.types import Knowledge, Observation
 from fedre_privacy.models.hidden import Hidden, first_hidden
 
 from .base import Attack, Context, attacks
-from .gradient.bins import Read, directions_of, read_bins
 from .gradient.explained import layer_explained
 from .gradient.inner import Seen, pictures
 from .gradient.victims import Victim, victims_of
@@ -33,13 +26,12 @@ from .gradient.victims import Victim, victims_of
 class Imprint(Attack):
     """Read images off a hidden layer that the server imprinted (steering `imprint`).
 
-    Units of the layer differ by their thresholds along a few directions alone, so the gradients of
-    neighbouring units, or their changes by local training, differ by the samples between two
-    thresholds. The ratio of the two differences, weight over bias, is the layer's input for a
-    sample that is alone there: exactly after one step, nearly after several. An input that two
-    directions give alike has a certificate. Where the layer sees pixels the image follows in closed
-    form and the certificate is the image's; behind convolutions another attack turns the layer's
-    input into an image. What is not found is answered with grey.
+    Neighbouring units of the layer differ by the samples between their thresholds along a few
+    directions, so the ratio of the differences of their gradients (or changes), weight over bias,
+    is the layer's input for a sample that is alone there: exactly after one step, nearly after
+    several. An input that two directions give alike has a certificate. Where the layer sees pixels
+    the image follows in closed form, certificate included; behind convolutions another attack turns
+    the layer's input into an image. What is not found is answered with grey.
 
     Shape:      one gradient or update by parameter name; output (N * B, C, H, W), values in [0, 1],
                 grouped by target, surest first
@@ -52,7 +44,7 @@ class Imprint(Attack):
                 steering.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS, Knowledge.AUX_DATA})
     simulates: ClassVar[bool] = False
     recovers = "inputs"
@@ -97,11 +89,7 @@ class Imprint(Attack):
 
 
 def _imprinted(victim: Victim) -> Hidden:
-    """The layer that is read.
-
-    Raises:
-        IncompatibleError: the model that was sent holds no imprint.
-    """
+    """The layer that is read."""
     found = first_hidden(victim.model)
     if isinstance(found, Hidden) and directions_of(found.layer):
         return found
@@ -112,3 +100,81 @@ def _imprinted(victim: Victim) -> Hidden:
         next_step="Attack a round in which the server sent an imprint, of a run trained with "
         "--steering imprint.",
     )
+
+
+PARALLEL = 0.9999
+"""Cosine from which rows are one direction."""
+LEAST = 1e-3
+"""Share of the largest difference of bias gradients below which a bin is empty."""
+SLACK = 8
+"""Bins that an input may lie beside the one it was read from: local steps move thresholds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What bins hold.
+
+    Shape: inputs (k, n), surest first; certified (k,) bool: two directions agree on it.
+    """
+
+    inputs: Tensor
+    certified: Tensor
+
+
+def directions_of(layer: nn.Linear) -> list[Tensor]:
+    """Numbers of the rows of each direction that several rows share; none: no imprint."""
+    rows = nn.functional.normalize(layer.weight.detach().double(), dim=1)
+    left, found = torch.arange(len(rows)), []
+    while len(left):
+        alike = (rows[left] @ rows[left[0]]) > PARALLEL
+        if int(alike.sum()) > 1:
+            found.append(left[alike])
+        left = left[~alike]
+    return found
+
+
+def read_bins(layer: nn.Linear, weight: Tensor, bias: Tensor, agree: float) -> Read:
+    """Read every bin of every direction.
+
+    Args:
+        layer: as clients received it; it has a bias.
+        weight, bias: gradients (m, n) and (m,), up to one factor.
+        agree: relative distance up to which two directions give the same input.
+    """
+    parts = [_along(layer, weight, bias, rows) for rows in directions_of(layer)]
+    inputs = torch.cat([found for found, _ in parts])
+    drive = torch.cat([strength for _, strength in parts])
+    owner = torch.cat([torch.full((len(s),), i) for i, (_, s) in enumerate(parts)])
+    if not len(inputs):
+        return Read(inputs.to(weight.dtype), torch.zeros(0, dtype=torch.bool))
+    apart = torch.cdist(inputs, inputs) / inputs.norm(dim=1).clamp(min=1e-30)
+    apart[owner[:, None] == owner[None]] = torch.inf
+    gap, partner = apart.min(1)
+    mutual = partner[partner] == torch.arange(len(partner))
+    sure = mutual & (gap < agree)
+    kept = ~sure | (torch.arange(len(gap)) < partner)  # one of each pair
+    usual = drive[sure].median() if bool(sure.any()) else drive.median()
+    odd = (drive / usual).log().abs()  # two samples in a bin drive it twice as hard, or hardly
+    order = torch.where(sure, gap - 1e6, odd)[kept].argsort()
+    return Read(inputs[kept][order].to(weight.dtype), sure[kept][order])
+
+
+def _along(layer: nn.Linear, weight: Tensor, bias: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs (k, n) of the bins of one direction that hold something, and what drives them (k,)."""
+    own = layer.weight.detach()[rows].double()
+    size = own.norm(dim=1)
+    threshold = -layer.bias.detach()[rows].double() / size
+    order = threshold.argsort()
+    rows, threshold = rows[order], threshold[order]
+    direction = own[0] / size[0]
+    weights, drives = (_steps(t[rows].double()) for t in (weight, bias))
+    held = (drives.abs() > LEAST * drives.abs().max()).nonzero().flatten()
+    inputs = weights[held] / drives[held, None]
+    lies = torch.searchsorted(threshold, inputs @ direction) - 1
+    near = ((lies - held).abs() <= SLACK) & inputs.isfinite().all(1)
+    return inputs[near], drives[held][near].abs()
+
+
+def _steps(values: Tensor) -> Tensor:
+    """Each entry less the next one, the last less nothing."""
+    return values - torch.cat([values[1:], torch.zeros_like(values[:1])])

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    GradientState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import UPDATES, GradientState
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.errors import IncompatibleError
@@ -61,7 +55,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
                 compares batches image by image.
     """
 
-    consumes = (GradientState, ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
     differentiates = True

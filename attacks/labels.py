@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
@@ -40,7 +42,6 @@ from .gradient.head_changes import (
     steps_of,
 )
 from .mixtures.encodings import SCHEMES, SPREAD, Reading, blank, read_encodings
-from .mixtures.unmixing import unmix
 from .running.messages import Sent, messages_of, received_by
 from .running.modules import outputs
 
@@ -53,13 +54,12 @@ AUX = 1000
 class LabelInference(Attack):
     """Read off the uploads which classes each client holds, their shares, and its size.
 
-    Labels sent with prototypes or class outputs give the classes; labels of single
-    representations and counts give everything. Label encodings of entangled representations are
-    read by how they vary over rounds: equal or random weights per class give the classes, means
-    over samples give the shares, and random weights per sample give shares and, by their
-    variance, the number of samples. The change of a head against the one that was broadcast gives
-    the classes whose bias rose, and the shares where the head was untrained or its responses can
-    be measured on auxiliary data. What nothing was said about is NaN.
+    Labels sent with prototypes or class outputs give the classes; those of single representations
+    and counts give everything. Label encodings are read by how they vary over rounds: weights per
+    class give the classes, means over samples the shares, and random weights per sample shares and,
+    by their variance, the number of samples. The change of a head against the one broadcast gives
+    the classes whose bias rose, and the shares where the head was untrained or its responses can be
+    measured on auxiliary data. What nothing was said about is NaN.
 
     Shape:      K clients; support and proportions (K, C), sizes (K,)
     Needs:      UPLOADS; HEAD for changes of heads and for `ignore_encoding`, TRAINING for shares
@@ -360,3 +360,40 @@ READERS: dict[type[Artifact], Reader] = {
     LowRankChange: _updates,
 }
 """How each kind is read, the most exact first."""
+
+
+def unmix(rows: Tensor, weight: Tensor, *, ridge: float = 0.1) -> Tensor:
+    """Solve min over w >= 0 of ||m + a sum_c w_c W_c - R|| for uploads of one round.
+
+    Near collapse a prototype lies along its class's row of the head. The offset m is common to
+    the clients; it is found from their differences, under the condition that each class is absent
+    somewhere, without which it cannot be told from a share that all hold. One upload alone
+    therefore keeps m = 0.
+
+    Args:
+        rows: mixed representations R (K, d), one per client.
+        weight: rows W_c of the head that the clients received (C, d).
+        ridge: penalty relative to the mean squared norm of the centred W_c.
+
+    Returns:
+        (K, C) float64 weights, rows summing to 1; NaN where nothing fits.
+    """
+    rows, weight = rows.double(), weight.double()
+    weight = weight - weight.mean(0)
+    gram = weight @ weight.T
+    gram = gram + ridge * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    offset = torch.zeros(rows.shape[1], dtype=torch.float64)
+    if len(rows) > 1:
+        centred = rows - rows.mean(0)
+        shares = torch.linalg.solve(gram, weight @ centred.T).T
+        offset = (rows - (shares - shares.amin(0)) @ weight).mean(0)
+    penalty = (ridge * gram.diagonal().mean()).sqrt() * torch.eye(len(weight)).to(gram)
+    system = torch.cat([weight.T, penalty]).numpy()
+    nothing = np.zeros(len(weight))
+    found = [
+        scipy.optimize.nnls(system, np.concatenate([(r - offset).numpy(), nothing]))[0]
+        for r in rows
+    ]
+    shares = torch.from_numpy(np.stack(found))
+    total = shares.sum(1, keepdim=True)
+    return torch.where(total > 0, shares / total, torch.nan)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedre_privacy.core.artifacts import (
+    MODELS,
     EntangledRep,
     HeadState,
-    LowRankChange,
-    LowRankModel,
     MatrixBlocks,
-    ModelState,
     Prototypes,
     Representations,
-    SmallModelState,
 )
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
@@ -54,11 +51,10 @@ class LinearDecoder(Linear, Calibrated):
         SuiteEntry(Representations, "strong", place=30),
         SuiteEntry(Prototypes, "strong", place=30, fewest_first=True),
         SuiteEntry(EntangledRep, "strong", RECOVERED, 30, fewest_first=True),
-        SuiteEntry(HeadState, "strong", RECOVERED, 30, "head", fewest_first=True),
-        SuiteEntry(ModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
-        SuiteEntry(SmallModelState, "strong", RECOVERED, 30, "head", fewest_first=True),
-        SuiteEntry(LowRankModel, "strong", RECOVERED, 30, "head", fewest_first=True),
-        SuiteEntry(LowRankChange, "strong", RECOVERED, 30, "head", fewest_first=True),
+        *(
+            SuiteEntry(kind, "strong", RECOVERED, 30, "head", fewest_first=True)
+            for kind in (HeadState, *MODELS)
+        ),
         SuiteEntry(MatrixBlocks, "strong", RECOVERED, 30, "head", fewest_first=True),
     )
 

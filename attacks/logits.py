@@ -37,13 +37,13 @@ AVERAGED_VIEWS = 2
 class LogitsDecoder(Linear, Attack):
     """Recover images from a client's mean outputs by class, by ridge regression over rounds.
 
-    The mean softmax of a class of one image is the softmax of that image. Its logarithm is C - 1
-    numbers about the image, and every round, whose model is another one, tells C - 1 more. So the
-    features of an image x are log softmax f_t(x), side by side over the rounds t in which the class
-    was uploaded; f_t is the client's whole model of the round. A ridge regression from features to
-    pixels is fitted to auxiliary images, and to simulated means of several of a class, whose
-    answer is the mean image. Outputs that are no shares of classes enter as they are.
-    Probabilities of 0 are taken as half the least positive one of the client.
+    The logarithm of the mean softmax of a class of one image is C - 1 numbers about the image, and
+    every round, whose model is another one, tells C - 1 more. So the features of an image x are
+    log softmax f_t(x), side by side over the rounds t in which the class was uploaded, with f_t the
+    client's whole model of the round. A ridge regression from features to pixels is fitted to
+    auxiliary images, and to simulated means of several of a class, whose answer is the mean image.
+    Outputs that are no shares of classes enter as they are; probabilities of 0 are taken as half
+    the least positive one of the client.
 
     Shape:      outputs (m, C) of T rounds; output (N, C, H, W), values in [0, 1]
     Needs:      UPLOADS, ALL_EXTRACTORS, HEADS, AUX_DATA          Recovers: inputs

@@ -9,17 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    MatrixBlocks,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState, MatrixBlocks
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Knowledge, Observation
@@ -42,10 +34,9 @@ class LossMembership(Attack):
     `difference` by L(before) - L(after), before being the model that the client received; and
     `reference` by the mean of L over what the other clients uploaded in the round, less L(after),
     which takes out how hard the candidate is. A gradient is taken as one step of the learning
-    rate, so that it speaks of the samples of its batch only. A head alone computes no loss: it is
-    read with the client's extractor, where that is granted; FedRAL's matrix blocks with the
-    client's extractor and head, the same before and after. Statistics of BatchNorm that were not
-    sent are taken from all candidates together.
+    rate. A head is read with the client's extractor, FedRAL's matrix blocks with the client's
+    extractor and head, where these are granted. Statistics of BatchNorm that were not sent are
+    taken from all candidates together.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD (the model as broadcast); EXTRACTOR for heads and matrix blocks, HEADS
@@ -58,28 +49,17 @@ class LossMembership(Attack):
     Deviations: models of other clients of the round stand in for reference models trained for it.
     """
 
-    consumes = (
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        HeadState,
-        MatrixBlocks,
-    )
+    consumes = (*MODELS, GradientState, HeadState, MatrixBlocks)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         HeadState: frozenset({Knowledge.EXTRACTOR}),
         MatrixBlocks: frozenset({Knowledge.EXTRACTOR, Knowledge.HEADS}),
     }
     recovers = "membership"
+    signals = True
     answers = "membership"
     suite = (
-        SuiteEntry(ModelState, "realistic", "membership", 50),
-        SuiteEntry(SmallModelState, "realistic", "membership", 50),
-        SuiteEntry(LowRankModel, "realistic", "membership", 50),
-        SuiteEntry(LowRankChange, "realistic", "membership", 50),
-        SuiteEntry(GradientState, "realistic", "membership", 50),
+        *(SuiteEntry(kind, "realistic", "membership", 50) for kind in (*MODELS, GradientState)),
         SuiteEntry(HeadState, "fedre-paper", "membership", 50),  # needs the extractor
         SuiteEntry(MatrixBlocks, "strong", "membership", 50),
     )
@@ -92,6 +72,10 @@ class LossMembership(Attack):
     )
 
     def run(self, observation: Observation, context: Context) -> MembershipScores:
+        with single_threaded(context.device):  # sums do not depend on the number of threads
+            return self._scores(observation, context)
+
+    def _scores(self, observation: Observation, context: Context) -> MembershipScores:
         asked = asked_of(observation)
         found = {k: settle(e, asked.images) for k, e in exchanges(observation).items()}
         kind = _usual(observation, len(found)) if self.score == "auto" else self.score

@@ -53,15 +53,14 @@ class MembershipInference(Attack):
     R ~ N(mu + a (g(x) - mu), (s - a^2) S) against R ~ N(mu, s S), where a is the candidate's
     weight in R and s the sum of squared weights; numbers of samples that are not known are
     averaged over. For an entangled upload mu is the mix of class means, a = w_y / n_y and
-    s = sum w_c^2 / n_c. Prototypes and mixtures of the rounds whose extractor is held are
-    tested together by one normal law, see `over_rounds`. Single representations are
-    compared directly: the score is minus the log-distance to the nearest of the candidate's
-    class. mu and S come from `reference`: auxiliary images if granted, else the candidates asked
-    about other clients. ``joint`` takes the client's own candidates instead, which is a stronger
-    trial: a list that holds all members of a class is nearly solved for the subset whose mean was
-    uploaded. Where clients declare that they shorten each representation before means are taken, so
-    are those of candidates and reference images. Mean outputs of classes are read as prototypes
-    are, with the outputs of the client's whole models of all rounds, side by side, in place of g.
+    s = sum w_c^2 / n_c. Prototypes and mixtures of all rounds whose extractor is held are tested
+    together by one normal law, see `over_rounds`. Of single representations the score is minus the
+    log-distance to the nearest of the candidate's class. mu and S come from `reference`: auxiliary
+    images if granted, else the candidates asked about other clients; ``joint`` takes the client's
+    own candidates, a stronger trial, since a list that holds all members of a class is nearly
+    solved for the subset whose mean was uploaded. Representations are shortened as clients declare.
+    Mean outputs of classes are read as prototypes, with the outputs of the client's whole models of
+    all rounds, side by side, in place of g.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, EXTRACTOR; AUX_DATA, ALL_EXTRACTORS if granted   Recovers: membership

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.artifacts import EntangledRep, Prototypes, Representations
-from fedre_privacy.core.channels import StepsAt, joined
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.outcomes import Reconstruction
-from fedre_privacy.core.types import Knowledge, Observation
+from fedre_privacy.core.types import Knowledge
 
-from .base import Context, attacks
+from .base import attacks
 from .calibration.calibrated import Calibrated
 from .inversion.image_search import ImageSearch
-from .inversion.starts import adapts_by, knowledge_for
+from .inversion.optimise import ImagePrior
 from .running.channels import ROWS_COMPARED
 
 
@@ -51,20 +49,18 @@ class PixelInversion(ImageSearch, Calibrated):
     tv: float = knob(20.0, help="weight of total variation (per-pixel mean |dx| + |dy|)", ge=0)
     average: float = knob(0.9, help="decay of the running mean of images", ge=0, lt=1)
 
-    @property
-    def required(self) -> frozenset[Knowledge]:
-        return super().required | knowledge_for(self.start)
+    def prior_for(self, image_shape: tuple[int, int, int], device: torch.device) -> ImagePrior:
+        return _PixelPrior(image_shape)
 
-    def adapts(self, observation: Observation) -> StepsAt:
-        return joined(super().adapts(observation), adapts_by(self.start, observation))
-
-    def run(self, observation: Observation, context: Context) -> Reconstruction:
-        return self.search(observation, context, _PixelPrior(observation.image_shape), _logits)
-
-
-def _logits(parameters: list[Tensor], constants: list[Tensor], images: Tensor) -> list[Tensor]:
-    """Pixels whose sigmoid is the picture; black and white are kept where gradients live."""
-    return [torch.logit(images.clamp(0.02, 0.98))]
+    def toward(
+        self,
+        prior: ImagePrior,
+        parameters: list[Tensor],
+        constants: list[Tensor],
+        images: Tensor,
+    ) -> list[Tensor]:
+        """Pixels whose sigmoid is the picture; black and white are kept where gradients live."""
+        return [torch.logit(images.clamp(0.02, 0.98))]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedre_privacy.core.artifacts import (
     Artifact,
@@ -47,7 +48,6 @@ from .gradient.victims import family
 from .inversion.rehearsals import Rehearsing, classes_drawn, rehearsable
 from .running.driver import kept
 from .running.features import Blocks, Scale, blocks_of, counts_told
-from .running.logistic import fitted_shares
 from .running.modules import frozen
 
 LEAST_SHADOWS = 40
@@ -64,11 +64,10 @@ class PropertyInference(Rehearsing, Attack):
     """Tell from an upload what share of a client's images is of one class, or dark, and so on.
 
     The server rehearses each client on auxiliary images from the weights that it began with, with
-    the broadcasts of these rounds, with and without each property that is asked about. From the
-    uploads of all rehearsals a logistic regression learns which share of the images counts; the
-    penalty is that which does best on clients left out. Clients of one architecture are learnt from
-    together. Where uploads tell how many samples each class has, shares of classes are read off.
-    Clients see nothing of it.
+    the broadcasts of these rounds, with and without each property. From the uploads of all
+    rehearsals of clients of one architecture a logistic regression learns which share of the images
+    counts; the penalty is that which does best on clients left out. Where uploads tell how many
+    samples each class has, shares of classes are read off. The server is passive.
 
     Shape:      K clients and P properties; scores (K, P), above 0.5 where the share found lies
                 above the property's limit
@@ -165,11 +164,8 @@ class _Team:
             number = self.count // len(self.clients) + (place < self.count % len(self.clients))
             if not number:
                 continue
-            piece = kept(
-                self.context,
-                f"rehearsed-{client:06d}-{self.round:06d}",
-                lambda client=client, number=number: self._rehearsed(client, number),  # type: ignore[misc]
-            )
+            name = f"rehearsed-{client:06d}-{self.round:06d}"
+            piece = dict(kept(self.context, name, partial(self._rehearsed, client, number)))
             shares.append(piece.pop("shares"))
             owners.append(torch.full((number,), place))
             made += [{name: rows[i] for name, rows in piece.items()} for i in range(number)]
@@ -278,3 +274,54 @@ def _tilted(weight: Tensor, mask: Tensor, share: float) -> Tensor:
     if not float(inside.sum()) or not float(outside.sum()):
         return weight
     return share * inside / inside.sum() + (1 - share) * outside / outside.sum()
+
+
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+KEPT = 64
+"""Principal components of the features that are kept."""
+ROUNDS = 15
+"""Newton steps."""
+
+
+def fitted_shares(known: Tensor, shares: Tensor, groups: Tensor, asked: Tensor) -> Tensor:
+    """Fit shares (n, P) in [0, 1] to features (n, D) and return those of others (m, P).
+
+    The cross-entropy with the shares is least, plus a ridge penalty on all but the constant, which
+    is the one that does best on examples of groups (n,) left out.
+    """
+    basis = torch.linalg.svd(known, full_matrices=False).Vh[:KEPT].T
+    rows, sought = _with_one(known @ basis), _with_one(asked @ basis)
+    folds = groups.unique()
+    losses = []
+    for penalty in PENALTIES:
+        total = torch.zeros(shares.shape[1], dtype=torch.float64)
+        for fold in folds:
+            out = groups == fold
+            logits = rows[out] @ _weights(rows[~out], shares[~out], penalty)
+            total += (F.softplus(logits) - shares[out] * logits).sum(0)
+        losses.append(total)
+    best = torch.stack(losses).argmin(0)
+    found = torch.empty(len(asked), shares.shape[1], dtype=torch.float64)
+    for number in best.unique().tolist():
+        here = best == number
+        found[:, here] = sought @ _weights(rows, shares[:, here], PENALTIES[number])
+    return found.sigmoid()
+
+
+def _with_one(rows: Tensor) -> Tensor:
+    return F.pad(rows, (0, 1), value=1.0)
+
+
+def _weights(rows: Tensor, shares: Tensor, penalty: float) -> Tensor:
+    """Weights (D, P) by Newton's method."""
+    width = rows.shape[1]
+    ridge = torch.full((width,), penalty, dtype=torch.float64)
+    ridge[-1] = 1e-3
+    weights = torch.zeros(width, shares.shape[1], dtype=torch.float64)
+    for _ in range(ROUNDS):
+        found = (rows @ weights).sigmoid()
+        slope = rows.T @ (found - shares) + ridge[:, None] * weights
+        curve = (found * (1 - found)).T[:, :, None] * rows
+        bend = rows.T @ curve + ridge.diag()
+        weights = weights - torch.linalg.solve(bend, slope.T[:, :, None])[:, :, 0].T
+    return weights

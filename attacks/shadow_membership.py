@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fedre_privacy.core.channels import (
 )
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.cores import single_threaded
+from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Observation
 
@@ -40,8 +42,7 @@ from .inversion.rehearsals import (
     rehearsable,
     rehearsed_models,
 )
-from .mixtures.copies import Copies, log_odds
-from .mixtures.gaussians import SIZES
+from .mixtures.gaussians import NOISE, SIZES
 from .running.channels import row_as_compared, unsmoothed
 from .running.driver import Piece, Tick, in_groups
 from .running.messages import asked_of
@@ -56,22 +57,18 @@ UNSAID = "candidates of classes that are in no upload get the lowest score of th
 class ShadowMembership(Rehearsing, Attack):
     """Score candidates by the odds that an early upload holds them, through copies of the client.
 
-    Copies of the client are trained as `shadow` trains them, with class shares that are counted,
-    read off a head, or sought by rehearsals whose prototypes or mixtures are nearest to those
-    uploaded. A mean R of representations is then tested for each candidate with log-odds of
-    R ~ N(mu + a (g(x) - mu), (s - a^2) S + k N) against R ~ N(mu, s S + k N): a is the
-    candidate's weight in R, s the sum of all squared weights, mu and S the mean and the
-    within-class covariance of auxiliary images by the copies' mean representation g, and N the
-    covariance of what the copies disagree by; k is the value under which R is most likely.
-    The numbers of samples of classes follow from shares and the client's size. For prototypes
-    copies are moved first, so that their means agree with those uploaded of other classes. A
-    mixture is one test, a prototype one for its class, single representations one each, of which
-    the odds are added up. Mean outputs of classes (FD) are read as prototypes of what the whole
-    model makes, by the logarithms of its softmax.
+    Copies of the client are trained as `shadow` trains them. A mean R of representations is tested
+    for each candidate with log-odds of R ~ N(mu + a (g(x) - mu), (s - a^2) S + k N) against
+    R ~ N(mu, s S + k N): a is the candidate's weight in R, s the sum of all squared weights, mu and
+    S the mean and the within-class covariance of auxiliary images by the copies' mean
+    representation g, and N the covariance of what the copies disagree by; k is the value under
+    which R is most likely. For prototypes copies are moved first, so that their means agree with
+    those uploaded of other classes. A mixture is one test, a prototype one for its class, single
+    representations one each, of which the odds are added up. Mean outputs of classes (FD) are read
+    as prototypes of what the whole model makes, by the logarithms of its softmax.
 
-    Drift makes copies useless after a few rounds, so the first one is attacked unless
-    ``eval.round`` says otherwise. With ``start=random`` copies begin with random weights, which
-    serves as the control. Clients see nothing of it: the server is passive.
+    The first round is attacked, see `shadow`. With ``start=random`` copies begin with random
+    weights, which serves as the control.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD, TRAINING, AUX_DATA, ARCHITECTURE, and INITIAL_MODEL with
@@ -289,3 +286,113 @@ class _Scene:
         return torch.stack(
             [ClassMeans(one[present], present).towards(others) for one in self.known.means]
         )
+
+
+EVEN = 0.02
+"""Added to what copies disagree by: this times the mean variance of representations."""
+EXCESS = (1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4)
+"""Tried values of k: how much further a client may lie from copies than they do from each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Representations (M, n, d) float64 of the same images by M copies, and labels (n,)."""
+
+    reps: Tensor
+    labels: Tensor
+    num_classes: int
+
+    @cached_property
+    def means(self) -> Tensor:
+        """Class means of each copy (M, C, d); classes without an image get the mean of all."""
+        hot = torch.nn.functional.one_hot(self.labels.long(), self.num_classes).double()
+        counts = hot.sum(0)[:, None]
+        found = hot.T @ self.reps / counts.clamp(min=1)
+        return torch.where(counts > 0, found, self.reps.mean(1, keepdim=True))
+
+    @cached_property
+    def _covariances(self) -> tuple[Tensor, Tensor]:
+        """Within classes, and of what copies disagree by on single images beyond their class."""
+        inner = self.reps - self.means[:, self.labels.long()]
+        middle = inner.mean(0)
+        apart = (inner - middle).flatten(0, 1)
+        freedom = max(1, len(middle) - len(self.labels.unique()))
+        between = freedom * max(1, len(self.reps) - 1)
+        return middle.T @ middle / freedom, apart.T @ apart / between
+
+    def basis(self, rows: Tensor, size: float, kept: Tensor) -> Basis:
+        """Coordinates in which images of a class, and copies, vary independently.
+
+        Args:
+            rows: the mean of the upload, as each copy makes it (M, d).
+            size: sum of squared weights of its samples; so much of what copies disagree by on
+                single images counts as well.
+            kept: which numbers of a representation count (d,) bool.
+        """
+        within, single = (found[kept][:, kept] for found in self._covariances)
+        apart = (rows - rows.mean(0))[:, kept]
+        noise = apart.T @ apart / max(1, len(rows) - 1) + size * single
+        even = noise.diagonal().mean() + EVEN * within.diagonal().mean().clamp(min=1e-12)
+        noise = noise + even * torch.eye(len(noise)).to(noise)
+        factor: Tensor = torch.linalg.cholesky(noise)
+        half: Tensor = torch.linalg.solve_triangular(factor, within, upper=False)
+        white: Tensor = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        spread, turn = symmetric_eigen(white)
+        return Basis(torch.linalg.solve_triangular(factor.T, turn, upper=True), spread.clamp(min=0))
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Coordinates z @ turn of deviations z (n, d): what copies disagree by has variance 1 in each.
+
+    Shape: turn (d, d); spread (d,), the variance within classes.
+    """
+
+    turn: Tensor
+    spread: Tensor
+
+
+def log_odds(
+    basis: Basis, shifts: Tensor, candidates: Tensor, weight: Tensor, variance: Tensor
+) -> Tensor:
+    """Log-odds that each candidate is part of each upload, (k, m).
+
+    What the model leaves unexplained is estimated from the uploads alone, as the value of `EXCESS`
+    under which they are most likely.
+
+    Args:
+        shifts: R - mu of uploads (k, d). candidates: g(x) - mu (m, d).
+        weight: a, one for each of the equally likely possibilities (G,). variance: s (G,).
+    """
+    shifts, candidates = shifts @ basis.turn, candidates @ basis.turn
+    left = torch.maximum(variance - weight.square(), NOISE * variance)
+    found = []
+    for excess in EXCESS:
+        without = variance[:, None] * basis.spread + excess
+        found.append((float(_outside(shifts, without).logsumexp(0).sum()), excess))
+    excess = max(found)[1]
+    without = variance[:, None] * basis.spread + excess
+    within = left[:, None] * basis.spread + excess
+    member = torch.stack(
+        [
+            -0.5 * (v.log().sum() + _gaps(shifts, candidates, a, v))
+            for a, v in zip(weight, within, strict=True)
+        ]
+    )
+    return member.logsumexp(0) - _outside(shifts, without).logsumexp(0)[:, None]
+
+
+def _outside(shifts: Tensor, variances: Tensor) -> Tensor:
+    """Log-densities (G, k) of deviations (k, d) under variances (G, d), up to a constant."""
+    gaps = (1 / variances) @ shifts.square().T
+    return -0.5 * (variances.log().sum(1, keepdim=True) + gaps)
+
+
+def _gaps(shifts: Tensor, candidates: Tensor, weight: Tensor, variances: Tensor) -> Tensor:
+    """Sum over coordinates of (shift - weight * candidate)^2 / variance, (k, m)."""
+    scaled = shifts / variances
+    own = (scaled * shifts).sum(1)[:, None]
+    cross = scaled @ candidates.T
+    square = (candidates.square() / variances).sum(1)
+    gaps: Tensor = own - 2 * weight * cross + weight.square() * square
+    return gaps

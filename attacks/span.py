@@ -1,9 +1,8 @@
 """Membership inference on updates, whatever the loss: does the update hold this sample's features?
 
-The gradient of a linear layer's weight is a sum of products u_i f_i, with f_i what sample i feeds
-into the layer and u_i the gradient by what comes out, which depends on a loss that nobody else may
-know. Whatever the u_i are, each row of the update is a mix of the features of members. So a sample
-whose features lie in the space of these rows is likely one of them.
+Each row of the gradient of a linear layer's weight is a mix of the features that members feed into
+the layer, whatever the loss. So a sample whose features lie in the space of these rows is likely
+one of them.
 """
 
 from __future__ import annotations
@@ -15,15 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.core.artifacts import (
-    Artifact,
-    GradientState,
-    HeadState,
-    LowRankChange,
-    LowRankModel,
-    ModelState,
-    SmallModelState,
-)
+from fedre_privacy.core.artifacts import MODELS, Artifact, GradientState, HeadState
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.eigen import symmetric_eigen
 from fedre_privacy.core.errors import IncompatibleError
@@ -47,10 +38,9 @@ class Span(Attack):
     (D w)^T (D S^-1 D^T + `floor` l I)^-1 (D w) / f^T w, with w = S^-1 f and l the largest
     eigenvalue of D S^-1 D^T: the share of f that the rows of D explain where strangers' features
     count as spread evenly, and rows of small gradients as much as rows of large ones. Scores of a
-    client are brought to mean 0 and spread 1 in each round, and rounds are added up. Models of
-    earlier rounds are those of the server's own broadcasts. It needs no loss, head or projector of
-    the client. Rows tell few samples from others once a client has many more samples than the layer
-    has rows.
+    client are brought to mean 0 and spread 1 in each round, and rounds are added up. It needs no
+    loss, head or projector of the client, and tells little once a client has many more samples than
+    the layer has rows.
 
     Shape:      M candidates to scores (M,)
     Needs:      UPLOADS, HEAD (the model as broadcast); AUX_DATA if granted; EXTRACTOR for heads
@@ -61,14 +51,7 @@ class Span(Attack):
     Deviations: whitened by strangers' features; updates of several steps; rounds added up.
     """
 
-    consumes = (
-        ModelState,
-        SmallModelState,
-        LowRankModel,
-        LowRankChange,
-        GradientState,
-        HeadState,
-    )
+    consumes = (*MODELS, GradientState, HeadState)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.HEAD})
     needs_for: ClassVar[Mapping[type[Artifact], frozenset[Knowledge]]] = {
         HeadState: frozenset({Knowledge.EXTRACTOR})

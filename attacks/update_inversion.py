@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, ModelState, SmallModelState
+from fedre_privacy.core.artifacts import MODELS
 from fedre_privacy.core.channels import StepsAt
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.outcomes import Reconstruction
@@ -16,11 +18,10 @@ from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import Attack, Context, SuiteEntry, attacks
 from .gradient.explained import updates_explained
-from .gradient.match import Simulate, UpdateMatch, gradient
+from .gradient.match import Named, Simulate, UpdateMatch, called, gradient, soft_cross_entropy
 from .gradient.objectives import DISTANCES, SCALE_FREE
 from .gradient.signed import KnownLoss, SignedSearch, signed_search, without_bounds
 from .gradient.solve import batch_labels, check, training_of
-from .gradient.unroll import LocalSteps
 from .gradient.victims import Victim, local_steps, steps_per_epoch
 from .running.channels import UPDATES_COMPARED, update_as_sent
 
@@ -34,8 +35,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
     SGD on the candidates and D is parameters before minus after. The optimiser is that of
     ``inverting-gradients``, and so is the weight where `tv` is none. Where the local steps are
     more than `unroll`, or the client holds more images than are sought, D is matched as the
-    direction of one gradient, taken at theta_0 - a D with a in [0, 1] sought beside the images;
-    this needs neither the number of steps nor their size. The result says so.
+    direction of one gradient at theta_0 - a D, with a in [0, 1] sought beside the images.
 
     Shape:      parameters after local training, by name; output (N * B, C, H, W), values in
                 [0, 1], grouped by target, in the order of the labels found
@@ -51,7 +51,7 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
                 and weight decay are not simulated, the cosine absorbs them in part.
     """
 
-    consumes = (ModelState, SmallModelState, LowRankModel, LowRankChange)
+    consumes = MODELS
     needs = frozenset({Knowledge.UPLOADS, Knowledge.TRAINING})
     recovers = "inputs"
     differentiates = True
@@ -136,3 +136,47 @@ class UpdateInversion(SignedSearch, KnownLoss, Attack):
             split=plan,
             note=", ".join(notes),
         )
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Plain SGD as a client does it; calling it gives parameters before minus after.
+
+    Args:
+        per_epoch: batches of a pass; candidate i is in batch i modulo this number, in every pass,
+            since the client's order is not known.
+        save_memory: recompute each step in the backward pass in place of keeping it; not under
+            vmap.
+    """
+
+    lr: float
+    epochs: int
+    per_epoch: int
+    save_memory: bool = False
+
+    def __call__(
+        self, module: nn.Module, params: Named, buffers: Named, images: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        names = list(params)
+
+        def step(batch: Tensor, targets: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            at = dict(zip(names, values, strict=True))
+            if not self.save_memory:
+                slopes = gradient(module, at, buffers, batch, targets)
+                return tuple(at[name] - self.lr * slopes[name] for name in names)
+            free = [v if v.requires_grad else v.detach().requires_grad_() for v in values]
+            made = called(module, dict(zip(names, free, strict=True)), buffers, batch)
+            slopes_ = torch.autograd.grad(
+                soft_cross_entropy(made, targets), free, create_graph=True
+            )
+            return tuple(v - self.lr * s for v, s in zip(values, slopes_, strict=True))
+
+        values = tuple(params.values())
+        for _ in range(self.epochs):
+            for part in range(self.per_epoch):
+                batch, targets = images[part :: self.per_epoch], labels[part :: self.per_epoch]
+                if self.save_memory:
+                    values = checkpoint(step, batch, targets, *values, use_reentrant=False)
+                else:
+                    values = step(batch, targets, *values)
+        return {name: params[name] - after for name, after in zip(names, values, strict=True)}

@@ -28,16 +28,16 @@ from typing import Any
 
 import pandas as pd
 import torch
+from experiments import attacked, training
 from heads import PARTS, dataset
 from tools import options
 
 from fedre_privacy.core.config import merge, parse_assignments
 from fedre_privacy.federation.loop import select
 from fedre_privacy.partition.base import partitions
-from fedre_privacy.play.attack import AttackResult, attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
+from fedre_privacy.play.attack import AttackResult
+from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.training import train
 from fedre_privacy.study.twins import Twins
 
 SINGLE = ("fedgh", "fedproto", "fedtgp", "fpl")
@@ -59,16 +59,14 @@ def trained(steering: str | None, seed: int, asked: Any) -> Run:
         "record": {"keep_every": 1},
     }
     values = merge(values, parse_assignments(asked.set))
-    problems: list[str] = []
-    settings = required(resolve_training(values, {}, problems), problems)
     if steering is not None:
+        settings = required(resolve_training(values, {}, problems := []), problems)
         victim = select(settings.train, asked.round)[0]
         values = {**values, "steering": steering.replace("VICTIM", str(victim)).split("+")}
-        settings = required(resolve_training(values, {}, problems), problems)
-    return train(settings, runs=asked.out)
+    return training(values, asked.out)
 
 
-def attacked(run: Run, *, how: str, asked: Any) -> AttackResult:
+def leaked(run: Run, *, how: str, asked: Any) -> AttackResult:
     """An attack, ``name@threat``, on the chosen round of a run."""
     honest, _, steered = how.partition("|")
     given, _, threat = (steered if steered and run.active else honest).partition("@")
@@ -87,8 +85,7 @@ def attacked(run: Run, *, how: str, asked: Any) -> AttackResult:
         values["threat"] = threat
     if asked.protocol in SINGLE:
         values["eval"]["max_images"] = 1
-    problems: list[str] = []
-    return attack(run, required(resolve_attack(values, {}, problems), problems))
+    return attacked(run, values)
 
 
 def show(title: str, frame: pd.DataFrame) -> None:
@@ -135,7 +132,7 @@ def main() -> None:
         print(f"\n{asked.protocol}: {pair.active} ({steering})")
         show("Accuracy", pair.learning())
         for how in filter(None, asked.attacks.split(";")):
-            found = pair.leakage(partial(attacked, how=how, asked=asked))
+            found = pair.leakage(partial(leaked, how=how, asked=asked))
             show(f"Leakage: {how}, round {asked.round}", found)
         seen = pair.detection()
         if len(seen):

@@ -21,42 +21,22 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
+from experiments import attacking, federation, federation_options, seeds_of
 from scipy.special import betaincinv  # type: ignore[import-untyped]
-from tools import options
 
-from fedre_privacy import api
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.artifacts import EntangledRep
 from fedre_privacy.core.outcomes import CERTIFIED_WITHIN
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Observation, Upload
 from fedre_privacy.play.attack import prepare_attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.training import train
+from fedre_privacy.runs.run import Run
 
 TUNED_SEEDS = (0, 1)
 """Seeds on which the thresholds were chosen."""
-
-
-def run_of(seed: int, asked: Any) -> api.Run:
-    """Train FedRE, or take the run that is there."""
-    problems: list[str] = []
-    data: Any = asked.dataset
-    if asked.dataset.startswith("npz:"):
-        data = {"name": "npz", "path": asked.dataset[4:], "per_class": asked.per_class}
-    values = {
-        "data": data,
-        "partition": {"name": "pra", "alpha": 0.1},
-        "protocol": {"name": "fedre"},
-        "train": {"clients": asked.clients, "rounds": asked.trained, "seed": seed},
-        "record": {"keep_every": 1},
-    }
-    settings = required(resolve_training(values, {}, problems), problems)
-    return train(settings, runs=asked.out, wait=True)
 
 
 def changed(observation: Observation, case: str, seed: int) -> Observation:
@@ -99,14 +79,10 @@ def changed(observation: Observation, case: str, seed: int) -> Observation:
     return replace(observation, targets=of(observation.targets), uploads=of(observation.uploads))
 
 
-def rows_of(run: api.Run, solver: str, rounds: int, case: str) -> pd.DataFrame:
+def rows_of(run: Run, solver: str, rounds: int, case: str) -> pd.DataFrame:
     """Scores of single prototypes."""
-    problems: list[str] = []
-    values = {
-        "attack": {"name": "disentangle", "solver": solver, "rounds": rounds},
-        "threat": "strong",
-    }
-    trial = prepare_attack(run, required(resolve_attack(values, {}, problems), problems))
+    how = {"name": "disentangle", "solver": solver, "rounds": rounds}
+    trial = prepare_attack(run, attacking({"attack": how, "threat": "strong"}))
     seen = changed(trial.observation, case, run.settings.train.seed)
     found = trial.settings.attack(seen, Context(trial.attack_seed))
     return trial.score(found).rows
@@ -125,27 +101,23 @@ def line(name: str, rows: pd.DataFrame) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    parser = options(__doc__)
-    parser.add_argument("--seeds", default="4,5,6,7,8,9,10,11")
+    parser = federation_options(
+        __doc__, per_class=100, trained=20, seeds="4,5,6,7,8,9,10,11", out=Path("runs/certificates")
+    )
     parser.add_argument("--rounds", default="6,14", help="latest rounds observed")
     parser.add_argument("--solvers", default="aligned")
     parser.add_argument("--cases", default="clean,noise:0.1,noise:1,slight:0.3,nothing,wrong")
-    parser.add_argument("--dataset", default="digits", help="digits or npz:FILE")
-    parser.add_argument("--per-class", type=int, default=100, help="images of each class of a file")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--trained", type=int, default=20, help="rounds of training")
-    parser.add_argument("--out", type=Path, default=Path("runs/certificates"))
     return parser
 
 
 def main() -> None:
     """Train, attack, and print a row for each solver, case and number of rounds."""
     asked = parser().parse_args()
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
-    if set(TUNED_SEEDS) & set(seeds):
-        parser().error(f"thresholds were chosen on seeds {TUNED_SEEDS}; report others")
+    seeds = seeds_of(parser(), asked, TUNED_SEEDS)
+    if not asked.dataset.startswith("npz:"):
+        asked.per_class = None
     torch.set_num_threads(1)
-    runs = [run_of(seed, asked) for seed in seeds]
+    runs = [federation("fedre", seed, asked, record={"keep_every": 1}) for seed in seeds]
     for solver in asked.solvers.split(","):
         for case in asked.cases.split(","):
             for rounds in (int(one) for one in asked.rounds.split(",")):

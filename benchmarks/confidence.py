@@ -17,20 +17,16 @@ quarter and half. Intervals are 95 %, with clients as units.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from tools import options
+from experiments import attacked, federation, federation_options, pooled, seeds_of, targets
 
-from fedre_privacy import api
 from fedre_privacy.eval.confidence import AUC, BRIER, CALIBRATION, COVERED, confidence_measures
-from fedre_privacy.play.attack import attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.training import train
 
 TUNED_SEED = 0
 """The seed on which the calibration was chosen."""
@@ -59,36 +55,20 @@ CASES = {
 """Attacks by the name they are asked for."""
 
 
-def run_of(case: Case, seed: int, asked: Any) -> api.Run:
-    """Train what an attack is played on, or take the run that is there."""
-    problems: list[str] = []
-    data: Any = asked.dataset
-    if asked.dataset.startswith("npz:"):
-        data = {"name": "npz", "path": asked.dataset[4:], "per_class": asked.per_class}
-    values = {
-        "data": data,
-        "partition": {"name": "pra", "alpha": 0.1},
-        "protocol": {"name": asked.protocol or case.protocol},
-        "train": {"clients": asked.clients, "rounds": case.rounds, "seed": seed},
-        "record": {"keep_every": case.every},
-    }
-    settings = required(resolve_training(values, {}, problems), problems)
-    return train(settings, runs=asked.out, wait=True)
-
-
-def scores_of(run: api.Run, case: Case, asked: Any) -> tuple[pd.DataFrame, str]:
-    """Scores of single targets, and what the confidence is."""
-    problems: list[str] = []
-    evaluation = {"targets": asked.targets, "ceiling": 0}
-    values = {
-        "attack": dict(case.attack),
-        "threat": case.threat,
-        "eval": evaluation,
-        "target": asked.target,
-    }
-    found = attack(run, required(resolve_attack(values, {}, problems), problems), wait=True)
-    rows = found.frame()
-    return rows[rows["group"] == "target"], found.card.words["confidence"]
+def rows_of(case: Case, seed: int, asked: Any) -> tuple[pd.DataFrame, str]:
+    """Scores of single targets of one seed, and what the confidence is."""
+    protocol = asked.protocol or case.protocol
+    asked.trained = case.rounds
+    found = attacked(
+        federation(protocol, seed, asked, record={"keep_every": case.every}),
+        {
+            "attack": dict(case.attack),
+            "threat": case.threat,
+            "eval": {"targets": asked.targets, "ceiling": 0},
+            "target": asked.target,
+        },
+    )
+    return targets(found), found.card.words["confidence"]
 
 
 def line(name: str, rows: pd.DataFrame, seed: int = 0) -> str:
@@ -129,36 +109,26 @@ def line(name: str, rows: pd.DataFrame, seed: int = 0) -> str:
     )
 
 
-def pooled(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Targets of all seeds; a client of another seed is another one."""
-    return pd.concat([p.assign(unit=p["client"] + 1000 * i) for i, p in enumerate(parts)])
-
-
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    parser = options(__doc__)
+    parser = federation_options(
+        __doc__, per_class=100, seeds="4,5,6", targets=40, out=Path("runs/confidence")
+    )
     parser.add_argument("--attacks", default="linear,dip", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--dataset", default="digits", help="digits or npz:FILE")
-    parser.add_argument("--per-class", type=int, default=100, help="images of each class of a file")
-    parser.add_argument("--seeds", default="4,5,6")
     parser.add_argument("--protocol", help="in place of the attack's usual one")
     parser.add_argument("--target", default="uploaded")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--targets", type=int, default=40, help="attacked for each seed")
-    parser.add_argument("--out", type=Path, default=Path("runs/confidence"))
     return parser
 
 
 def main() -> None:
     """Train, attack, and print three rows for each attack: all targets, of one image, of more."""
     asked = parser().parse_args()
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
-    if TUNED_SEED in seeds:
-        parser().error(f"the calibration was chosen on seed {TUNED_SEED}; report others")
+    seeds = seeds_of(parser(), asked, [TUNED_SEED])
+    if not asked.dataset.startswith("npz:"):
+        asked.per_class = None
     torch.set_num_threads(1)
     for name in asked.attacks.split(","):
-        case = CASES[name]
-        found = [scores_of(run_of(case, seed, asked), case, asked) for seed in seeds]
+        found = [rows_of(CASES[name], seed, asked) for seed in seeds]
         rows = pooled([part for part, _ in found])
         print(f"{name}, {asked.dataset}, seeds {asked.seeds}: {found[0][1]}", flush=True)
         one = rows["support_size"] == 1

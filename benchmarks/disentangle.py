@@ -33,11 +33,12 @@ import numpy.typing as npt
 import pandas as pd
 import tools
 import torch
+from experiments import attacking
 from torch import Tensor
 
 from fedre_privacy.attacks.disentangle import Disentangle
 from fedre_privacy.attacks.mixtures.aligned import Alignment, align, images_of
-from fedre_privacy.attacks.mixtures.head_prior import head_of
+from fedre_privacy.attacks.mixtures.carried import head_of
 from fedre_privacy.attacks.mixtures.linear import least_squares
 from fedre_privacy.attacks.mixtures.mixing import Kind, Mixing, mixings
 from fedre_privacy.attacks.mixtures.random_walk import random_walk
@@ -50,10 +51,9 @@ from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import drift
+from fedre_privacy.eval.prototype_scores import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
-from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
 
 
@@ -240,12 +240,7 @@ def solved(
 
 def scores_of(run: Run) -> pd.DataFrame:
     """Scores of every solver and floor, one row per prototype and number of rounds."""
-    problems: list[str] = []
-    values = {"attack": "disentangle", "threat": "strong"}
-    settings = resolve_attack(values, {}, problems)
-    if settings is None:
-        raise ValueError(problems)
-    trial = prepare_attack(run, settings)
+    trial = prepare_attack(run, attacking({"attack": "disentangle", "threat": "strong"}))
     if not isinstance(trial, PrototypeTrial):
         raise TypeError("the trial is not about prototypes")
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}

@@ -15,7 +15,6 @@ Usage: python benchmarks/federations.py protocols [--protocols fedre,fedavg] [--
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import select
@@ -36,16 +35,17 @@ import pandas as pd
 import tools
 import torch
 
+from fedre_privacy.core.engines import BUILT_IN
 from fedre_privacy.federation.recorder import read_messages
-from fedre_privacy.flower.commands import INSTALL
+from fedre_privacy.flower import loopback
 from fedre_privacy.flower.loopback import HOST, Loopback, free_port
-from fedre_privacy.flower.server import Facts, serve
+from fedre_privacy.flower.server import Ask, Facts, serve, serve_work
 from fedre_privacy.flower.simulation import simulation
 from fedre_privacy.flower.wire import FIRST, Reply, order_of, pack, unpack
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.settings import TrainSettings
-from fedre_privacy.runs.training import train
+from fedre_privacy.runs.training import Work, train
 from fedre_privacy.runs.writing import UPLOADS
 
 CPU = torch.device("cpu")
@@ -205,9 +205,8 @@ def one(settings: TrainSettings, federation: Watched, folder: Path, times: Path)
 
 def compare(chosen: argparse.Namespace) -> None:
     """Every protocol in one process and as a federation."""
-    if importlib.util.find_spec("flwr") is None:
-        print(f"Flower is not installed: {INSTALL}")
-        return
+    BUILT_IN["flower"].check()
+    loopback.serve_work = timed
     names = (chosen.protocols or ",".join(protocols.names())).split(",")
     print(
         f"{chosen.clients} clients, {chosen.rounds} rounds; seconds and bytes of a round\n"
@@ -311,16 +310,18 @@ def peak() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
-# --- what the parties of such a federation write down; they import this file as a plug-in --------
+# --- what the parties of such a federation write down; clients import this file as a plug-in -----
+
+
+def told(**what: Any) -> None:
+    """Add a line to the file of times."""
+    with Path(os.environ["FEDRE_TIMES"]).open("a", encoding="utf-8") as out:
+        out.write(json.dumps(what) + "\n")
 
 
 def watch() -> None:
-    """Let this process tell, in the file that FEDRE_TIMES names, when it asked or answered."""
+    """Let this client tell, in the file that FEDRE_TIMES names, when it answered."""
     from fedre_privacy.flower.client import Worker
-
-    def told(**what: Any) -> None:
-        with Path(os.environ["FEDRE_TIMES"]).open("a", encoding="utf-8") as out:
-            out.write(json.dumps(what) + "\n")
 
     answer = Worker.answer
 
@@ -331,18 +332,19 @@ def watch() -> None:
         return sent
 
     Worker.answer = answering  # type: ignore[method-assign]
-    if (app := sys.modules.get("fedre_privacy.flower.app")) is None:
-        return
-    ask = app.Posts.__call__
 
-    def asking(self: Any, orders: Mapping[int, bytes]) -> dict[int, bytes]:
+
+def timed(work: Work, ask: Ask) -> None:
+    """Lead a training, and write down when the server asked."""
+
+    def asking(orders: Mapping[int, bytes]) -> Mapping[int, bytes]:
         begin = time.time()
-        answers: dict[int, bytes] = ask(self, orders)
+        answers = ask(orders)
         sent, received = (sum(map(len, one.values())) for one in (orders, answers))
         told(who="server", begin=begin, end=time.time(), sent=sent, received=received)
         return answers
 
-    app.Posts.__call__ = asking
+    serve_work(work, asking)
 
 
 def parser() -> argparse.ArgumentParser:

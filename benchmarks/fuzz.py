@@ -68,7 +68,7 @@ from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.run_figures import draw
 from fedre_privacy.play import attack as attacking
 from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
-from fedre_privacy.play.given import prepare_given
+from fedre_privacy.play.given_trial import prepare_given
 from fedre_privacy.reproduction.recorded import measured
 from fedre_privacy.runs.folder import begin
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training

@@ -29,15 +29,15 @@ from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
 from fedre_privacy.attacks.gradient import labels as label_rules
-from fedre_privacy.attacks.gradient.bins import read_bins
-from fedre_privacy.attacks.gradient.disaggregate import apart
 from fedre_privacy.attacks.gradient.match import UpdateMatch
 from fedre_privacy.attacks.gradient.match import gradient as simulate
 from fedre_privacy.attacks.gradient.objectives import cosine
 from fedre_privacy.attacks.gradient.search import Descent
 from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.head import METHODS as HEAD_METHODS
+from fedre_privacy.attacks.imprint import read_bins
 from fedre_privacy.attacks.running.graphs import capture_for
+from fedre_privacy.attacks.spear import apart
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import seeded, stream

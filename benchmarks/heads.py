@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from experiments import attacking
 from gradients import TUNED_HEAD
 from tools import options
 from torch import Tensor
@@ -37,10 +38,9 @@ from fedre_privacy.attacks.head import METHODS, HeadUpdate
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import VectorScores
+from fedre_privacy.eval.prototype_scores import VectorScores
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
-from fedre_privacy.runs.resolving import resolve_attack
 
 PARTS = ("report", "tuning")
 TUNED_DIGITS = 60
@@ -116,8 +116,7 @@ def game_of(run: api.Run) -> PrototypeTrial:
     Raises:
         TypeError: the question is another.
     """
-    settings = resolve_attack({"attack": "head", "threat": "strong"}, {}, [])
-    trial = prepare_attack(run, settings)
+    trial = prepare_attack(run, attacking({"attack": "head", "threat": "strong"}))
     if not isinstance(trial, PrototypeTrial):
         raise TypeError("the trial is not about prototypes")
     return trial

@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 import tools
 import torch
+from experiments import attacking, training
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
@@ -29,8 +30,6 @@ from fedre_privacy.eval.measures import Interval
 from fedre_privacy.eval.membership import evaluate_membership
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.membership import MembershipTrial
-from fedre_privacy.runs.resolving import resolve_attack, resolve_training
-from fedre_privacy.runs.training import train
 
 TUNING = (101, 102)
 REPORT = (0, 1)
@@ -44,22 +43,14 @@ def trials(values: dict[str, Any], seeds: Iterable[int], runs: Path) -> list[Mem
     """Train one federation per seed, or read it back, and draw its candidates."""
     found = []
     for seed in seeds:
-        problems: list[str] = []
-        own = {**values, "train": {**values["train"], "seed": seed}}
-        training = resolve_training(own, {}, problems)
-        settings = resolve_attack(
-            {
-                "target": "membership",
-                "attack": {"name": "loss-membership"},
-                "threat": "fedre-paper",
-                "eval": {"seed": seed},
-            },
-            {},
-            problems,
-        )
-        if training is None or settings is None:
-            raise SystemExit("\n".join(problems))
-        found.append(prepare_attack(train(training, runs=runs), settings))
+        run = training({**values, "train": {**values["train"], "seed": seed}}, runs)
+        how = {
+            "target": "membership",
+            "attack": {"name": "loss-membership"},
+            "threat": "fedre-paper",
+            "eval": {"seed": seed},
+        }
+        found.append(prepare_attack(run, attacking(how)))
     return found
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from experiments import attacking
 from tools import options
 from torch import Tensor
 
@@ -43,7 +44,6 @@ from fedre_privacy.eval.membership import auc
 from fedre_privacy.eval.metrics.base import metrics
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.images import TARGET, ImageTrial
-from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.run import Run
 
 MISSED = 12.0
@@ -89,16 +89,12 @@ def case_of(run: Run, count: int, half: str, most: int, threat: str | None = Non
     seed = run.settings.train.seed
     if (seed == TUNING_SEED) != (half == "tuning"):
         raise ConfigError(f"{run.name} was trained with seed {seed}, not one of half '{half}'.")
-    problems: list[str] = []
     values: dict[str, Any] = {
         "target": "representations",
         "eval": {"targets": count, "seed": seed},
         **({"threat": threat, "attack": {"name": "linear"}} if threat else {}),
     }
-    settings = resolve_attack(values, {}, problems)
-    if settings is None or problems:
-        raise ConfigError(*problems)
-    trial = prepare_attack(run, settings)
+    trial = prepare_attack(run, attacking(values))
     assert isinstance(trial, ImageTrial)
     return keep(trial, run.settings.data.name, half, most)
 

@@ -22,34 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tools import dataset_of, options
+from experiments import attacked, attacking, federation, federation_options, seeds_of
 
-from fedre_privacy import api
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.core.types import Upload
 from fedre_privacy.eval import Card
 from fedre_privacy.eval.intervals import weighted
-from fedre_privacy.play.attack import attack, prepare_attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.training import train
+from fedre_privacy.play.attack import prepare_attack
+from fedre_privacy.runs.run import Run
 
 PROTOCOLS = ("fedgh", "fedre", "fd", "lg-fedavg", "fedral", "fedavg", "fedkd")
 TUNED_SEEDS = range(100, 110)
 GAMES = ("classes", "images")
-
-
-def run_of(protocol: str, seed: int, asked: Any) -> api.Run:
-    """Train a protocol, or take the run that is there."""
-    problems: list[str] = []
-    values = {
-        "data": dataset_of(asked.dataset, asked.per_class),
-        "partition": {"name": "pra", "alpha": asked.alpha},
-        "protocol": {"name": protocol},
-        "train": {"clients": asked.clients, "rounds": asked.trained, "seed": seed},
-        "record": {"keep_first": True},
-    }
-    settings = required(resolve_training(values, {}, problems), problems)
-    return train(settings, runs=asked.out, wait=True)
 
 
 def noised(uploads: Sequence[Upload], seed: int) -> tuple[Upload, ...]:
@@ -74,19 +58,17 @@ def noised(uploads: Sequence[Upload], seed: int) -> tuple[Upload, ...]:
     return tuple(made)
 
 
-def card_of(run: api.Run, asked: Any, seed: int) -> Card:
+def card_of(run: Run, asked: Any, seed: int) -> Card:
     """The scores of the attack on a run's first round."""
-    threat = "public-init" if asked.start == "known" else "no-extractor"
     values = {
         "attack": {"name": "property", "start": asked.start},
         "target": "property",
-        "threat": threat,
+        "threat": "public-init" if asked.start == "known" else "no-extractor",
         "eval": {"round": asked.round},
     }
-    problems: list[str] = []
-    settings = required(resolve_attack(values, {}, problems), problems)
     if not asked.noise:
-        return attack(run, settings, wait=True).card
+        return attacked(run, values).card
+    settings = attacking(values)
     trial = prepare_attack(run, settings)
     seen = dataclasses.replace(
         trial.observation, targets=noised(trial.observation.targets, seed), uploads=()
@@ -119,31 +101,25 @@ def line(name: str, game: str, cards: Sequence[Card]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    parser = options(__doc__)
+    parser = federation_options(
+        __doc__, trained=1, round=1, seeds="11,12,13,14,15,16", out=Path("runs/property")
+    )
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
-    parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--per-class", type=int, help="images of each class")
     parser.add_argument("--alpha", type=float, default=0.1, help="of the partition")
-    parser.add_argument("--seeds", default="11,12,13,14,15,16")
-    parser.add_argument("--round", type=int, default=1, help="attacked")
-    parser.add_argument("--trained", type=int, default=1, help="rounds of training")
-    parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--start", default="known", choices=("known", "random"))
     parser.add_argument("--noise", action="store_true", help="in place of the uploads")
-    parser.add_argument("--out", type=Path, default=Path("runs/property"))
     return parser
 
 
 def main() -> None:
     """Train, attack, and print a row for each protocol and kind of property."""
     asked = parser().parse_args()
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
-    if set(seeds) & set(TUNED_SEEDS):
-        parser().error("the attack was chosen on seeds 100 to 109; report others")
+    seeds = seeds_of(parser(), asked, TUNED_SEEDS)
     asked.trained = max(asked.trained, asked.round)
     torch.set_num_threads(1)
+    more = {"record": {"keep_first": True}, "partition": {"alpha": asked.alpha}}
     for protocol in asked.protocols.split(","):
-        cards = [card_of(run_of(protocol, seed, asked), asked, seed) for seed in seeds]
+        cards = [card_of(federation(protocol, k, asked, **more), asked, k) for k in seeds]
         for game in GAMES:
             print(line(protocol, game, cards), flush=True)
 

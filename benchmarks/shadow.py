@@ -25,14 +25,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from tools import dataset_of, options
+from experiments import attacked, federation, federation_options, pooled, seeds_of, targets
 
-from fedre_privacy import api
 from fedre_privacy.eval.intervals import clustered
 from fedre_privacy.models.families import PRIVATE, SHARED
-from fedre_privacy.play.attack import attack
-from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.runs.training import train
+from fedre_privacy.runs.run import Run
 
 PROTOCOLS = ("fedgh", "fedproto", "fedtgp", "fpl", "fedallrep", "fedre")
 TUNED_SEED = 0
@@ -46,31 +43,12 @@ OF_SHADOW: Mapping[str, tuple[str, dict[str, Any]]] = {
 WHITE_BOX = ("strong", {"name": "linear"})
 
 
-def run_of(protocol: str, init: str, seed: int, asked: Any) -> api.Run:
-    """Train a protocol, or take the run that is there."""
-    problems: list[str] = []
-    values = {
-        "data": dataset_of(asked.dataset, asked.per_class),
-        "partition": {"name": "pra", "alpha": 0.1},
-        "model": {"init": init},
-        "protocol": {"name": protocol},
-        "train": {"clients": asked.clients, "rounds": asked.trained, "seed": seed},
-        "record": {"keep_every": 1},
-    }
-    settings = required(resolve_training(values, {}, problems), problems)
-    return train(settings, runs=asked.out, wait=True)
-
-
-def scores_of(run: api.Run, round: int, how: tuple[str, dict[str, Any]], targets: int) -> Any:
+def scores_of(run: Run, round: int, how: tuple[str, dict[str, Any]], count: int) -> pd.DataFrame:
     """Scores of single targets of an attack on a round, a frame with `client`."""
     threat, chosen = how
     limit = 1 if run.settings.protocol.name in SINGLE else None
-    evaluation = {"round": round, "targets": targets, "max_images": limit, "ceiling": 0}
-    problems: list[str] = []
-    values = {"attack": chosen, "threat": threat, "eval": evaluation}
-    found = attack(run, required(resolve_attack(values, {}, problems), problems), wait=True)
-    rows = found.frame()
-    return rows[rows["group"] == "target"]
+    evaluation = {"round": round, "targets": count, "max_images": limit, "ceiling": 0}
+    return targets(attacked(run, {"attack": chosen, "threat": threat, "eval": evaluation}))
 
 
 def mean(values: pd.Series, clients: pd.Series) -> str:
@@ -83,7 +61,7 @@ def mean(values: pd.Series, clients: pd.Series) -> str:
 
 def line(name: str, parts: Sequence[pd.DataFrame]) -> str:
     """One printed row of all seeds."""
-    rows = pd.concat([p.assign(unit=p["client"] + 1000 * i) for i, p in enumerate(parts)])
+    rows = pooled(parts)
     over = mean(rows["psnr"] - rows["psnr_floor"], rows["unit"])
     other = (rows["psnr_mismatched"] - rows["psnr_floor"]).mean()
     return (
@@ -94,32 +72,26 @@ def line(name: str, parts: Sequence[pd.DataFrame]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    parser = options(__doc__)
+    parser = federation_options(
+        __doc__, trained=1, targets=40, seeds="1,2,3", out=Path("runs/shadow")
+    )
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
-    parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--per-class", type=int, help="images of each class")
-    parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--rounds", default="1", help="attacked; empty: accuracy alone")
-    parser.add_argument("--trained", type=int, default=1, help="rounds of training")
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--targets", type=int, default=40, help="attacked for each seed")
     parser.add_argument("--starts", default=f"{SHARED},{PRIVATE}")
-    parser.add_argument("--out", type=Path, default=Path("runs/shadow"))
     return parser
 
 
 def main() -> None:
     """Train, attack, and print a row for each protocol, start, round and attacker."""
     asked = parser().parse_args()
-    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    seeds = seeds_of(parser(), asked, [TUNED_SEED])
     rounds = [int(round) for round in asked.rounds.split(",") if round]
     asked.trained = max(asked.trained, *rounds, 1)
-    if TUNED_SEED in seeds:
-        parser().error(f"settings of shadow were chosen on seed {TUNED_SEED}; report others")
     torch.set_num_threads(1)
     for protocol in asked.protocols.split(","):
         for init in asked.starts.split(","):
-            runs = [run_of(protocol, init, seed, asked) for seed in seeds]
+            kept = {"record": {"keep_every": 1}, "model": {"init": init}}
+            runs = [federation(protocol, seed, asked, **kept) for seed in seeds]
             moment = f"acc_{runs[0].settings.protocol.headline}"
             reached = torch.tensor([run.record["final"][moment] for run in runs]).double()
             print(

@@ -126,7 +126,6 @@ def confidence_measures(
         psnr: (N,) of the answers.
         over: (N,) PSNR over the floor.
         clients: (N,) whose target each is.
-        seed: of the resamples.
     """
     said = confidence.isfinite() & psnr.isfinite() & found.isfinite()
     sure, hit = confidence[said].double(), found[said].double()
@@ -194,10 +193,6 @@ def knows_which(
 
     It is said where the interval of the AUC is above one half, and most of the surest quarter (six
     answers of five clients at least) were found.
-
-    Args:
-        confidence, found, clients: (N,), see `confidence_measures`.
-        measures: what that found.
     """
     said = confidence.isfinite() & found.isfinite()
     sure, hit, clients = confidence[said], found[said].double(), clients[said]

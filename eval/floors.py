@@ -48,9 +48,6 @@ def floor_answers(
     Args:
         rec: the attack's result; only ``prior-only`` and ``mismatched`` read it.
         truth: the N targets; only their number, owners, classes and supports are read.
-        public: held-out images.
-        seed: of the random floors.
-        draws: number of draws of each random floor.
 
     Yields:
         (name, answers (N, C, H, W) in [0, 1]), in the order of `FLOORS`. A row of the prior that
@@ -238,10 +235,7 @@ def mismatches(truth: Truth, unusable: Tensor, *, draws: int = DRAWS, seed: int 
     from nobody (-1) if there is none.
 
     Args:
-        truth: the N targets.
         unusable: (N,) bool; these lend nothing.
-        draws: number of derangements.
-        seed: of the draws.
 
     Returns:
         (draws, N) int64: the target borrowed from, or -1.

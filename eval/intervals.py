@@ -57,7 +57,6 @@ class Estimate:
         """Two-sided interval of each mean, two tensors (q,).
 
         Args:
-            level: probability of covering the mean.
             bounds: least and highest possible value. Where all units agree exactly, the error is
                 unknown, not 0: with bounds the interval is then that of as many binomial trials
                 as there are units (Clopper and Pearson, Biometrika 26, 1934) between them.
@@ -218,12 +217,7 @@ def resampled(draws: Tensor, values: Tensor, weights: Tensor) -> Estimate:
 
 
 def shares(values: Tensor, clusters: Tensor) -> Share:
-    """Estimate the mean of each column of values in [0, 1] as `clustered` does, see `Share`.
-
-    Args:
-        values: (n, q); NaN cells are left out.
-        clusters: (n,) int64.
-    """
+    """Estimate the mean of each column of values in [0, 1] as `clustered` does, see `Share`."""
     known = clustered(values, clusters)
     count = values.isfinite().sum(0).double()
     mean, variance = known.mean.clamp(0, 1), known.error.square()

@@ -14,20 +14,17 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
-from fedre_privacy.core.units import plural
 
 from .floors import worst_of
 from .measures import COMPARISON, Card, Measure, Verdict, over_floor, tested
 from .verdict import (
     ERROR,
     INCONCLUSIVE,
-    LEAKS,
     MARGIN_SHARE,
     MIN_CLIENTS,
     OPEN_RULE,
     holm,
-    settled,
-    still,
+    verdict_of_clients,
 )
 
 MEASURES = {
@@ -141,20 +138,17 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> Card:
 
 
 def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
-    against = [m for m in measures if m.margin is not None]
-    leaks = bool(holm(tested(measures, ("jaccard", "l1"))))
-    word = settled(leaks, [m for m in against if m.value is not None], clients=clients)
-    told = [
+    answered = [m for m in measures if m.value is not None]
+    if not answered and clients >= MIN_CLIENTS:
+        return Verdict(INCONCLUSIVE, "the attack says nothing about labels", RULE)
+    said = [
         f"{m.title} {m.number(m.value)} (guess: {m.number(m.floor)}, n = {m.n})"
-        for m in measures
-        if m.value is not None and m.key not in ("precision", "recall")
+        for m in answered
+        if m.key not in ("precision", "recall")
     ]
-    if clients < MIN_CLIENTS:
-        word = INCONCLUSIVE
-        told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
-    elif told and word != LEAKS:
-        told.append(still([m for m in against if m.value is not None]))
-    return Verdict(word, "; ".join(told) or "the attack says nothing about labels", RULE)
+    leaks = bool(holm(tested(measures, ("jaccard", "l1"))))
+    asked = [m for m in answered if m.margin is not None]
+    return verdict_of_clients(leaks, asked, said, RULE, clients=clients)
 
 
 def support_scores(support: Tensor, held: Tensor) -> dict[str, Tensor]:

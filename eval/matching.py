@@ -89,7 +89,6 @@ def best(answers: Tensor, truth: Truth) -> Tensor:
 
     Args:
         answers: (N, C, H, W); rows with non-finite values get some image of their support.
-        truth: the N targets.
 
     Returns:
         (N,) int64 into the truth's images.
@@ -191,7 +190,6 @@ def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callab
 
     Args:
         rule: a name of `RULES`.
-        truth: the N targets.
         nearest: (N,) int64 into the truth's images, found elsewhere; for ``nearest-rep`` only.
 
     Raises:

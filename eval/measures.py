@@ -58,11 +58,7 @@ class Measure:
 
     Args:
         key: by which it is found, the same in all groups.
-        title: as printed.
-        definition: in words.
         unit: of value, floor and over; empty where there is none.
-        digits: decimals to print.
-        percent: whether a share is printed in percent.
         higher_is_more_leakage: whether a higher value is a better answer.
         bounds: least and greatest possible value.
         shown: the farthest of `PLACES` where it is shown.
@@ -236,14 +232,11 @@ class Card:
 
     Args:
         measures: the leading one first, groups after the whole.
-        verdict: over all targets.
-        rows: scores of single targets.
         n: targets that were answered or count as the worst floor.
         targets: that were asked.
         diverged: that were given up, or diverged.
         compared_with: what an answer is compared with, in words.
         floors: answers that need no upload, each in words.
-        notes: what the attack has to say.
         words: further terms, each in words.
         lost_rule: what a target counts that was given up; empty where the verdict's rule says it.
         grouped_by: heading of the groups' names in the table.
@@ -384,8 +377,6 @@ def over_floor(
         values: (N,) in the measure's unit; NaN where nothing was answered.
         floor: (N,) the same of the floor.
         clients: (N,) int64, whose case each is.
-        floor_name: what the floor is.
-        group: of these cases.
     """
     of = dataclasses.replace(of, group=group, floor_name=floor_name)
     said = values.isfinite()

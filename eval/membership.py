@@ -145,8 +145,6 @@ def evaluate_membership(
             that is the floor of measure ``auc``; the other is that of ``auc_over_model`` or
             ``auc_over_image``.
         class_sizes: (M,) samples of the candidate's class at its client, for results by group.
-        notes: of the attack.
-        draws, seed: of the bootstrap.
 
     Returns:
         A card whose `rows` has one row per candidate.
@@ -278,11 +276,7 @@ def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
 def _areas(
     table: Tensor, named: Sequence[tuple[str, str]], pairs: Comparisons, draws: int, seed: int
 ) -> dict[str, Measure]:
-    """The AUC of the first column alone (key "") and beside each other column.
-
-    Args:
-        named: key and name of each further column.
-    """
+    """The AUC of the first column alone (key "") and beside each other column."""
     values = pairs.won.sum(0) / pairs.total.sum()
     drawn = bootstrap(table, pairs, draws, seed)
     owners, position = pairs.owner.unique(return_inverse=True)

@@ -21,14 +21,11 @@ from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
 from .pairs import filled
 from .verdict import (
     ERROR,
-    INCONCLUSIVE,
-    LEAKS,
     MARGIN_SHARE,
     MIN_CLIENTS,
     OPEN_RULE,
     holm,
-    settled,
-    still,
+    verdict_of_clients,
 )
 
 AUC = Measure(
@@ -82,8 +79,6 @@ def evaluate_properties(
         clients: (K,) int64.
         names, kinds: of the P properties, in words; those of a kind are scored together.
         told: scores (K, P) by rules that see no more than what uploads name, by name.
-        notes: of the attack.
-        draws, seed: of the bootstrap.
 
     Returns:
         A card whose `rows` has one row per client and property.
@@ -187,10 +182,11 @@ def _area(
     over = ends(gap, (-1.0, 1.0))
     if not known and interval is not None:
         over = interval[0] - area[best], interval[1] - area[best]
+    of = AUC
+    if kind:
+        of = dataclasses.replace(AUC, key=f"{AUC.key}_{kind}", title=f"AUC, {kind}", shown=TABLE)
     return dataclasses.replace(
-        AUC
-        if not kind
-        else dataclasses.replace(AUC, key=f"{AUC.key}_{kind}", title=f"AUC, {kind}", shown=TABLE),
+        of,
         value=area[""],
         interval=interval,
         floor=area[best],
@@ -225,18 +221,12 @@ def _by_chance(ahead: Tensor, has: Tensor, value: float, seed: int) -> float:
 
 def _verdict(parts: Sequence[Measure], clients: int) -> Verdict:
     tests = [m.p for m in parts if m.p is not None]
-    word = settled(bool(holm(tests)), parts, clients=clients)
-    told = [
+    said = [
         f"{m.title} {m.value_text()} ({m.floor_name} {m.number(m.floor)}, n = {m.n})" for m in parts
     ]
-    if clients < MIN_CLIENTS:
-        word = INCONCLUSIVE
-        told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
-    elif word != LEAKS:
-        told.append(still(parts))
     rule = (
         "leaks: the AUC of a kind of property lies above chance, and above the best rule that sees "
         f"no more than labels (one-sided, together at a level of {100 * ERROR:g} %, Holm); "
         f"{OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. Margin: {MARGIN_SHARE:g} of each AUC"
     )
-    return Verdict(word, "; ".join(told), rule)
+    return verdict_of_clients(bool(holm(tests)), parts, said, rule, clients=clients)

@@ -86,12 +86,7 @@ class Scores(Card):
         return self.rows.head(len(self.originals))
 
     def with_others(self, others: Mapping[str, Scores], headings: Mapping[str, str]) -> Scores:
-        """These scores with those of what stands beside the targets.
-
-        Args:
-            others: scores by a name, which becomes the group of their measures.
-            headings: columns of the table by that name.
-        """
+        """These scores with those of what stands beside the targets."""
         more = [
             dataclasses.replace(
                 measure, group=name, shown=min(measure.shown, TABLE, key=PLACES.index)
@@ -149,13 +144,10 @@ def evaluate(
 
     Args:
         rec: what the attack returned.
-        truth: the N targets.
         public: images disjoint from every client's training data.
         metrics: name to metric; PSNR is added if absent, since the verdict and the mismatched
             control read it.
         rule: matching rule, a name of `matching.RULES`.
-        gallery: images in an identification line-up.
-        seed: of random floors and galleries.
         nearest: for the rule ``nearest-rep``.
         noun: what a target is, in the singular, for the verdict.
         unit: what ``truth.target_clients`` numbers, in the singular: targets of one unit depend on

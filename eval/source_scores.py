@@ -20,13 +20,10 @@ from .membership import BASELINE, ModelRule, standardised
 from .pairs import filled
 from .verdict import (
     ERROR,
-    INCONCLUSIVE,
-    LEAKS,
     MARGIN_SHARE,
     MIN_CLIENTS,
     OPEN_RULE,
-    settled,
-    still,
+    verdict_of_clients,
 )
 
 SOURCE = Measure(
@@ -75,7 +72,6 @@ def evaluate_sources(
         clients, labels: (R,) int64.
         baseline: scores (R,) of a model that sees no upload.
         beside: what the baseline is, and whether the verdict holds it against the attack.
-        notes: of the attack.
 
     Returns:
         A card whose `rows` has one row per image.
@@ -136,24 +132,19 @@ def _verdict(measures: tuple[Measure, ...], beside: ModelRule, clients: int) -> 
     leaks = all(m.p is not None and m.p <= ERROR for m in against)
     # where two floors must be beaten, a bound over either of them rules the leak out
     asked = next((m for m in against if m.bounded), against[-1])
-    word = settled(leaks, (asked,), clients=clients)
-    told = [
+    said = [
         f"source of {found.value_text()} of the images found",
         f"guess {found.number(found.floor)} %",
         f"{beside.name} {over_model.number(over_model.floor)} %",
         f"n = {plural(found.n, 'image')} of {plural(clients, 'client')}",
     ]
-    if clients < MIN_CLIENTS:
-        word = INCONCLUSIVE
-        told.insert(0, f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed")
-    elif word != LEAKS:
-        told.append(still((asked,)))
-    rule = f"leaks: more sources are found than a guess finds (one-sided, at {100 * ERROR:g} %)"
-    if strict:
-        rule += f", and more than {beside.name} does, which is granted"
-    rule += f"; {OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. Margin: +"
-    rule += f"{100 * MARGIN_SHARE:g} points"
-    return Verdict(word, ", ".join(told), rule)
+    rule = (
+        f"leaks: more sources are found than a guess finds (one-sided, at {100 * ERROR:g} %)"
+        + (f", and more than {beside.name} does, which is granted" if strict else "")
+        + f"; {OPEN_RULE}, or fewer than {MIN_CLIENTS} clients. "
+        f"Margin: +{100 * MARGIN_SHARE:g} points"
+    )
+    return verdict_of_clients(leaks, (asked,), said, rule, clients=clients, comma=", ")
 
 
 def _answers(scores: Tensor, own: Tensor, records: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -69,12 +69,6 @@ def columns(
 
     Differences, ``<metric>_over`` to the floor and ``<metric>_own`` to answers to other uploads,
     are paired and turned so that positive means that more leaked.
-
-    Args:
-        attack: the attack's score of each target by metric.
-        floors: the floor of each target by metric.
-        mismatched: scores of the attack's answers to other uploads.
-        found: what line-ups said.
     """
     out: dict[str, Tensor] = {}
     for name, metric in metrics.items():
@@ -119,10 +113,6 @@ def judge(
         values: from `columns`.
         sizes: (N,) images behind each target.
         clients: (N,) whose target each is.
-        metrics, chosen: metrics and their floors, by name.
-        image_shape: (C, H, W).
-        noun: what a target is, in the singular.
-        gallery: images in a line-up.
         originals: (N,) the image that each line-up is about; one that is sought twice counts once
             in the test of these images.
         public: number of images that the floors are made of.

@@ -175,6 +175,28 @@ def still(measures: Sequence[Measure]) -> str:
     return ", ".join(said) or "shown to be under the floor"
 
 
+def verdict_of_clients(
+    leaks: bool,
+    measures: Sequence[Measure],
+    said: Sequence[str],
+    rule: str,
+    *,
+    clients: int,
+    comma: str = "; ",
+) -> Verdict:
+    """The verdict of a question whose cases are clients, see `settled`.
+
+    Args:
+        said: the numbers that it rests on, joined by `comma`.
+    """
+    word = settled(leaks, measures, clients=clients)
+    if clients < MIN_CLIENTS:
+        needed = f"{plural(clients, 'client')} of at least {MIN_CLIENTS} needed"
+        return Verdict(INCONCLUSIVE, comma.join((needed, *said)), rule)
+    left_open = () if word == LEAKS else (still(measures),)
+    return Verdict(word, comma.join((*said, *left_open)), rule)
+
+
 def weakened(verdict: Verdict, why: Sequence[str]) -> Verdict:
     """The verdict of an attack that is weaker than it could have been.
 
@@ -226,12 +248,7 @@ def told(
     Lines are about disjoint targets: about all of them, or about groups where one leaks.
 
     Args:
-        whole: all targets.
         groups: those that hold a target; none or one where there is nothing to tell apart.
-        found: rulings of the whole and of each group.
-        noun: what a target is, in the singular.
-        gallery: images in a line-up.
-        unit: what targets are grouped by for intervals and tests, in the singular.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
     alike = f" {OF[groups[0].name]}" if len(rest) == 1 and noun in AVERAGES else ""

@@ -127,8 +127,6 @@ def evaluate_worlds(
     Args:
         scores: (W, n) higher means member, comparable over slots and worlds; NaN is lowest.
         coins: (W, n) bool. clients, labels: of the slots (n,).
-        rates: of false alarms.
-        draws, seed: of the bootstrap over worlds.
 
     Raises:
         IncompatibleError: shapes differ, fewer than two worlds, or a world without both kinds.

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec
 
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
+from fedre_privacy.core.engines import IN_PROCESS
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.core.system import clearly as clearly
@@ -40,11 +41,10 @@ from fedre_privacy.play.worlds import plan_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.publish import leaderboard as posting
-from fedre_privacy.publish import making as claiming
 from fedre_privacy.publish import repeating
-from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.comparing import TOLERANCE
+from fedre_privacy.publish.claims import read_claim, write_claims
 from fedre_privacy.publish.format import Verification
+from fedre_privacy.publish.names import AGAIN, TOLERANCE
 from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs import verifying
 from fedre_privacy.runs.device import choose_device
@@ -63,8 +63,6 @@ from fedre_privacy.steering.base import Steering
 from fedre_privacy.study.twins import Twins
 from fedre_privacy.viewing import page as viewing
 from fedre_privacy.work import (
-    ENGINES,
-    IN_PROCESS,
     AttackResult,
     BenchmarkResult,
     Run,
@@ -76,7 +74,6 @@ from fedre_privacy.work import (
 )
 
 __all__ = [
-    "ENGINES",
     "IN_PROCESS",
     "AttackResult",
     "BenchmarkResult",
@@ -391,7 +388,7 @@ def repeat(
     *,
     run: str | Path | None = None,
     part: str | None = None,
-    runs: str | Path = repeating.AGAIN,
+    runs: str | Path = AGAIN,
     data: str | Path | None = None,
     out: str | Path | None = None,
     tolerance: float = TOLERANCE,
@@ -446,5 +443,5 @@ attack_module = _with_page(own_module.attack_module)
 load_images = loading.load_images
 verify = verifying.verify
 view = viewing.view
-claim = claiming.write_claims
+claim = write_claims
 leaderboard = posting.write_leaderboard

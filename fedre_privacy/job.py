@@ -16,7 +16,7 @@ from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
 from fedre_privacy.study.jobs import Job, Place
-from fedre_privacy.study.parcels import PARENT
+from fedre_privacy.study.processes import PARENT
 from fedre_privacy.study.sweep import run_job
 
 WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.job"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ import torch
 from matplotlib.figure import Figure
 
 from fedre_privacy.core.config import load_yaml
-from fedre_privacy.core.errors import ConfigError, unknown
+from fedre_privacy.core.engines import IN_PROCESS, engine_named, training_engines
+from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import typed
-from fedre_privacy.flower.commands import require_flower
-from fedre_privacy.flower.loopback import flower
-from fedre_privacy.flower.simulation import require_simulation, simulation
 from fedre_privacy.job import WORKER
 from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
@@ -40,17 +38,6 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.description import Benchmark, read_sweep
-
-IN_PROCESS = "in-process"
-ENGINES: Mapping[str, training.Engine] = {
-    IN_PROCESS: training.in_process, "flower": flower, "flower-simulation": simulation,
-}  # fmt: skip
-"""Where clients are while a federation trains: in this process, each in its own on Flower, or in
-Flower's simulation."""
-NEEDS: Mapping[str, Callable[[], None]] = {
-    "flower": require_flower, "flower-simulation": require_simulation,
-}  # fmt: skip
-"""What refuses an engine that cannot work here, before a folder is begun or an earlier one goes."""
 
 
 class Run(recorded.Run):
@@ -133,10 +120,9 @@ def run_training(
             trained, and a run that is complete is kept in spite of `restart`.
         engine: see `api.train`.
     """
-    if engine not in ENGINES:
-        raise ConfigError(unknown("engine", engine, list(ENGINES)))
-    if engine in NEEDS and (restart or status_of(runs / settings.run_name) != COMPLETE):
-        NEEDS[engine]()
+    chosen = engine_named(engine, training_engines())
+    if restart or status_of(runs / settings.run_name) != COMPLETE:
+        chosen.check()  # before a folder is begun or an earlier one goes
     prepared = None
     if attack is not None and status_of(runs / settings.run_name) == COMPLETE:
         restart = False
@@ -148,7 +134,7 @@ def run_training(
             metric.check(prepared.data.image_shape)
     run = training.train(
         settings, runs=runs, device=device, resume=resume, restart=restart, report=report,
-        prepared=prepared, engine=ENGINES[engine],
+        prepared=prepared, engine=chosen,
     )  # fmt: skip
     return Run(run.folder)
 

@@ -90,12 +90,7 @@ def layer_explained(
     Each row of the gradient is a sum of the batch's inputs, whatever the labels and the loss, so
     all of it lies in the span of the true ones.
 
-    Args:
-        images: (N, C, H, W), the same number for each target; NaN where there is none.
-        layer_of: name of the layer in a victim's model.
-
-    Returns:
-        (N,) in [0, 1], the same for all images of a target; NaN where one of them is absent.
+    Arguments and result as of `updates_explained`; layer_of: name of a victim's layer.
     """
     out = torch.full((len(images),), torch.nan, dtype=torch.float64)
     for rows, victim, batch in _batches(victims_of(observation), images):

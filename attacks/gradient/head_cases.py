@@ -157,11 +157,7 @@ def earlier_cases(observation: Observation, case: HeadCase, rounds: int) -> list
 
 
 def shares_told(observation: Observation, owner: tuple[int, int]) -> Tensor | None:
-    """Class shares (C,) that a head which a client uploaded tells of, or None.
-
-    Args:
-        owner: the client, and the round.
-    """
+    """Class shares (C,) that a head which a client uploaded tells of, or None."""
     training = observation.training
     for upload in observation.uploads:
         if (upload.client, upload.round) != owner or training is None:
@@ -226,12 +222,7 @@ def _matrix_case(
     training: LocalTraining,
     notes: list[str],
 ) -> HeadCase:
-    """What the matrix of a client moved by, as the rows of its head, whose bias is not known.
-
-    Raises:
-        IncompatibleError: the head or the broadcast matrix of the round is not there, or blocks
-            are narrower than there are classes.
-    """
+    """What the matrix of a client moved by, as the rows of its head, whose bias is not known."""
     head = observation.heads.get((upload.client, upload.round))
     earlier = observation.heads.get((upload.client, upload.round - 1))
     if head is None:
@@ -299,11 +290,7 @@ def _before(
 
 
 def _head_of(params: Mapping[str, Tensor], weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the head among uploaded parameters: the last of fitting shapes.
-
-    Raises:
-        IncompatibleError: none fits the head before.
-    """
+    """Weight and bias of the head among uploaded parameters: the last of fitting shapes."""
     weights = [value for value in params.values() if value.shape == weight.shape]
     biases = [value for value in params.values() if value.shape == bias.shape]
     if not weights or not biases:

@@ -11,6 +11,8 @@ from fedre_privacy.core.optimisers import Adam
 
 from .labels import SMALL
 
+REPETITIONS = 10
+"""Of the replay by which class shares are found."""
 PUBLIC_SHARE = 0.3
 """Of a direction, what public class means give where they are known; the head gives the rest."""
 PUBLIC_LENGTH = 2.0
@@ -75,10 +77,7 @@ def pulls(weight: Tensor, bias: Tensor, present: Tensor, reach: float) -> Tensor
     where the others pushed the bias of a rare class up, too. None of it depends on how long the
     change is.
 
-    Args:
-        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
-        present: classes to answer for (C,) bool; the others are zero.
-        reach: step size times steps.
+    Arguments as of `absent_input`; classes that are not present are zero.
 
     Returns: unit directions less their mean over the classes present.
     """
@@ -107,10 +106,7 @@ def combined(
     point the right way all the same. Directions of several rounds are averaged, as the client's
     images are the same and its batches are not.
 
-    Args:
-        weight, bias: head before minus after, or its gradient; (C, d) and (C,).
-        present: classes to answer for (C,) bool.
-        reach: step size times steps.
+    Args, beside those of `absent_input`:
         length: of a difference before they are centred, over that of what is in common. Where no
             class is absent, the median one of `ratio` if that is longer.
         public: class means of public images (C, d), which give m, the lengths and a share of the
@@ -198,7 +194,6 @@ def shares(
     steps: int,
     *,
     least: float,
-    rounds: int = 10,
     most: int = 20,
 ) -> Tensor:
     """Share of each class among a client's samples, (C,) summing to 1, from the change of a head.
@@ -212,7 +207,6 @@ def shares(
         weight, bias: the head before.
         lr, steps: of local training.
         least: share below which a class counts as absent.
-        rounds: repetitions.
         most: most steps of a replay.
     """
     total = lr * steps
@@ -227,7 +221,7 @@ def shares(
     found = found / found.sum()
     replayed = min(steps, most)
     rate = torch.tensor([total / replayed], device=bias.device)
-    for _ in range(rounds):
+    for _ in range(REPETITIONS):
         _, moved = replay(means[None], found[None], weight[None], bias[None], rate, replayed)
         outputs = moved[0] / total + found
         wanted = (outputs - slope).clamp(min=0).nan_to_num(0.0)

@@ -5,7 +5,9 @@ cross-entropy, dL/db_c = mean_i (p_ic - y_ic) and dL/dW_c = mean_i (p_ic - y_ic)
 the model's output and h_i the representation of sample i.
 
 For an update by several local steps give the update over (step size times steps), as
-parameters before minus after.
+parameters before minus after. Of all strategies weight (C, d) and bias (C,) are gradients, size is
+the batch's, head_weight (C, d) and head_bias (C,) are the head at which they were taken; what is
+returned are counts (C,) int64 that sum to `size`.
 """
 
 from __future__ import annotations
@@ -26,13 +28,6 @@ def idlg(weight: Tensor, bias: Tensor | None, size: int = 1) -> Tensor:
 
     Without a bias the row of the least sum (exact for non-negative representations). Zhao et al.,
     iDLG, 2020.
-
-    Args:
-        weight: gradient of the weight (C, d).
-        bias: gradient of the bias (C,), or None.
-        size: batch size; all samples are given the one label found.
-
-    Returns: counts (C,) int64 summing to `size`.
     """
     scores = weight.sum(1) if bias is None else bias
     out = torch.zeros(len(weight), dtype=torch.int64)
@@ -45,12 +40,6 @@ def rowmin(weight: Tensor, size: int) -> Tensor:
 
     Made for batches without repeated labels; if fewer rows are negative, the rest is given out in
     proportion to how far they reach. Yin et al., See Through Gradients, CVPR 2021, eq. 8.
-
-    Args:
-        weight: gradient of the weight (C, d).
-        size: batch size.
-
-    Returns: counts (C,) int64 summing to `size`.
     """
     reach = (-weight.min(1).values).clamp(min=0)
     out = torch.zeros(len(weight), dtype=torch.int64)
@@ -64,12 +53,8 @@ def counts(bias: Tensor, size: int, probabilities: Tensor | None = None) -> Tens
     """Counts from the bias gradient: n_c = size (p_c - dL/db_c), rounded to sum to `size`.
 
     Args:
-        bias: gradient of the bias (C,).
-        size: batch size.
         probabilities: mean output of the model over the batch (C,); none: uniform, which holds
             near initialisation.
-
-    Returns: counts (C,) int64 summing to `size`.
     """
     mean = torch.full_like(bias, 1 / len(bias)) if probabilities is None else probabilities
     return rounded(size * (mean - bias), size)
@@ -83,13 +68,6 @@ def joint(
     A row with a negative bias gradient gives the mean representation of its class as the ratio
     of the two gradients; the known head turns these into outputs, outputs into counts, and counts
     into the weights of the next round.
-
-    Args:
-        weight, bias: gradients (C, d) and (C,).
-        size: batch size.
-        head_weight, head_bias: the head at which the gradient was taken, (C, d) and (C,).
-
-    Returns: counts (C,) int64 summing to `size`.
     """
     return counts(bias, size, implied_probabilities(weight, bias, head_weight, head_bias))
 

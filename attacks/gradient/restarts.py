@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.rng import stream
+
 from ..inversion.optimise import spread_of
 from .search import Found
 from .solve import Answer
+from .victims import Victim
 
 NEAR = 2.0
 """Starts are averaged whose objective is at most so many times that of the best."""
@@ -90,3 +93,61 @@ def best_starts(fit: Tensor, restarts: int) -> Tensor:
     ranked = torch.where(fit.isfinite(), fit, torch.inf)
     best: Tensor = ranked.reshape(-1, restarts).argmin(1)
     return best
+
+
+Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return (0.5 + 0.25 * torch.randn(shape, generator=generator)).clamp(0, 1)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator)
+
+
+def _grey(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return 0.5 + 0.01 * torch.randn(shape, generator=generator)
+
+
+def _free(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return 0.5 + 0.5 * torch.randn(shape, generator=generator)
+
+
+STARTS: dict[str, Draw] = {"normal": _normal, "uniform": _uniform, "grey": _grey}
+"""Starts by name: N(0.5, 0.25) clipped to [0, 1], uniform, grey with 1 % of noise."""
+
+
+def draw(
+    victims: Sequence[Victim],
+    shape: tuple[int, ...],
+    seed: int,
+    start: str,
+    *,
+    restarts: Sequence[int],
+    purpose: str = "start",
+) -> Tensor:
+    """One start per victim and restart, restarts of a victim side by side: (n, *shape).
+
+    Args:
+        start: a name in `STARTS`, or "free" for N(0.5, 0.5) without a limit.
+        restarts: numbers of the restarts to draw.
+        purpose: tells streams of one victim and restart apart.
+    """
+    make = _free if start == "free" else STARTS[start]
+    return torch.stack(
+        [
+            make(
+                shape,
+                stream(
+                    seed,
+                    f"gradient {purpose}",
+                    client=victim.client,
+                    round=victim.round,
+                    index=restart,
+                ),
+            )
+            for victim in victims
+            for restart in restarts
+        ]
+    )

@@ -153,11 +153,7 @@ class Descent:
     Objectives before the last step (n,), the least ones so far (n,) with their images
     (n, B, C, H, W), and how often rows were redrawn (n,) can be read after any step.
 
-    Args:
-        match, start, spare, labels, tv: see `signed_adam`.
-        pulled: whether rows will be pulled to a centre.
-        beside: see `signed_adam`.
-        capturer: how steps are captured and replayed; None runs them one by one.
+    Arguments as of `signed_adam`; pulled: whether rows will be pulled to a centre.
     """
 
     def __init__(

@@ -68,9 +68,6 @@ def latest(observation: Observation, rounds: int) -> Iterator[dict[int, SentMode
 
     Models of earlier rounds are made of the server's own broadcasts; a round is left out for a
     client that took no part in it, or whose model cannot be made again.
-
-    Args:
-        rounds: at most.
     """
     yield exchanges(observation)
     attacked = {upload.client: upload for upload in observation.targets}

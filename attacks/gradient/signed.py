@@ -22,10 +22,9 @@ from ..running.graphs import capture_for
 from . import labels as label_rules
 from .match import UpdateMatch
 from .objectives import DISTANCES, SCALE_FREE
-from .restarts import choose
+from .restarts import STARTS, choose, draw
 from .search import relative_tv, signed_adam, with_smoothness
 from .solve import Answer, known, one_hot, solve
-from .starts import STARTS, draw
 from .victims import BN_MODES, Victim, batch_norms
 
 TRIED_STEPS = 60

@@ -23,7 +23,6 @@ from ..running.tiles import CPU_TILE
 from . import labels as label_rules
 from .heads import shares
 from .match import gradient, plainly
-from .simulated import probes, simulated_counts
 from .victims import (
     Victim,
     batch_norms,
@@ -245,14 +244,13 @@ def solve(
         said.append(f"BatchNorm by running statistics ({running} of {len(victims)} uploads)")
     if bool(found["failed"].any()):
         said.append(f"{int(found['failed'].sum())} of {restarts * len(victims)} starts diverged")
-    return Reconstruction(
-        images=images,
+    return Reconstruction.of(
+        images,
+        found["fit"].repeat_interleave(size),
         prior=found["prior"].clamp(0, 1).flatten(0, 1),
-        fit=found["fit"].repeat_interleave(size),
         trace=found["trace"].repeat_interleave(size, dim=1),
         trace_steps=found["trace_steps"],
         stopped_because="; ".join(said),
-        diverged=~images.isfinite().flatten(1).all(1),
         labels=found["labels"].sort(dim=1).values.flatten(),
         spread=spread[rows_of, by_label].flatten() if len(spread) else spread,
     )
@@ -265,11 +263,7 @@ def one_hot(labels: Sequence[Tensor], num_classes: int, restarts: int) -> Tensor
 
 
 def known(labels: Sequence[Tensor | None]) -> list[Tensor]:
-    """The labels, all of which must have been found before.
-
-    Raises:
-        ValueError: some were not.
-    """
+    """The labels, all of which must have been found before."""
     found = [one for one in labels if one is not None]
     if len(found) != len(labels):
         raise ValueError("this search needs labels for every victim")
@@ -298,3 +292,53 @@ def _key(victim: Victim) -> str:
 
 def _size(victim: Victim) -> int:
     return sum(value.numel() for value in victim.upload.values())
+
+
+IMAGES = 16
+"""Images whose gradients are simulated for each class, at most."""
+NUMBERS = 2_000_000
+"""Numbers of an upload that are compared, about: those nearest to the last layer."""
+STEPS = 500
+
+
+def simulated_counts(victim: Victim, images: Tensor, size: int, num_classes: int) -> Tensor:
+    """Counts (C,) int64 that sum to `size`, by non-negative least squares.
+
+    The gradient by any layer is a mean over samples of what their outputs pull back, and that
+    differs between classes more than between images. So the gradients of some images, all said to
+    be of one class, are what that class adds.
+
+    Args:
+        images: (n, C, H, W) in [0, 1], of whatever classes.
+    """
+    module = prepared(victim.model, "eval", torch.device("cpu"), torch.float32)
+    own = {name: value.detach() for name, value in module.named_parameters()}
+    names: list[str] = []
+    for name in reversed(list(victim.upload)):
+        if not names or sum(own[n].numel() for n in (*names, name)) <= NUMBERS:
+            names.append(name)
+    free = {name: own[name] for name in names}
+    held = {**dict(module.named_buffers()), **{n: v for n, v in own.items() if n not in free}}
+    wanted = torch.cat([victim.upload[name].float().flatten() for name in names])
+    rows = []
+    for label in range(num_classes):
+        hot = F.one_hot(torch.full((len(images),), label), num_classes).float()
+        slopes = gradient(module, free, held, images.clone(), hot)
+        rows.append(torch.cat([slopes[name].detach().flatten() for name in names]))
+    made = torch.stack(rows)
+    products, pull = (made @ made.T).double(), (made @ wanted).double()
+    step = 1 / torch.linalg.eigvalsh(products)[-1].clamp(min=1e-30)
+    weights = torch.zeros(num_classes, dtype=torch.float64)
+    for _ in range(STEPS):
+        weights = (weights - step * (products @ weights - pull)).clamp(min=0)
+    even = torch.full_like(weights, 1 / num_classes)
+    shares = weights / weights.sum() if bool(weights.sum() > 0) else even
+    return label_rules.rounded(shares * size, size)
+
+
+def probes(images: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+    """Images to simulate gradients of: some of those known, evenly spaced, or noise."""
+    if images is None or not len(images):
+        return torch.rand((IMAGES, *shape), generator=torch.Generator().manual_seed(0))
+    places = torch.linspace(0, len(images) - 1, min(IMAGES, len(images))).round().long()
+    return images[places]

@@ -1,12 +1,4 @@
-"""From an observation to pictures by maps learnt from auxiliary images, no search per target.
-
-For each extractor a ridge regression from representations to pixels is fitted to the auxiliary
-images. That is the linear answer. Optionally a network shared by all extractors then improves it in
-stages: each stage represents the picture so far, lets the linear map say what the remaining
-error of the representation means in pixels, and learns what to do about it. The pairs that the
-network learns from are cross-fitted (the map that makes a picture never saw it), or it would learn
-from pictures that are better than those of the targets.
-"""
+"""From an observation to pictures by maps learnt from auxiliary images, no search per target."""
 
 from __future__ import annotations
 

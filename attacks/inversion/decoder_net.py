@@ -1,10 +1,5 @@
 """A small network that improves a picture from what its representation says is still wrong.
 
-It sees the picture so far and the correction that the linear map makes of the representation's
-error, r - g(x), both of them images, whatever the extractor: one network serves all extractors
-and learns from the pairs of all of them. Networks that read representations directly
-had to be learnt for each extractor, and overfitted its few hundred images.
-
 Reference: learned iterative reconstruction, Adler and Oktem, Solving ill-posed inverse problems
 using iterative deep neural networks, Inverse Problems 2017 (the network between re-projections).
 """

@@ -1,15 +1,4 @@
-"""Images whose representations are the uploaded ones, found by many candidates for each target.
-
-Candidates begin as the linear answer plus errors that linear answers have on auxiliary images. In
-each step all go through the extractor, a ridge regression learns from them how a change of the
-representation changes the image there, and each candidate is moved by what its representation still
-misses. Candidates are spread as widely as is still open, so the regression sees the extractor's
-course over that range, where the slope at one point misleads. The extractor is only evaluated.
-
-Reference: Emerick and Reynolds, Ensemble smoother with multiple data assimilation, Computers &
-Geosciences 2013 (noise counted once over all steps); Iglesias, Law and Stuart, Ensemble Kalman
-methods for inverse problems, Inverse Problems 2013.
-"""
+"""Images whose representations are the uploaded ones, found by many candidates for each target."""
 
 from __future__ import annotations
 
@@ -37,9 +26,8 @@ from .aux_pairs import FOLDS
 from .linear_map import Linear
 from .map_jobs import jobs_of
 from .map_work import MapWork, aux_images, prepare_work
-from .moving import moved, without_own
+from .moving import Waves, moved, without_own
 from .optimise import spread_of
-from .waves import Waves
 
 FINEST = 19.2
 """Highest frequency that candidates are moved in: 0.6 of 32 pixels, where more gave no more."""

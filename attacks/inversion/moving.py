@@ -6,6 +6,7 @@ the image there. No candidate is moved by a map that learnt from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedre_privacy.core.eigen import symmetric_eigen
 
-from .waves import Waves
+from .denoiser import cosines
 
 PENALTIES = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 """Penalties tried for each band of frequencies, in mean eigenvalues of the scatter."""
@@ -111,13 +112,7 @@ def without_fold(
     One map is fitted without each fold, and moves it: candidates of a fold may share what others
     do not have. Penalties are those that err least, over all folds, on the candidates left out.
 
-    Args:
-        reps: representations (m, d) of the candidates of a target. waves: coefficients (m, k).
-        wanted: representation of the target (d,).
-        sizes: coefficients of each band, in their order; k in all. fold: of each candidate (m,).
-
-    Returns:
-        Changes of the coefficients (m, k).
+    Arguments and result as of `without_own`; fold: of each candidate (m,).
     """
     live = (reps != reps[0]).any(0)  # units that are off for all candidates say nothing
     width, centre, middle = reps.shape[1], reps.mean(0)[live], waves.mean(0)
@@ -176,3 +171,46 @@ def principal(scatter: Tensor) -> tuple[Tensor, Tensor]:
     values, axes = symmetric_eigen(scatter.double())
     kept = values > NULL * values[-1:].clamp(min=TINY)
     return values[kept].to(scatter), axes[:, kept].to(scatter)
+
+
+WIDENING = 1.5
+"""Each band of frequencies ends so many times higher than the one before."""
+
+
+class Waves:
+    """Cosine coefficients of images (.., C, H, W) up to a frequency, one band after another.
+
+    Args:
+        shape: (C, H, W) of an image. finest: highest frequency, in half waves across the image.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], finest: float, device: torch.device) -> None:
+        channels, height, width = shape
+        rows, columns = torch.arange(height) / height, torch.arange(width) / width
+        radius = (rows[:, None].square() + columns.square()).sqrt() * max(height, width)
+        seen = radius <= finest
+        high, wide = int(seen.any(1).sum()), int(seen.any(0).sum())  # no other is ever computed
+        steps = 1 + radius.clamp(min=0.5).log() / math.log(WIDENING)
+        whole = steps.clamp(min=0).floor().long()[:high, :wide].expand(channels, high, wide)
+        kept = seen[:high, :wide].expand(channels, high, wide).flatten().nonzero().flatten()
+        kept = kept[whole.flatten()[kept].argsort(stable=True)]
+        self.block = (channels, high, wide)
+        self.down = cosines(height)[:high].to(device)
+        self.across = cosines(width)[:wide].to(device)
+        self.kept = kept.to(device)
+        self.sizes: list[int] = [
+            count for count in torch.bincount(whole.flatten()[kept]).tolist() if count
+        ]
+        """Coefficients in each band, from low frequencies to high ones."""
+
+    def of(self, images: Tensor) -> Tensor:
+        """Coefficients (.., k) of images."""
+        made = self.down @ images @ self.across.T
+        return made.flatten(-3).index_select(-1, self.kept)
+
+    def images(self, coefficients: Tensor) -> Tensor:
+        """Images with these coefficients (.., k) and no others."""
+        whole = coefficients.new_zeros(*coefficients.shape[:-1], math.prod(self.block))
+        whole.index_copy_(-1, self.kept, coefficients)
+        images: Tensor = self.down.T @ whole.unflatten(-1, self.block) @ self.across
+        return images

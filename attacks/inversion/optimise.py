@@ -281,7 +281,6 @@ class Search:
     Args:
         parameters, constants: of the prior, stacked, on the device; the former take gradients.
         wanted: representations (n, d).
-        capturer: how steps are captured and replayed; None runs them one by one.
     """
 
     average: Tensor

@@ -1,11 +1,5 @@
 """Images drawn from a diffusion model, given their representations.
 
-A sample begins as a first answer under noise. In each step the denoiser says what the noisy picture
-was, a correction brings its representation to the one observed, and noise of the next, smaller size
-is added. The correction is the mean of a Gaussian about the denoised picture, given the
-representation in its linear approximation there. The mean of several samples is an estimate of the
-mean of all images that the model and the representation leave possible.
-
 Reference: Song et al., Pseudoinverse-Guided Diffusion Models for Inverse Problems, ICLR 2023 (the
 correction, here for a map that is not linear); Chung et al., Come-Closer-Diffuse-Faster, CVPR 2022
 (to begin from a first answer).

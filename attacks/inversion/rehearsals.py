@@ -145,7 +145,6 @@ def class_shares(
     They are not divided by their sums: counts are returned as they are.
 
     Args:
-        owner: the client, and the round.
         told: shares (C,) where its uploads do not count them; None: sought where class means or
             mixtures of them were uploaded.
         tries: rehearsals of each stage of that search; 0: no search.
@@ -177,7 +176,6 @@ def rehearsed_models(
     """Copies of a client that were trained on auxiliary images, as they are after the round.
 
     Args:
-        owner: the client, and the round.
         count: how many.
         shares: of its classes (g, C), equally likely, of which the mean is taken; None: each copy
             draws its own.
@@ -238,11 +236,6 @@ class _Rehearsal:
         Shares are drawn, then drawn anew about the best of them; the best of all are returned.
         None where there is nothing to compare. Copies are bounded and masked as the client
         declares to be.
-
-        Args:
-            known: how copies are compared with the client.
-            mixes: what the client uploaded of its class means.
-            tries: copies of each stage.
         """
         seen = self.observation
         assert seen.aux is not None and seen.aux_labels is not None

@@ -32,9 +32,9 @@ def views(images: Tensor, count: int) -> Iterator[Tensor]:
         yield moved.flip(3) if number % 2 else moved
 
 
-def folds_of(count: int, folds: int, copies: int = 1) -> Tensor:
-    """Fold of each of `count` images, repeated for each of its views (count * copies,)."""
-    return (torch.arange(count) % folds).repeat(copies)
+def folds_of(count: int, folds: int) -> Tensor:
+    """Fold of each of `count` images (count,)."""
+    return torch.arange(count) % folds
 
 
 def prototype_weights(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 
 import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context, ResultCache
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
 
-from .tiles import each, in_tiles, progress
+from .tiles import each, halved, progress
 
 Piece = dict[str, Tensor]
 Tick = Callable[[int, Tensor], None]
@@ -35,6 +37,8 @@ def in_tiles_of(
 ) -> Piece:
     """Attack targets in tiles, `cpu` or `gpu` neighbours in an order at a time.
 
+    Tiles are worked on one per core; on a GPU one after another, halved when it is full.
+
     Args:
         work: the numbers of some targets to what they came to.
         order: numbers of all targets.
@@ -47,17 +51,32 @@ def in_tiles_of(
     Raises:
         OutOfMemoryError: a GPU has no room for a single target.
     """
+    total, stopped = len(order), Event()
+    size = max(1, cpu if context.device.type == "cpu" else gpu)
 
-    def tile(first: int, last: int, stopped: Event) -> Piece:
-        def make() -> Piece:
-            tick = progress(
-                context, stopped, of=steps, first=first, rows=last - first, total=len(order)
-            )
-            return work(list(order[first:last]), tick)
+    def tile(first: int) -> Piece:
+        last = min(first + size, total)
+        key = f"{name}-{first:06d}-{last:06d}"
+        piece = context.cache.load(key)
+        if piece is None:
+            rows = last - first
+            tick = progress(context, stopped, of=steps, first=first, rows=rows, total=total)
+            piece = work(list(order[first:last]), tick)
+            context.cache.save(key, piece)
+        return piece
 
-        return kept(context, f"{name}-{first:06d}-{last:06d}", make)
-
-    return join(in_tiles(tile, len(order), context, cpu=cpu, gpu=gpu), torch.tensor(order))
+    with single_threaded(context.device) as cores:
+        if cores > 1:
+            pieces = each(tile, range(0, total, size), cores, stopped)
+        else:
+            pieces, first = [], 0
+            while first < total:
+                try:
+                    pieces.append(tile(first))
+                    first += size
+                except torch.cuda.OutOfMemoryError:
+                    size = halved(size, context, f"{first} of {total}")
+    return join(pieces, torch.tensor(order))
 
 
 def in_groups(
@@ -78,17 +97,12 @@ def in_groups(
         The answers to all targets, by number.
     """
     sizes = [len(numbers) for numbers in groups.values()]
-    stopped = Event()
+    names, stopped = list(groups), Event()
 
     def group(place: int) -> Piece:
-        name = list(groups)[place]
-
-        def make() -> Piece:
-            rows, first, total = sizes[place], sum(sizes[:place]), sum(sizes)
-            tick = progress(context, stopped, of=steps, first=first, rows=rows, total=total)
-            return work(name, tick)
-
-        return kept(context, name, make)
+        rows, first, total = sizes[place], sum(sizes[:place]), sum(sizes)
+        tick = progress(context, stopped, of=steps, first=first, rows=rows, total=total)
+        return kept(context, names[place], partial(work, names[place], tick))
 
     return join(each(group, range(len(groups)), cores, stopped), torch.cat(list(groups.values())))
 
@@ -126,17 +140,9 @@ def join(pieces: Sequence[Mapping[str, Tensor]], numbers: Tensor | None = None) 
 
 def reconstruction(found: Mapping[str, Tensor], stopped_because: str) -> Reconstruction:
     """Answers to all targets: images, prior, fit and trace, maybe trace_steps and spread."""
-    images, trace = found["images"], found["trace"]
-    return Reconstruction(
-        images=images,
-        prior=found["prior"],
-        fit=found["fit"],
-        trace=trace,
-        trace_steps=found.get("trace_steps", torch.arange(len(trace))),
-        stopped_because=stopped_because,
-        diverged=~images.isfinite().flatten(1).all(1),
-        spread=found.get("spread", torch.zeros(0)),
-    )
+    names = ("images", "prior", "fit", "trace", "trace_steps", "spread")
+    fields = {name: found[name] for name in names if name in found}
+    return Reconstruction.of(**fields, stopped_because=stopped_because)
 
 
 def stage(context: Context, prefix: str) -> Context:

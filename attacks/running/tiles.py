@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.base import Context
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import OutOfMemoryError
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.memory import free_bytes
@@ -30,27 +29,6 @@ TRIED = 4
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-Piece = Callable[[int, int, threading.Event], dict[str, Tensor]]
-"""(first row, row after the last, set when work should stop) to what the rows came to."""
-
-
-def in_tiles(
-    piece: Piece, count: int, context: Context, *, cpu: int, gpu: int
-) -> list[dict[str, Tensor]]:
-    """Work on `count` rows, `cpu` or `gpu` of them at a time.
-
-    Raises:
-        OutOfMemoryError: a GPU has no room for a single row.
-    """
-    if context.device.type != "cpu":
-        return in_turn(piece, count, max(1, gpu), context)
-    tile, stopped = max(1, cpu), threading.Event()
-
-    def one(first: int) -> dict[str, Tensor]:
-        return piece(first, min(first + tile, count), stopped)
-
-    with single_threaded(context.device) as cores:
-        return each(one, range(0, count, tile), cores, stopped)
 
 
 def cpu_tile(targets: int, restarts: int = 1) -> int:
@@ -96,31 +74,24 @@ def each(
             raise
 
 
-def in_turn(piece: Piece, count: int, tile: int, context: Context) -> list[dict[str, Tensor]]:
-    """Work on one tile after another, halving it when the GPU is full.
+def halved(tile: int, context: Context, done: str) -> int:
+    """Half the rows of a tile, after a GPU had no room for it.
+
+    Args:
+        done: how many targets are finished, for the refusal.
 
     Raises:
         OutOfMemoryError: there is no room for a single row.
     """
-    pieces: list[dict[str, Tensor]] = []
-    start = 0
-    while start < count:
-        stop = min(start + tile, count)
-        try:
-            pieces.append(piece(start, stop, threading.Event()))
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            if tile == 1:
-                raise OutOfMemoryError(
-                    "The GPU has no room for a single target.",
-                    next_step=f"{start} of {count} targets are saved; free the GPU or use "
-                    "--device cpu, and add --resume.",
-                ) from None
-            tile //= 2
-            context.report(Event("note", {"text": f"GPU memory: chunk halved to {tile}"}))
-            continue
-        start = stop
-    return pieces
+    torch.cuda.empty_cache()
+    if tile == 1:
+        raise OutOfMemoryError(
+            "The GPU has no room for a single target.",
+            next_step=f"{done} targets are saved; free the GPU or use --device cpu, and add "
+            "--resume.",
+        ) from None
+    context.report(Event("note", {"text": f"GPU memory: chunk halved to {tile // 2}"}))
+    return tile // 2
 
 
 def rows_that_fit(free: int, per_row: int, *, share: float = SHARE, most: int) -> int:

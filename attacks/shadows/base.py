@@ -8,6 +8,7 @@ that it attacks, nor a seed. All of it is tensors, so that an attack is a pure f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,10 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.registry import Registry
+
+shadow_attacks: Registry[ShadowAttack] = Registry(
+    "shadow attack", "fedre_privacy.attacks.shadows", see="fedre-attack list"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,7 @@ class View:
         return self._of(self.sent)
 
 
+@shadow_attacks.base
 @dataclass(frozen=True, kw_only=True)
 class ShadowAttack(ABC):
     """Base of membership attacks on signals of worlds; its fields are its settings."""
@@ -63,13 +69,12 @@ class ShadowAttack(ABC):
     name: ClassVar[str] = ""
     needs_shadows: ClassVar[int] = 0
     """Shadow worlds that it cannot do without; 0: it looks at none."""
+    usual: ClassVar[Mapping[int, str]] = {}
+    """Its uses unless told which attacks to run: places in the table to the name with settings."""
 
     @abstractmethod
     def score(self, view: View) -> Tensor:
         """Score every slot of the world, (n,); higher means that it trained."""
-
-
-shadow_attacks: Registry[ShadowAttack] = Registry("shadow attack", "fedre_privacy.attacks.shadows")
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class CrossClient(ShadowAttack):
     Deviations: none.
     """
 
+    usual = {30: "cross-client"}
+
     def score(self, view: View) -> Tensor:
         return above_others(view.sent, view.clients)
 

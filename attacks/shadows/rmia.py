@@ -36,6 +36,7 @@ class RMIA(ShadowAttack):
     Deviations: others are slots of other clients; ties are ordered by the ratio.
     """
 
+    usual = {40: "rmia"}
     needs_shadows = 2
 
     variant: str = knob(ONLINE, help="reference models", choices=(ONLINE, OFFLINE))

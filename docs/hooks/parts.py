@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fedre_privacy.attacks.base import attacks
+from fedre_privacy.attacks.shadows.base import shadow_attacks
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.data.base import datasets
@@ -39,6 +40,7 @@ PAGES: dict[str, tuple[str, str, Registry]] = {
     "defences": ("Defences", "what `--defense` takes", defenses),
     "steerings": ("Steerings of an active server", "what `--steering` takes", steerings),
     "detectors": ("Detectors of active servers", "what `fp.twins` tries", detectors),
+    "shadow-attacks": ("Shadow attacks", "what `fedre-membership --attack` takes", shadow_attacks),
     "metrics": ("Metrics", "what `--metrics` takes", metrics),
     "datasets": ("Data sets", "what `--dataset` takes", datasets),
     "partitions": ("Partitions", "what `--partition` takes", partitions),

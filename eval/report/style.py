@@ -63,15 +63,10 @@ def blank(width: float, height: float) -> Figure:
 def framed(
     width: float, height: float, title: str, caption: str = "", *, images: bool = False
 ) -> Figure:
-    """Return a figure with a title at its head and a caption at its foot.
+    """Return a figure of `width` by `height` (in) with a title at its head, a caption at its foot.
 
-    What is drawn between them is laid out by matplotlib's constrained layout. Captions keep their
-    line breaks; the flag ``COUNTERFACTUAL: ...`` is bold and red.
-
-    Args:
-        width: of the figure (in).
-        height: of what is drawn (in); title and caption add theirs.
-        images: whether images of one shape are drawn, which then stand close together.
+    Title and caption add to the height. What is between them is laid out by matplotlib's
+    constrained layout. Captions keep their line breaks; ``COUNTERFACTUAL: ...`` is bold and red.
     """
     per_line = int((width - 2 * _MARGIN) * 18)
     lines = [
@@ -147,10 +142,8 @@ def save_figure(
     """Write a figure as PNG and PDF, and its data as CSV beside them, each file atomically.
 
     Args:
-        figure: from any function of this package.
         path_stem: path without ending; ``a/b`` gives ``a/b.png`` and ``a/b.pdf``.
         data: what the figure shows, for ``a/b.csv``.
-        dpi: of the PNG (pixels per inch).
 
     Returns:
         The files written.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedre_privacy.core.declared import declared
+from fedre_privacy.core.engines import JOBS
 from fedre_privacy.core.registry import import_plugins
 
 from . import claim, communication, leaderboard, repeat, toy
@@ -55,7 +55,6 @@ def _tables() -> argparse.ArgumentParser:
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    engines = declared("fedre_privacy.study.processes", "ENGINES")
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
         usage=USAGE,
@@ -85,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="jobs at once (default: 1)")
     group.add_argument(
         "--engine",
-        choices=tuple(engines),
+        choices=tuple(JOBS),
         default="local",
         help="where jobs run (default: local)",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import shtab
 
 from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.units import human_bytes, plural
 
 from .options import add_output_options, add_plugin_option
 from .output import Output, command
@@ -43,11 +44,23 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), _run, argv)
+    return command(parser(), run, argv)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Write the claims of finished attacks; return the exit code."""
+    from fedre_privacy.api import claim
+
     import_plugins(options.plugin)
-    from .commands import claim
-
-    return claim.run(options, output)
+    written = claim(options.folder, options.out, runs=options.runs_dir, by=options.by)
+    for path in written:
+        output.line("Claim", f"{path} ({human_bytes(path.stat().st_size)})", wrap=False)
+    output.line(
+        "Note",
+        f"{plural(len(written), 'file')} to share; the training images are in none of them. A "
+        "hash in each finds careless edits, and is no signature.",
+    )
+    output.line("Next", f"fedre-benchmark verify {written[0]}", wrap=False)
+    path = written[0] if len(written) == 1 else written[0].parent
+    output.final(path, {"claims": [str(path) for path in written]})
+    return 0

@@ -26,6 +26,7 @@ OTHERS = {
     "defences": "fedre_privacy.defenses.base",
     "steerings": "fedre_privacy.steering.base",
     "detectors": "fedre_privacy.detectors.base",
+    "shadow attacks": "fedre_privacy.attacks.shadows.base",
     "data sets": "fedre_privacy.data.base",
     "partitions": "fedre_privacy.partition.base",
     "architectures": "fedre_privacy.models.zoo.base",

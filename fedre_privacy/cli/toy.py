@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedre_privacy.core.errors import ConfigError
+
 from .options import add_output_options
 from .output import Output, command
 
@@ -41,10 +43,27 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), _run, argv, folder="out")
+    return command(parser(), run, argv, folder="out")
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from .commands import toy
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Train on points in the plane, and print and draw the means; return the exit code."""
+    from fedre_privacy.core.config import build, parse_assignments
+    from fedre_privacy.reproduction.toy import ToySettings, run_toy, write_toy
 
-    return toy.run(options, output)
+    problems: list[str] = []
+    settings = build(ToySettings, parse_assignments(options.assign), at="toy", problems=problems)
+    if settings is None:
+        raise ConfigError(*problems, next_step="See docs/toy.md for every setting.")
+    result = run_toy(settings)
+    written = write_toy(result, options.out)
+    for frame in (result.means, result.differences):
+        rows = [
+            {str(k): f"{v:.3f}" if isinstance(v, float) else str(v) for k, v in row.items()}
+            for row in frame.to_dict("records")
+        ]
+        output.table(rows)
+        output.text()
+    output.line("Files", ", ".join(path.name for path in written) + f" in {options.out}")
+    output.final(options.out, {"means": result.means.to_dict("records")})
+    return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.core.declared import declared
+from fedre_privacy.core.engines import IN_PROCESS, training_engines
 from fedre_privacy.core.registry import import_plugins
 
 from . import curves
@@ -16,7 +16,6 @@ from .output import Output, command
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    here = declared("fedre_privacy.api", "IN_PROCESS")
     made = argparse.ArgumentParser(
         prog="fedre-train",
         usage="fedre-train [options]\n       fedre-train curves RUN [RUN ...] [--out FILE]",
@@ -26,11 +25,11 @@ def parser() -> argparse.ArgumentParser:
     add_training_options(made)
     made.add_argument(
         "--engine",
-        choices=list(declared("fedre_privacy.api", "ENGINES")),
-        default=here,
+        choices=list(training_engines()),
+        default=IN_PROCESS,
         help="where clients are: in this process, each in its own on a Flower federation that "
         "is started on this machine, or in Flower's simulation; the run is the same "
-        f"(default: {here})",
+        f"(default: {IN_PROCESS})",
     )
     add_common_options(made, restart="remove the run of these settings and train it anew")
     return made

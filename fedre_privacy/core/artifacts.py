@@ -289,10 +289,9 @@ class SmallModelState(Artifact):
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name to tensor")
 
 
-def _multiplied_out(
-    sent: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
-) -> dict[str, Tensor]:
+def _multiplied_out(self: Any, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Tensors of ``name.{U,s,V}`` and ``name.dense``; names of no such form pass through."""
+    sent = self.params
     out = {k: v for k, v in sent.items() if k.rpartition(".")[2] not in ("U", "s", "V", "dense")}
     for name, shape in shapes.items():
         if f"{name}.dense" in sent:
@@ -313,9 +312,7 @@ class LowRankModel(Artifact):
     holds = Holds.PARAMETERS
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
 
-    def parameters(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Parameters, factors multiplied out."""
-        return _multiplied_out(self.params, shapes)
+    parameters = _multiplied_out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -328,9 +325,7 @@ class LowRankChange(Artifact):
     holds = Holds.CHANGE
     params: Mapping[str, Tensor] = wire(Content.PARAMETERS, "name.{U,s,V} or name.dense")
 
-    def parameters(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Changes by parameter name, factors multiplied out."""
-        return _multiplied_out(self.params, shapes)
+    parameters = _multiplied_out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -414,6 +409,11 @@ class Counts(Artifact):
     tells = "numbers of samples"
     values: Tensor = wire(Content.COUNT, "(..., n)")
 
+
+MODELS = (ModelState, SmallModelState, LowRankModel, LowRankChange)
+"""Kinds that hold the parameters of a model, or what training changed in them."""
+UPDATES = (GradientState, *MODELS)
+"""Kinds that tell of the gradient of a model."""
 
 RETIRED_KINDS: Mapping[str, str] = {
     "low-rank": "which an earlier version wrote for a model and for its change alike, so that it "

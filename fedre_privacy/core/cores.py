@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import selectors
 import signal
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import NoReturn
 
 import torch
-
-FRAME = struct.Struct("<qq")
-"""What a copy says of an answer: the item's place in the list, and how many bytes it has."""
 
 TOKENS = 4096
 """Most pieces that the list is handed out in: their numbers must fit a pipe."""
@@ -44,7 +42,7 @@ def single_threaded(device: torch.device) -> Iterator[int]:
 
 def can_copy() -> bool:
     """Whether this system can copy a process that computes."""
-    return sys.platform == "linux" and hasattr(os, "fork") and hasattr(os, "memfd_create")
+    return sys.platform == "linux"
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
@@ -67,9 +65,12 @@ def keep_memory() -> None:
 
 
 def spread(
-    work: Callable[[int], bytes], items: Sequence[int], take: Callable[[int, bytes], None], *,
+    work: Callable[[int], bytes],
+    items: Sequence[int],
+    take: Callable[[int, bytes], None],
+    *,
     copies: int,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Work on items in copies of this process, each of which takes the next one when it is free.
 
     A copy knows everything that this process knows now, and changes nothing of it: all that comes
@@ -79,35 +80,44 @@ def spread(
         work: called in a copy, on one thread.
         items: numbers, those that take longest first.
         take: called here with an item and what came of it, in any order.
-        copies: how many processes.
 
     Returns:
         Items without an answer, in their order: their work failed, or the system ended the copy.
         Whoever called does them here, where an error has its own type.
     """
     size = -(-len(items) // TOKENS)
-    tokens, hand = os.pipe()
     pieces = range(0, len(items), size)
+    tokens, hand = os.pipe()
     os.write(hand, b"".join(struct.pack("<i", first) for first in pieces))
     os.close(hand)
     sys.stdout.flush()
     sys.stderr.flush()
-    running: dict[_Answers, int] = {}
+    running: dict[Connection, int] = {}
     left = set(items)
     try:
         for _ in range(min(copies, len(pieces))):
-            answers = _Answers()
+            answers, sender = Pipe(duplex=False)
             with warnings.catch_warnings():
                 # Python 3.12 warns of threads, which torch's own, idle as long as one computes, are
                 warnings.simplefilter("ignore", DeprecationWarning)
                 copy = os.fork()
             if not copy:
-                _work_on(work, items, size, tokens, answers)
-            answers.close_for_parent()
+                answers.close()
+                _work_on(work, items, size, tokens, sender)
+            sender.close()
             running[answers] = copy
-        for item, data in _as_they_come(running):
-            take(items[item], data)
-            left.discard(items[item])
+        waiting = list(running)
+        while waiting:
+            for answers in wait(waiting):
+                assert isinstance(answers, Connection)
+                try:
+                    item = items[int.from_bytes(answers.recv_bytes())]
+                    data = answers.recv_bytes()
+                except (EOFError, OSError):  # the copy is done, or was ended at its work
+                    waiting.remove(answers)
+                    continue
+                take(item, data)
+                left.discard(item)
     finally:
         os.close(tokens)
         for answers, copy in running.items():
@@ -118,83 +128,19 @@ def spread(
     return [item for item in items if item in left]
 
 
-class _Answers:
-    """Where a copy leaves its answers for this process: shared memory, and two pipes about it.
-
-    The memory holds one answer at a time, so that a copy is at most one answer ahead.
-    """
-
-    def __init__(self) -> None:
-        self.memory = os.memfd_create("answers")
-        self.written, self.say_written = os.pipe()
-        self.read, self.say_read = os.pipe()
-
-    def close_for_copy(self) -> None:
-        """Close this process's ends of the pipes, in a copy."""
-        os.close(self.written)
-        os.close(self.say_read)
-
-    def close_for_parent(self) -> None:
-        """Close the copy's ends of the pipes, in this process."""
-        os.close(self.say_written)
-        os.close(self.read)
-
-    def write(self, place: int, data: bytes, first: bool) -> None:
-        """Write an answer, once the one before was read; called in the copy."""
-        if not first and not os.read(self.read, 1):
-            raise BrokenPipeError("the process that asked is gone")
-        view = memoryview(data)
-        while view:
-            view = view[os.pwrite(self.memory, view, len(data) - len(view)) :]
-        os.write(self.say_written, FRAME.pack(place, len(data)))
-
-    def next(self) -> tuple[int, bytes] | None:
-        """The place and the bytes of the next answer, or None after the last."""
-        frame = os.read(self.written, FRAME.size)
-        if not frame:
-            return None
-        place, count = FRAME.unpack(frame)
-        data = os.pread(self.memory, count, 0)
-        while len(data) < count:  # the system reads at most 2 GiB at once
-            data += os.pread(self.memory, count - len(data), len(data))
-        with suppress(BrokenPipeError):  # after its last answer a copy waits for nothing
-            os.write(self.say_read, b".")
-        return place, data
-
-    def close(self) -> None:
-        """Close the memory and this process's ends."""
-        for end in (self.memory, self.written, self.say_read):
-            os.close(end)
-
-
 def _work_on(
-    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, answers: _Answers
-) -> None:
-    """What a copy does; it never returns."""
+    work: Callable[[int], bytes], items: Sequence[int], size: int, tokens: int, sender: Connection
+) -> NoReturn:
+    """What a copy does: an answer waits in its pipe until it is read."""
     try:
         end_with_parent(signal.SIGKILL)
         keep_memory()
         torch.set_num_threads(1)
-        answers.close_for_copy()
-        first = True
         while token := os.read(tokens, 4):
-            (begin,) = struct.unpack("<i", token)
-            for place in range(begin, min(begin + size, len(items))):
-                answers.write(place, work(items[place]), first)
-                first = False
+            (first,) = struct.unpack("<i", token)
+            for place in range(first, min(first + size, len(items))):
+                data = work(items[place])
+                sender.send_bytes(place.to_bytes(4))
+                sender.send_bytes(data)
     finally:
         os._exit(0)
-
-
-def _as_they_come(running: Iterable[_Answers]) -> Iterator[tuple[int, bytes]]:
-    """Answers of copies with their places, as they come, until all have ended."""
-    with selectors.DefaultSelector() as ready:
-        for answers in running:
-            ready.register(answers.written, selectors.EVENT_READ, answers)
-        while ready.get_map():
-            for key, _ in ready.select():
-                answer = key.data.next()
-                if answer is None:
-                    ready.unregister(key.fileobj)
-                else:
-                    yield answer

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import time
 import zipfile
@@ -54,7 +53,7 @@ def private() -> Iterator[None]:
         _PRIVATE.reset(before)
 
 
-def write_with(path: Path, write: Callable[[Path], None]) -> None:
+def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, then rename it into place.
 
     In a block of `private` nobody but its owner may read it.
@@ -82,11 +81,7 @@ def write_with(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically."""
-    write_with(path, lambda temporary: _write(temporary, data))
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
+    write_with(path, lambda temporary: temporary.write_bytes(data))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -194,8 +189,6 @@ def read_table(path: Path, needed: Collection[str]) -> pd.DataFrame:
 def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
     """Read the arrays of an npz file: numbers and texts, no objects.
 
-    What each array declares is compared with what the archive holds before memory is taken.
-
     Args:
         only: names of arrays to read; others are left empty. None: all.
 
@@ -209,29 +202,12 @@ def read_npz(path: Path, only: Collection[str] | None = None) -> dict[str, np.nd
         raise MissingInputError(f"No file at {path}.")
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = [info.file_size for info in archive.infolist()]
-            if sum(sizes) > max(MOST_SWOLLEN, 100 * path.stat().st_size):
-                raise ValueError(f"{path.stat().st_size:,} bytes swell to {sum(sizes):,}")
-            out: dict[str, np.ndarray[Any, Any]] = {}
-            for info in archive.infolist():
-                name = info.filename.removesuffix(".npy")
-                if only is not None and name not in only:
-                    out[name] = np.empty(0)
-                    continue
-                with archive.open(info) as member:
-                    version = np.lib.format.read_magic(member)
-                    read = (
-                        np.lib.format.read_array_header_1_0
-                        if version == (1, 0)
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read(member)
-                    told = math.prod(shape) * dtype.itemsize + member.tell()
-                if dtype.hasobject or min((0, *shape)) < 0 or told != info.file_size:
-                    raise ValueError(f"'{info.filename}' is no plain array of its size")
-                with archive.open(info) as member:
-                    out[name] = np.lib.format.read_array(member, allow_pickle=False)
-            return out
+            size = sum(info.file_size for info in archive.infolist())
+        if size > max(MOST_SWOLLEN, 100 * path.stat().st_size):
+            raise ValueError(f"{path.stat().st_size:,} bytes swell to {size:,}")
+        with np.load(path, allow_pickle=False) as arrays:
+            wanted = set(arrays.files if only is None else only)
+            return {name: arrays[name] if name in wanted else np.empty(0) for name in arrays.files}
     except Exception as error:  # zip, zlib and numpy raise what they like
         words = " ".join(str(error).split())
         raise DamagedInputError(
@@ -291,7 +267,6 @@ def read_tensors(
     """Read a safetensors file onto the CPU.
 
     Args:
-        path: the file.
         sha256: expected hash of the whole file, when an index recorded one.
         prefix: read only tensors whose name starts so, up to its first slash (``client3/``), and
             leave the rest on disk.

@@ -13,11 +13,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypedDict
+from typing import Any
+
+import msgspec
 
 from . import files
 from .errors import DamagedInputError, MissingInputError
-from .schema import Count, Hash
+from .schema import Count, Hash, converted
 
 MANIFEST, DRAWN = "manifest.json", "drawn.json"
 SCHEMA = 1
@@ -28,17 +30,16 @@ MADE_FROM = "run_manifest"
 UNCHANGED, CHANGED, ABSENT = "unchanged", "changed", "absent"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file as it was when it was listed.
+class Entry(msgspec.Struct, frozen=True):
+    """A file as it was when it was listed: its size, and the SHA-256 of its content (hex)."""
 
-    Args:
-        size: in bytes.
-        sha256: of its content (hex).
-    """
+    bytes: Count
+    sha256: Hash
 
-    size: int
-    sha256: str
+
+class _Content(msgspec.Struct):
+    schema: Count
+    files: dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Manifest:
     """The hashes of files in a folder and below it.
 
     Args:
-        path: the file that holds them, in the folder itself.
         entries: path relative to the folder, with slashes, to the file as it was.
         sha256: of the manifest's own file (hex).
     """
@@ -60,21 +60,14 @@ class Manifest:
         """The folder whose files are listed."""
         return self.path.parent
 
-    def below(self, folder: str) -> list[str]:
-        """Names of the listed files in a folder below, ascending."""
-        found = (PurePosixPath(name) for name in self.entries)
-        return sorted(path.name for path in found if str(path.parent) == folder)
-
     def recorded(self, folder: str, pattern: str) -> list[str]:
-        """Names of the listed files in a folder below, where every file that is there is listed.
-
-        Args:
-            pattern: of the names of files that count.
+        """Names of the listed files in a folder below, ascending, where no other is there.
 
         Raises:
             DamagedInputError: one is there and was never listed.
         """
-        listed = self.below(folder)
+        found = (PurePosixPath(name) for name in self.entries)
+        listed = sorted(path.name for path in found if str(path.parent) == folder)
         for path in sorted((self.folder / folder).glob(pattern)):
             if path.name not in listed:
                 self.check(path)
@@ -85,7 +78,7 @@ class Manifest:
         path, entry = self.folder / name, self.entries[name]
         if not path.is_file():
             return ABSENT
-        same = path.stat().st_size == entry.size and files.file_sha256(path) == entry.sha256
+        same = path.stat().st_size == entry.bytes and files.file_sha256(path) == entry.sha256
         return UNCHANGED if same else CHANGED
 
     def check(self, path: Path) -> None:
@@ -111,18 +104,6 @@ class Manifest:
         )
 
 
-class _Entry(TypedDict):
-    bytes: Count
-    sha256: Hash
-
-
-class _Content(TypedDict):
-    """``manifest.json`` and ``drawn.json``."""
-
-    schema: Count
-    files: dict[str, _Entry]
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read a list of hashes.
 
@@ -130,18 +111,16 @@ def read_manifest(path: Path) -> Manifest:
         MissingInputError: no such file.
         DamagedInputError: it is not such a list, or names files outside its folder.
     """
-    content = files.read_json(path, _Content)
-    if content["schema"] != SCHEMA:
+    content = converted(files.read_json(path, dict), _Content, path)
+    if content.schema != SCHEMA:
         raise DamagedInputError(
-            f"{path} has schema {content['schema']}; this version reads schema {SCHEMA}."
+            f"{path} has schema {content.schema}; this version reads schema {SCHEMA}."
         )
-    entries = {}
-    for name, given in content["files"].items():
+    for name in content.files:
         plain = PurePosixPath(name)
         if name != str(plain) or plain.is_absolute() or ".." in plain.parts:
             raise DamagedInputError(f"{path}: {name!r} is no path inside the folder.")
-        entries[name] = Entry(given["bytes"], given["sha256"])
-    return Manifest(path, entries, files.file_sha256(path))
+    return Manifest(path, content.files, files.file_sha256(path))
 
 
 def covering(folder: Path) -> Manifest:
@@ -152,48 +131,28 @@ def covering(folder: Path) -> Manifest:
     """
     try:
         return read_manifest(folder / MANIFEST)
-    except MissingInputError:
+    except (MissingInputError, DamagedInputError) as error:
+        problems = error.problems
+        if isinstance(error, MissingInputError):
+            problems = (
+                f"{folder} is not covered by a manifest: {MANIFEST} is absent, because an earlier "
+                "version recorded it or because somebody removed it.",
+            )
         raise DamagedInputError(
-            f"{folder} is not covered by a manifest: {MANIFEST} is absent, because an earlier "
-            "version recorded it or because somebody removed it.",
-            next_step=trusting(folder),
+            *problems,
+            next_step="If you trust the files as they are, cover them from now on: fedre-attack "
+            f"verify {folder} --accept.",
         ) from None
-    except DamagedInputError as error:
-        raise DamagedInputError(*error.problems, next_step=trusting(folder)) from None
-
-
-def trusting(folder: Path) -> str:
-    """How to cover a folder as it is."""
-    return (
-        "If you trust the files as they are, cover them from now on: fedre-attack verify "
-        f"{folder} --accept."
-    )
-
-
-def write_manifest(
-    folder: Path,
-    covered: Iterable[Path],
-    *,
-    ahead: Mapping[str, str] | None = None,
-    name: str = MANIFEST,
-) -> None:
-    """List files of a folder, sorted by name.
-
-    Args:
-        covered: files in the folder and below it.
-        ahead: name to text of files that will be written after this list.
-        name: of the list.
-
-    Raises:
-        DamagedInputError: one of them is no file.
-    """
-    files.write_text(folder / name, manifest_text(folder, covered, ahead=ahead))
 
 
 def manifest_text(
     folder: Path, covered: Iterable[Path], *, ahead: Mapping[str, str] | None = None
 ) -> str:
-    """What `write_manifest` writes.
+    """The list of a folder's files, sorted by name.
+
+    Args:
+        covered: files in the folder and below it.
+        ahead: name to text of files that will be written after this list.
 
     Raises:
         DamagedInputError: one of the files is none.
@@ -206,15 +165,24 @@ def manifest_text(
                 f"{path} is no file, or a link to none.",
                 next_step="Remove it, and give the command that made its folder with --restart.",
             )
-        entries[path.relative_to(folder).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "sha256": files.file_sha256(path),
-        }
-    for file, text in (ahead or {}).items():
+        size, sha256 = path.stat().st_size, files.file_sha256(path)
+        entries[path.relative_to(folder).as_posix()] = {"bytes": size, "sha256": sha256}
+    for name, text in (ahead or {}).items():
         data = text.encode("utf-8")
-        entries[file] = {"bytes": len(data), "sha256": files.bytes_sha256(data)}
+        entries[name] = {"bytes": len(data), "sha256": files.bytes_sha256(data)}
     content = {"schema": SCHEMA, "files": dict(sorted(entries.items()))}
     return json.dumps(content, indent=1) + "\n"
+
+
+def write_manifest(
+    folder: Path,
+    covered: Iterable[Path],
+    *,
+    ahead: Mapping[str, str] | None = None,
+    name: str = MANIFEST,
+) -> None:
+    """Write `manifest_text` to a folder, as one of its two lists."""
+    files.write_text(folder / name, manifest_text(folder, covered, ahead=ahead))
 
 
 def cover(folder: Path, record: Mapping[str, Any]) -> None:
@@ -235,8 +203,7 @@ def cover(folder: Path, record: Mapping[str, Any]) -> None:
 def drawn(folder: Path) -> frozenset[str]:
     """Names of the pictures and pages of a folder; none if one of them is missing."""
     try:
-        listed = read_manifest(folder / DRAWN)
+        names = frozenset(read_manifest(folder / DRAWN).entries)
     except (MissingInputError, DamagedInputError):  # what can be made again is
         return frozenset()
-    names = frozenset(listed.entries)
     return names if all((folder / name).is_file() for name in names) else frozenset()

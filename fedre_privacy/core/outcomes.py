@@ -117,6 +117,52 @@ class Reconstruction(Outcome):
     )
     calibrated: str = field(default_factory=str)
 
+    @classmethod
+    def of(
+        cls,
+        images: Tensor,
+        fit: Tensor | None = None,
+        *,
+        prior: Tensor | None = None,
+        trace: Tensor | None = None,
+        trace_steps: Tensor | None = None,
+        stopped_because: str = "answered",
+        **others: Any,
+    ) -> Self:
+        """A reconstruction of images (N, C, H, W) whose other fields follow where none is given.
+
+        Args:
+            fit: (N,); none: the attack measures no match, which counts as 0.
+            prior: none: grey, which depends on no upload.
+            trace: none: the fit alone. trace_steps: none: 0, 1, ... along the trace.
+            others: labels, spread, confidence, certified, calibrated.
+
+        Returns:
+            Rows of images that are not finite are marked as diverged.
+        """
+        if fit is None:
+            fit = torch.zeros(len(images))
+        if trace is None:
+            trace = fit[None]
+        return cls(
+            images=images,
+            prior=torch.full_like(images, 0.5) if prior is None else prior,
+            fit=fit,
+            trace=trace,
+            trace_steps=torch.arange(len(trace)) if trace_steps is None else trace_steps,
+            stopped_because=stopped_because,
+            diverged=~images.isfinite().flatten(1).all(1),
+            **others,
+        )
+
+    def without(self, lost: Tensor) -> Self:
+        """The same answers, diverged where `lost` (N,) bool is true."""
+        if not bool((lost & ~self.diverged).any()):
+            return self
+        images = self.images.masked_fill(lost[:, None, None, None], torch.nan)
+        fit = self.fit.masked_fill(lost, torch.nan)
+        return dataclasses.replace(self, images=images, fit=fit, diverged=self.diverged | lost)
+
     def problems(self, observation: Observation) -> list[str]:
         finite = self.images.isfinite().flatten(1).all(1)
         found = []

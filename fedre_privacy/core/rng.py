@@ -7,17 +7,19 @@ results do not change with the order of clients, the chunk size, or a resume.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_GENERATORS = threading.RLock()
 
 
 def derive(seed: int, purpose: str, *, client: int = -1, round: int = -1, index: int = -1) -> int:
     """Hash a stream's key into a 63-bit integer seed.
 
     Args:
-        seed: the run's seed.
         purpose: what the numbers are for, e.g. ``"batches"`` or ``"entangle"``.
         client, round, index: position in the run; -1 where it does not apply.
     """
@@ -42,7 +44,6 @@ def secret(seed: int, purpose: str, *data: torch.Tensor) -> int:
     that also depend on data which the attacker does not have.
 
     Args:
-        seed: the run's seed.
         purpose: whose secret it is, e.g. ``"client"``.
         data: tensors that the attacker does not have, in a fixed order; values on any device.
     """
@@ -59,10 +60,11 @@ def seeded(
 ) -> Iterator[None]:
     """Run a block under torch's global generators seeded for one key, then restore them.
 
-    For code that takes no generator: layer initialisation and dropout.
+    For code that takes no generator: layer initialisation and dropout. One thread at a time has the
+    generators.
     """
     started = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if started else []
-    with torch.random.fork_rng(devices=devices):
+    with _GENERATORS, torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive(seed, purpose, client=client, round=round, index=index))
         yield

@@ -353,6 +353,23 @@ class Observation:
                     owners += [(upload.client, upload.round)] * len(found)
         return torch.cat(rows), owners
 
+    def lost_targets(self, *, by_row: bool) -> Tensor:
+        """Which targets hold nothing to go by (N,) bool: NaN in a row, or numbers all not finite.
+
+        Args:
+            by_row: ask of single rows where targets carry some.
+        """
+        carried = [artifact.rows() for u in self.targets for artifact in u.artifacts]
+        if by_row and not self.images_per_target and all(one is not None for one in carried):
+            return ~self.target_rows()[0].isfinite().all(1)
+        lost = []
+        for upload in self.targets:
+            sent = [t for artifact in upload.artifacts for t in artifact.tensors().values()]
+            numbers = [tensor for tensor in sent if tensor.is_floating_point()]
+            finite = any(bool(tensor.isfinite().any()) for tensor in numbers)
+            lost.append(bool(numbers) and not finite)
+        return torch.tensor(lost)
+
 
 @dataclass(frozen=True, eq=False)
 class Truth:

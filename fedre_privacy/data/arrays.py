@@ -217,7 +217,6 @@ def as_labels(array: npt.NDArray[Any], what: str, *, count: int) -> Tensor:
 
     Args:
         array: integers >= 0, (count,) or (count, 1).
-        what: the array's name, for messages.
         count: how many images it must fit.
 
     Raises:

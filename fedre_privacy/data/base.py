@@ -145,12 +145,7 @@ class Dataset(ABC):
 
 
 def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:
-    """Keep the first `per_class` images of each class and original part, in the order they had.
-
-    Args:
-        data: the whole data set.
-        per_class: images to keep of each class (count), or None for all.
-    """
+    """Keep the first `per_class` images (None: all) of each class and part, in their order."""
     if per_class is None:
         return data
     part = (torch.arange(len(data)) >= data.num_train).long()
@@ -212,8 +207,6 @@ def existing(path: str | None, name: str, what: str) -> Path:
     """Return the path of a data set that the user has to bring.
 
     Args:
-        path: as given, or None.
-        name: the data set.
         what: what it should be, e.g. ``"a .npz file"``.
 
     Raises:

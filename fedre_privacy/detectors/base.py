@@ -36,9 +36,6 @@ class Receipt:
         message: what it was sent. earlier: what it was sent in the rounds before in which it took
             part, oldest first.
         uploaded: its own uploads so far, oldest first.
-        others: digests of the messages that the other clients of this round were sent, as they
-            tell each other.
-        digest: that of its own message.
         losses: mean training loss on its own samples of the model that each message left it with,
             the newest last; empty where nobody kept the models.
         share: share of the clients that the server says it draws in a round.
@@ -52,8 +49,6 @@ class Receipt:
     message: Message
     earlier: tuple[Message, ...]
     uploaded: tuple[Message, ...]
-    others: frozenset[str]
-    digest: str
     losses: tuple[float, ...]
     share: float
     gradients: Callable[[], Mapping[str, Tensor]] = no_gradients

@@ -34,10 +34,8 @@ class Draw:
     Args:
         labels: (n,) int64 on the CPU, values below num_classes.
         num_classes: length of a label encoding.
-        dim: length of a representation.
         seed: the run's, of streams that all clients share.
         secret: the client's own, which nobody without its data can compute (`Task.secret`).
-        client: its number.
         round: the round, or -1 where weights are drawn once and kept for the whole run.
     """
 

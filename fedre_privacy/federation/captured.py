@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, ModelState
+from fedre_privacy.core.artifacts import Artifact, GradientState, ModelState
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.types import Broadcast, Upload
 
 from .recorder import Recorder
 from .told import Told, write_told
+
+KINDS: dict[str, Callable[[Mapping[str, Tensor]], Artifact]] = {
+    "model": ModelState, "gradient": GradientState,
+}  # fmt: skip
+"""What clients of another system may send, by name."""
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """What two messages share if they hold the same tensors."""
+    found = hashlib.sha256()
+    for name, value in tensors.items():
+        found.update(f"{name}/{value.dtype}/{tuple(value.shape)}/".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
 
 
 class Captured:
@@ -58,18 +74,11 @@ class Captured:
             self._received.pop(old, None)
         self._sent.setdefault(round, {})
 
-    def send(
-        self, round: int, name: str, digest: bytes, tensors: Callable[[], dict[str, Tensor]]
-    ) -> None:
-        """Note parameters sent to a client in a round that has begun.
-
-        Args:
-            digest: what messages share if they hold the same parameters; many clients get those.
-            tensors: copies them; called for the first message that holds them.
-        """
-        sent = self._sent[round]
+    def send(self, round: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Note parameters sent to a client in a round that has begun; many may get the same."""
+        sent, digest = self._sent[round], digest_of(tensors)
         if digest not in sent:
-            sent[digest] = (tensors(), set())
+            sent[digest] = ({key: value.clone() for key, value in tensors.items()}, set())
         sent[digest][1].add(self.nodes[name])
 
     def sent(self, round: int, name: str) -> dict[str, Tensor] | None:

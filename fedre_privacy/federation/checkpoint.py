@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedre_privacy.blocks.state import Client, Server
@@ -88,7 +87,7 @@ def put_back(
         loaded = owned.get(owner, {})
         kept.clear()
         kept |= (
-            {name: value.to(_device(clients)) for name, value in loaded.items()}
+            {name: value.to(clients[0].train.labels.device) for name, value in loaded.items()}
             if (owner != "server:tensors")
             else loaded
         )
@@ -108,7 +107,3 @@ def _told(path: Path) -> tuple[int, list[Any]]:
             next_step="Train again with --restart.",
         ) from None
     return len(rounds), metrics
-
-
-def _device(clients: Sequence[Client]) -> torch.device:
-    return clients[0].train.labels.device

@@ -6,6 +6,7 @@ A client's step reads nothing of other clients, so its numbers do not depend on 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from .checkpoint import gathered, put_back
 
 Done = tuple[tuple[Emission, ...], float]
 """What a client uploads with its provenance, and its mean training loss."""
+
+PAIR = struct.Struct("<qq")
 
 MIXTURE = ("row", "sample", "weight")
 """Tensors of a mixture."""
@@ -67,10 +70,10 @@ def count(
     found: dict[int, tuple[int, int]] = {}
 
     def take(k: int, data: bytes) -> None:
-        found[k] = cores.FRAME.unpack(data)
+        found[k] = PAIR.unpack(data)
 
     everyone = busiest_first(clients, range(len(clients)))
-    left = cores.spread(lambda k: cores.FRAME.pack(*look(k)), everyone, take, copies=copies)
+    left = cores.spread(lambda k: PAIR.pack(*look(k)), everyone, take, copies=copies)
     found |= {k: look(k) for k in sorted(left)}
     return [found[k] for k in range(len(clients))]
 

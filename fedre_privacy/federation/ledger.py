@@ -14,7 +14,6 @@ class Traffic:
     """Totals over all clients of one round in one direction.
 
     Args:
-        scalars_complete: every number sent.
         scalars_paper: without labels, label encodings, counts and generators, as published
             tables count.
         nbytes: size of the tensors as serialised (bytes).

@@ -23,14 +23,7 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.state import (
-    Client,
-    Message,
-    Server,
-    Setting,
-    Task,
-    Training,
-)
+from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report
@@ -245,7 +238,6 @@ def lead(
         defenses: what clients do to their training and uploads, in order.
         steering: what a malicious server does to its broadcasts and its choice of clients, in
             order; its own state goes on as if it were honest.
-        held: what such a server holds beside messages.
 
     Raises:
         IncompatibleError: a steering breaks its contract.

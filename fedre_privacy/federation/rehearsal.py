@@ -14,6 +14,7 @@ from fedre_privacy.blocks.state import Client, Samples, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, modules_of
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
+from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Broadcast
 from fedre_privacy.defenses.base import Defense, defenses
@@ -44,7 +45,6 @@ class Rehearsed:
             its seed.
         defense: settings of each declared defence, derived ones filled in.
         image_shape: (C, H, W). num_classes: length of the heads' output.
-        broadcasts: what the server sent.
     """
 
     protocol: Mapping[str, Any]
@@ -136,7 +136,12 @@ class Rehearsed:
         pixels = (images * 255).round().to(torch.uint8).to(device)
         samples = Samples(pixels, labels.to(device))
         setting = self._setting(seed, labels, device)
-        actor = Client(client, _trainable(model), samples, samples.take(torch.arange(0)))
+        actor = Client(
+            client,
+            copy.deepcopy(model).requires_grad_(True),
+            samples,
+            samples.take(torch.arange(0)),
+        )
         with seeded(seed, "protocol state", client=client):
             protocol.start_client(actor, setting)
         received = {b.round: b.artifacts for b in self.broadcasts if client in b.recipients}
@@ -157,29 +162,19 @@ class Rehearsed:
 
     @property
     def _protocol(self) -> Protocol:
-        problems: list[str] = []
-        return _made(
-            build_plugin(protocols, self.protocol, at="protocol", problems=problems), problems
-        )
+        return _built(protocols, self.protocol, "protocol")
 
     @property
     def _model(self) -> ModelSettings:
-        problems: list[str] = []
-        return _made(build(ModelSettings, self.model, at="model", problems=problems), problems)
+        return _built(ModelSettings, self.model, "model")
 
     @property
     def _defenses(self) -> tuple[Defense, ...]:
-        problems: list[str] = []
-        return tuple(
-            _made(build_plugin(defenses, one, at="defense", problems=problems), problems)
-            for one in self.defense
-        )
+        return tuple(_built(defenses, one, "defense") for one in self.defense)
 
     def _setting(self, seed: int, labels: Tensor, device: torch.device) -> Setting:
         """The federation as it looks from here: every client as large as the rehearsed one."""
-        problems: list[str] = []
-        values = {**self.training, "seed": seed}
-        training = _made(build(Training, values, at="train", problems=problems), problems)
+        training = _built(Training, {**self.training, "seed": seed}, "train")
         counts = tuple(torch.bincount(labels.cpu(), minlength=self.num_classes).tolist())
         model, everyone = self._model, range(training.clients)
         return Setting(
@@ -194,13 +189,13 @@ class Rehearsed:
         )
 
 
-def _made(found: T | None, problems: list[str]) -> T:
-    """What was built of settings, or the problems with them."""
+def _built(kind: Registry[T] | type[T], values: Mapping[str, Any], at: str) -> T:
+    """A part, or a group of settings, out of its settings."""
+    problems: list[str] = []
+    if isinstance(kind, Registry):
+        found = build_plugin(kind, values, at=at, problems=problems)
+    else:
+        found = build(kind, values, at=at, problems=problems)
     if found is None:
         raise ConfigError(*problems)
     return found
-
-
-def _trainable(model: SplitModel) -> SplitModel:
-    """A copy of a model, all of whose parameters train as they do at a client."""
-    return copy.deepcopy(model).requires_grad_(True)

@@ -59,7 +59,9 @@ def train_together(
     groups: dict[object, list[int]] = defaultdict(list)
     for k in chosen:
         size = min(len(clients[k].fitted), setting.training.batch_size)
-        groups[setting.architectures[k], size, _form(clients[k].model)].append(k)
+        named = clients[k].model.named_parameters()
+        form = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in named)
+        groups[setting.architectures[k], size, form].append(k)
     losses: dict[int, float] = {}
     for group in groups.values():
         for start in range(0, len(group), AT_ONCE):
@@ -170,8 +172,3 @@ def _order(protocol: Protocol, client: Client, task: Task) -> Tensor:
         device=samples.labels.device,
     )
     return torch.stack(list(islice(chosen, protocol.local_steps)))
-
-
-def _form(model: nn.Module) -> object:
-    """What models must share to be stacked, beside their architecture's name."""
-    return tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters())

@@ -23,7 +23,6 @@ class Told(TypedDict, total=False):
     Args:
         lr: step size of local training. epochs: of a round. batch_size: images of a step.
         sizes: training images of each client, by its number.
-        nodes: what a captured federation calls each client.
     """
 
     schema: int

@@ -1,30 +1,23 @@
-"""The ServerApp: the server of a federation, whose messages go through Flower's grid."""
+"""The ServerApp: it hands the server's messages to Flower's grid, and answers back.
+
+The server is the process that trains. It connects to a socket of this app, sends messages by
+client's number, and gets the clients' answers.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from multiprocessing.connection import Listener
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
-from fedre_privacy.core import files
 from fedre_privacy.core.errors import FedreError, MissingInputError
-from fedre_privacy.core.events import Event
-from fedre_privacy.core.registry import import_plugins
-
-from .bundle import EVENTS, OUTCOME, PID, ROWS, Orders
-from .client import read_settings
-from .server import Facts, refused, serve
 
 LOG = logging.getLogger("fedre_privacy")
 POLL_SECONDS = 0.25
@@ -39,48 +32,20 @@ AWAY = (
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Lead the run that the run configuration's `orders` describe."""
-    orders = files.read_json(Path(str(context.run_config["orders"])), Orders)
-    told = Path(orders["told"])
-    files.write_text(told / PID, str(os.getpid()))
-    files.write_json(told / OUTCOME, lead(orders, grid))
-
-
-def lead(orders: Orders, grid: Grid) -> dict[str, Any]:
-    """Train; return how it ended."""
-    told = Path(orders["told"])
-    try:
-        import_plugins(orders["plugins"])
-        settings = read_settings(Path(orders["config"]))
-        if problems := refused(settings):
-            raise FedreError(*problems)
-
-        def report(event: Event) -> None:
-            with (told / EVENTS).open("a") as out:
-                out.write(json.dumps([event.name, event.data]) + "\n")
-
-        serve(
-            settings,
-            Facts(image_shape=orders["image_shape"], num_classes=orders["num_classes"]),
-            Path(orders["folder"]),
-            Posts(grid, orders["patience"]),
-            resume=orders["resume"],
-            report=report,
-            on_row=lambda rows: files.write_text(told / ROWS, json.dumps(rows)),
-        )
-    except FedreError as error:
-        return {"error": [type(error).__name__, list(error.problems), error.next_step]}
-    except Exception:
-        return {"trace": traceback.format_exc()}
-    return {}
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A message on its way: its number, and since when the node has been up that it went to."""
-
-    number: str
-    since: str
+    """Tell the server this process's number, and pass its messages on until it hangs up."""
+    posts = Posts(grid, float(context.run_config["patience"]))
+    with Listener(str(context.run_config["socket"]), family="AF_UNIX") as listener:
+        with listener.accept() as line:
+            line.send(os.getpid())
+            while True:
+                try:
+                    orders = line.recv()
+                except EOFError:
+                    return
+                try:
+                    line.send(posts(orders))
+                except FedreError as error:
+                    line.send((type(error).__name__, error.problems, error.next_step))
 
 
 class Posts:
@@ -101,26 +66,25 @@ class Posts:
 
         Raises:
             MissingInputError: a client did not answer in time, or its app failed again and again.
-        Exception: Flower's own, where the SuperLink took no message again and again.
+            Exception: Flower's own, where the SuperLink took no message again and again.
         """
         until = time.monotonic() + self.patience
         answers: dict[int, bytes] = {}
-        waiting: dict[int, _Waiting] = {}
-        failed: Counter[int] = Counter()
-        not_taken: Counter[int] = Counter()
+        waiting: dict[
+            int, tuple[str, str]
+        ] = {}  # a message's number, and since when its node is up
+        failed, not_taken = Counter[int](), Counter[int]()
         why: dict[int, str] = {}
         while len(answers) < len(orders):
             nodes = self.nodes()
             for k in orders:
                 if k in answers or k not in nodes:
                     continue
-                node, since = nodes[k]
-                if k in waiting and waiting[k].since == since:
+                if k in waiting and waiting[k][1] == nodes[k][1]:
                     continue
                 content = RecordDict({"fedre": ConfigRecord({"bytes": orders[k]})})
-                message = Message(content, node, "train")
                 try:
-                    (number,) = self.grid.push_messages([message])
+                    (number,) = self.grid.push_messages([Message(content, nodes[k][0], "train")])
                 except Exception as error:  # a SuperLink that was restarted loses half a message
                     LOG.warning("the SuperLink did not take a message to client %d: %s", k, error)
                     not_taken[k] += 1
@@ -128,19 +92,17 @@ class Posts:
                         raise
                     continue
                 if number:
-                    waiting[k] = _Waiting(number, since)
-            owners = {one.number: k for k, one in waiting.items()}
+                    waiting[k] = (number, nodes[k][1])
+            owners = {number: k for k, (number, _) in waiting.items()}
             for reply in self.grid.pull_messages(list(owners)) if owners else ():
                 k = owners[reply.metadata.reply_to_message_id]
                 del waiting[k]
                 got = reply.content["fedre"]["bytes"] if reply.has_content() else None
                 if isinstance(got, bytes):
                     answers[k] = got
-                    continue
-                if reply.has_error() and reply.error.code in AWAY:
-                    continue
-                failed[k] += 1
-                why[k] = str(reply.error.reason) if reply.has_error() else "it sent no bytes"
+                elif not (reply.has_error() and reply.error.code in AWAY):
+                    failed[k] += 1
+                    why[k] = str(reply.error.reason) if reply.has_error() else "it sent no bytes"
             lost = [k for k in failed if failed[k] >= TRIES]
             if lost or time.monotonic() > until:
                 raise _missing(lost or [k for k in orders if k not in answers], why, self.patience)
@@ -151,18 +113,15 @@ class Posts:
         """By client: its SuperNode that is up, and since when."""
         nodes: dict[int, tuple[int, str]] = {}
         for node in self.grid.get_nodes():
-            if (
-                node.status == "online"
-                and node.name.startswith("client")
-                and node.name[6:].isdecimal()
-            ):
-                k = int(node.name[6:])
-                if k in nodes:
-                    raise FedreError(
-                        f"Two SuperNodes are registered as client{k}.",
-                        next_step="Remove one: flwr supernode unregister.",
-                    )
-                nodes[k] = (node.node_id, node.last_activated_at)
+            number = node.name.removeprefix("client")
+            if node.status != "online" or number == node.name or not number.isdecimal():
+                continue
+            if int(number) in nodes:
+                raise FedreError(
+                    f"Two SuperNodes are registered as {node.name}.",
+                    next_step="Remove one: flwr supernode unregister.",
+                )
+            nodes[int(number)] = (node.node_id, node.last_activated_at)
         return nodes
 
 

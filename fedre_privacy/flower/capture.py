@@ -10,10 +10,8 @@ older interface (whose parameters are lists without names), and loops of one's o
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +140,8 @@ class Capture:
         nodes = {message.metadata.dst_node_id for message in training}
         self._captured.number(str(node) for node in sorted(nodes))
         for message in training:
-            content, node = message.content, str(message.metadata.dst_node_id)
-            self._captured.send(self._round, node, _digest(content), partial(_tensors, content))
+            node = str(message.metadata.dst_node_id)
+            self._captured.send(self._round, node, _tensors(message.content))
         for name, value in _numbers(training[0].content.config_records).items():
             for key, names in SAID.items():
                 if name in names and value > 0:
@@ -175,16 +173,6 @@ def _tensors(content: RecordDict) -> dict[str, Tensor]:
         for record, arrays in records.items()
         for name, array in arrays.items()
     }
-
-
-def _digest(content: RecordDict) -> bytes:
-    """What two messages share if they hold the same arrays."""
-    found = hashlib.sha256()
-    for record, arrays in content.array_records.items():
-        for name, array in arrays.items():
-            found.update(f"{record}/{name}/{array.dtype}/{array.shape}/".encode())
-            found.update(array.data)
-    return found.digest()
 
 
 def _numbers(records: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

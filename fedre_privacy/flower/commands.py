@@ -10,32 +10,47 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
+from fedre_privacy import __version__
+from fedre_privacy.core import files
 from fedre_privacy.core.cores import end_with_parent
 from fedre_privacy.core.errors import FedreError, MissingExtraError
 
 INSTALL = "pip install 'fedre-privacy[flower]'"
-OLDEST, TOO_NEW = (1, 41), (1, 50)
-"""Versions of Flower: from the first one on, and below the second."""
+SERVE = "from fedre_privacy.flower import app as server\n\napp = server.app\n"
+RELAY = Path(__file__).with_name("relay.py")
 
 
-def require_flower() -> None:
-    """Refuse to go on without Flower, or with a version that was not tried.
+def write_app(folder: Path, address: str, patience: float) -> None:
+    """Write the app that ``flwr run`` takes.
 
-    Raises:
-        MissingExtraError: with the command that installs it.
+    Args:
+        address: socket at which the ServerApp listens. patience: see `app.Posts`.
     """
-    if importlib.util.find_spec("flwr") is None:
-        raise MissingExtraError("--engine flower needs Flower (flwr).", next_step=f"{INSTALL}")
-    found = version("flwr")
-    if not OLDEST <= tuple(int(part) for part in found.split(".")[:2]) < TOO_NEW:
-        oldest, new = (".".join(map(str, one)) for one in (OLDEST, TOO_NEW))
-        raise MissingExtraError(
-            f"--engine flower needs Flower {oldest} or newer, below {new}; {found} is installed.",
-            next_step=INSTALL,
-        )
+    files.write_text(folder / "relay.py", RELAY.read_text())
+    files.write_text(folder / "serve.py", SERVE)
+    files.write_text(
+        folder / "pyproject.toml",
+        f"""[project]
+name = "fedre-app"
+version = "{__version__}"
+description = "A federation of fedre-privacy"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedre"
+
+[tool.flwr.app.components]
+serverapp = "serve:app"
+clientapp = "relay:app"
+
+[tool.flwr.app.config]
+socket = {json.dumps(address)}
+patience = {float(patience)}
+""",
+    )
 
 
 def variables(home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A whole federation on this machine: a SuperLink, and clients and the server as processes.
+"""A whole federation on this machine: a SuperLink, and each client as a process.
 
 It is what several machines would be, over TLS and with authenticated SuperNodes, but for one
 thing: an evaluator can bring the clients' models and provenance along afterwards.
@@ -7,30 +7,27 @@ thing: an evaluator can bring the clients' models and provenance along afterward
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from fedre_privacy.core import files
+from fedre_privacy.core.engines import BUILT_IN
 from fedre_privacy.core.errors import FedreError, IncompatibleError, InUseError
-from fedre_privacy.core.events import Event
 from fedre_privacy.runs.training import Work
 
-from .bundle import EVENTS, OUTCOME, PID, ROWS, Orders, write_app
-from .client import ACCEPTED
-from .commands import flwr, require_flower, start, stop
-from .server import refused
-from .truth import bring
+from .commands import flwr, start, stop, write_app
+from .server import Ask, serve_work, with_clients
 from .wire import error_of
 
 HOST, NAME = "127.0.0.1", "loopback"
@@ -43,10 +40,9 @@ REVIVALS = 5
 
 
 def flower(work: Work) -> None:
-    """Train with clients and server as processes of a federation on this machine.
+    """Train with clients as processes of a federation on this machine.
 
     Raises:
-        MissingExtraError: Flower is not installed.
         FedreError: what the federation ended with.
     """
     place = work.folder / "federation"
@@ -63,7 +59,7 @@ class Loopback:
     Args:
         folder: of keys, logs and clients' states. clients: how many.
         port: of the SuperLink; 0: a free one. patience: seconds to wait for clients in a step.
-        plugins: modules that clients and server import.
+        plugins: modules that clients import.
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class Loopback:
         self.keys, self.home = self.folder / "keys", self.folder / "flwr"
         self.link: subprocess.Popen[bytes] | None = None
         self.parties: list[subprocess.Popen[bytes]] = []
-        self.revived = 0
+        self.revived = self.server = 0
 
     def __enter__(self) -> Self:
         """Start the SuperLink, register the clients' keys, and start the clients.
@@ -89,7 +85,7 @@ class Loopback:
         Raises:
             MissingExtraError, InUseError, FedreError: no Flower; the port is taken; no SuperLink.
         """
-        require_flower()
+        BUILT_IN["flower"].check()
         from .keys import AUTHORITY, write_keys
 
         self.port = self.port or free_port()
@@ -103,22 +99,21 @@ class Loopback:
             f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n'
             f'address = "{HOST}:{self.port}"\nroot-certificates = {certificate}\n',
         )
+        everyone = range(self.clients)
+        registered = [
+            ["supernode", "register", str(self.keys / f"client{k}.pub"), NAME,
+             "--name", f"client{k}"] for k in everyone
+        ]  # fmt: skip
         try:
             self._start_link()
-            everyone = range(self.clients)
-            flwr([self._registration(k) for k in everyone], self.home, START_SECONDS)
+            flwr(registered, self.home, START_SECONDS)
             self.parties = [self._start_client(k) for k in everyone]
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -146,88 +141,29 @@ class Loopback:
             IncompatibleError: settings that cannot have clients elsewhere, or other clients.
             FedreError: what the federation ended with.
         """
-        settings = work.settings
-        problems = refused(settings)
-        if settings.train.clients != self.clients:
-            problems.append(f"This federation has {self.clients} clients.")
-        if problems:
-            raise IncompatibleError(*problems)
+        if work.settings.train.clients != self.clients:
+            raise IncompatibleError(f"This federation has {self.clients} clients.")
         if self.link is not None and self.link.poll() is not None:
             stop([self.link])
             self._start_link()
-        told = self.folder / "server" / settings.run_name
-        shutil.rmtree(told, ignore_errors=True)
-        config = told / f"{settings.run_name}.yaml"
-        files.write_yaml(config, settings.plain())
-        for k in range(self.clients):
-            own = self.client_folder(k)
-            if not work.resume:
-                shutil.rmtree(own / settings.run_name, ignore_errors=True)
-            accepted = own / ACCEPTED / config.name
-            files.write_yaml(accepted, settings.plain())
-        orders = Orders(
-            config=str(config),
-            folder=str(work.folder.absolute()),
-            told=str(told),
-            image_shape=work.prepared.setting.image_shape,
-            num_classes=work.prepared.setting.num_classes,
-            resume=work.resume,
-            patience=self.patience,
-            plugins=self.plugins,
-        )
-        files.write_json(told / "orders.json", orders)
-        write_app(told / "app", told / "orders.json")
-        flwr([["run", str(told / "app"), NAME]], self.home)
-        self._follow(work, told)
-        if settings.record.truth:
-            places = [self.client_folder(k) / settings.run_name for k in range(self.clients)]
-            bring(work.prepared.record, settings.train.rounds, work.folder, places)
-        for k in range(self.clients):
-            shutil.rmtree(self.client_folder(k) / settings.run_name, ignore_errors=True)
 
-    def _follow(self, work: Work, told: Path) -> None:
-        """Pass on what the server tells until it has ended."""
-        read = 0
-        rows: list[dict[str, Any]] = []
-        until = time.monotonic() + START_SECONDS
-        while True:
-            ended = (told / OUTCOME).is_file()
-            gone = not ended and self._server_gone(told, until)
-            if (told / ROWS).is_file():
-                latest = json.loads((told / ROWS).read_text())
-                if latest != rows:
-                    rows = latest
-                    work.on_row(rows)
-            if (told / EVENTS).is_file():
-                lines = (told / EVENTS).read_text().split("\n")[:-1]
-                for line in lines[read:]:
-                    work.report(Event(*json.loads(line)))
-                read = len(lines)
-            if ended:
-                break
-            if gone and not (told / OUTCOME).is_file():
-                raise FedreError(
-                    f"The server's process ended without a word; see {self.log('superlink')}.",
-                    next_step="Give the command again with --resume; what was recorded is kept.",
-                )
-            self._revive()
-            time.sleep(0.2)
-        outcome = files.read_json(told / OUTCOME, dict)
-        if "error" in outcome:
-            raise error_of(*outcome["error"])
-        if "trace" in outcome:
-            raise RuntimeError(f"the server failed:\n{outcome['trace']}")
+        def lead() -> None:
+            with server_app(self.folder / "app", NAME, self.home, self.patience, self._keep_up) as (
+                self.server,
+                ask,
+            ):
+                serve_work(work, ask)
 
-    def _server_gone(self, told: Path, until: float) -> bool:
-        if self.link is not None and self.link.poll() is not None:
-            return True
-        with suppress(OSError, ValueError):
-            if _alive(int((told / PID).read_text())):
-                return False
-        return (told / PID).is_file() or time.monotonic() > until
+        with_clients(work, [self.client_folder(k) for k in range(self.clients)], lead)
 
-    def _revive(self) -> None:
-        """Start clients again whose processes have died."""
+    def _keep_up(self) -> None:
+        """Start clients again whose processes have died.
+
+        Raises:
+            ConnectionError: the SuperLink has died. FedreError: a client died again and again.
+        """
+        if self.link is None or self.link.poll() is not None:
+            raise ConnectionError(f"the SuperLink ended; see {self.log('superlink')}")
         for k, process in enumerate(self.parties):
             if process.poll() is None:
                 continue
@@ -270,17 +206,9 @@ class Loopback:
             "--ssl-keyfile", str(self.keys / KEY),
         ]  # fmt: skip
         self.link = start(command, self.log("superlink"), self.home)
-        self._wait_for_link()
-
-    def _registration(self, k: int) -> list[str]:
-        key = str(self.keys / f"client{k}.pub")
-        return ["supernode", "register", key, NAME, "--name", f"client{k}"]
-
-    def _wait_for_link(self) -> None:
         until = time.monotonic() + START_SECONDS
         while True:
-            ended = self.link is None or self.link.poll() is not None
-            if ended or time.monotonic() > until:
+            if self.link.poll() is not None or time.monotonic() > until:
                 raise FedreError(
                     f"The SuperLink did not start: {_last_words(self.log('superlink'))}"
                 )
@@ -289,15 +217,62 @@ class Loopback:
             time.sleep(0.1)
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended but was not waited for does not.
+@contextmanager
+def server_app(
+    folder: Path, link: str, home: Path, patience: float, keep_up: Callable[[], None] = lambda: None
+) -> Iterator[tuple[int, Ask]]:
+    """Have a SuperLink run the ServerApp while a block runs.
+
+    Args:
+        folder: for the app. link: the SuperLink's name in Flower's configuration in `home`.
+        patience: seconds to wait for clients in a step.
+        keep_up: called while answers are waited for.
+
+    Yields:
+        The number of the app's process, and what sends clients messages through it.
 
     Raises:
-        OSError: there is no such process.
+        FedreError: the app ended or did not come.
     """
-    os.kill(pid, 0)
-    state = Path(f"/proc/{pid}/stat")
-    return not state.is_file() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    with tempfile.TemporaryDirectory(prefix="fedre-") as room:
+        address = str(Path(room) / "server")
+        write_app(folder, address, patience)
+        flwr([["run", str(folder), link]], home)
+        until = time.monotonic() + START_SECONDS
+        try:
+            line = _line(address, until, keep_up)
+            with line:
+
+                def ask(orders: Mapping[int, bytes]) -> dict[int, bytes]:
+                    line.send(dict(orders))
+                    answer: Any = _answer(line, keep_up)
+                    if isinstance(answer, tuple):
+                        raise error_of(*answer)
+                    answers: dict[int, bytes] = answer
+                    return answers
+
+                yield _answer(line, keep_up), ask
+        except (ConnectionError, EOFError) as error:
+            raise FedreError(
+                f"The server's app ended without a word: {error or 'its process is gone'}.",
+                next_step="Give the command again with --resume; what was recorded is kept.",
+            ) from None
+
+
+def _line(address: str, until: float, keep_up: Callable[[], None]) -> Connection:
+    while True:
+        keep_up()
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return Client(address, family="AF_UNIX")
+        if time.monotonic() > until:
+            raise ConnectionError(f"it did not come within {START_SECONDS:g} s")
+        time.sleep(0.2)
+
+
+def _answer(line: Connection, keep_up: Callable[[], None]) -> Any:
+    while not line.poll(0.2):
+        keep_up()
+    return line.recv()
 
 
 def free_port() -> int:

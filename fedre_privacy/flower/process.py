@@ -22,13 +22,14 @@ from types import FrameType
 
 import torch
 
+from fedre_privacy.core.engines import BUILT_IN
 from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.lock import held
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.runs.device import choose_device
 
 from .client import Worker
-from .commands import require_flower, start, stop
+from .commands import start, stop
 
 QUICK_DEATHS, QUICK_SECONDS, PAUSE_SECONDS = 25, 60.0, 3.0
 """A SuperNode that dies so many times in a row, each within so long of its start, is given up. A
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _leave)
     try:
-        require_flower()
+        BUILT_IN["flower"].check()
         import_plugins(options.plugin)
         torch.set_num_threads(1)  # so that its numbers depend on no number of cores
         with held(options.folder), tempfile.TemporaryDirectory(prefix="fedre-") as room:

@@ -5,7 +5,7 @@ data, model and state stay in the client's process, which listens on a socket (`
 """
 
 import time
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,28 +19,26 @@ def relay(message: Message, context: Context) -> Message:
     sent = message.content["fedre"]["bytes"]
     if not isinstance(sent, bytes):
         raise TypeError("The server sent no bytes.")
-    answer = exchange(str(context.node_config["socket"]), sent)
+    with connect(str(context.node_config["socket"])) as line:
+        line.send_bytes(sent)
+        answer = line.recv_bytes()
     return Message(RecordDict({"fedre": ConfigRecord({"bytes": answer})}), reply_to=message)
 
 
-def exchange(path: str, sent: bytes) -> bytes:
-    """Send bytes to the process that listens at a socket, and return its answer.
+def connect(path: str) -> Connection:
+    """Connect to the process that listens at a socket.
 
     Raises:
-        OSError, EOFError: nobody listens, or who did has died.
+        OSError: nobody listens.
     """
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            line = Client(path, family="AF_UNIX")
-            break
+            return Client(path, family="AF_UNIX")
         except OSError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)
-    with line:
-        line.send_bytes(sent)
-        return line.recv_bytes()
 
 
 app = ClientApp()

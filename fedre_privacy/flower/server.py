@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
 import torch
+from torch import Tensor
 
 from fedre_privacy import __version__
 from fedre_privacy.blocks.state import Message, Setting
+from fedre_privacy.core import files
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Report
@@ -24,12 +27,14 @@ from fedre_privacy.federation.steps import begins_with_uploads
 from fedre_privacy.models.families import architecture_of, representation_dim
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.starting import begin_server
-from fedre_privacy.runs.writing import CHECKPOINTS, UPLOADS
+from fedre_privacy.runs.training import Work
+from fedre_privacy.runs.writing import CHECKPOINTS, UPLOADS, mixtures_file, models_file
 
+from .client import ACCEPTED, kept_model
 from .wire import ANSWER, FIRST, HELLO, SCHEMA, WORK, Order, Reply, pack, reply_of, unpack
 
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]
-"""Sends each client a message and returns what they answer; see `grid.Posts`."""
+"""Sends each client a message and returns what they answer; see `app.Posts`."""
 
 
 class Facts(TypedDict):
@@ -103,6 +108,56 @@ def serve(
             on_row=on_row,
             steering=settings.steering,
         )
+
+
+def serve_work(work: Work, ask: Ask) -> None:
+    """Lead the training of a run whose clients are elsewhere."""
+    setting = work.prepared.setting
+    serve(
+        work.settings, Facts(image_shape=setting.image_shape, num_classes=setting.num_classes),
+        work.folder, ask, resume=work.resume, report=work.report, on_row=work.on_row,
+    )  # fmt: skip
+
+
+def with_clients(work: Work, places: Sequence[Path], lead: Callable[[], None]) -> None:
+    """Train with clients that live in folders of this machine, and bring what an evaluator needs.
+
+    Args:
+        places: the folder of each client. lead: trains.
+
+    Raises:
+        IncompatibleError: settings that cannot have clients elsewhere.
+        FedreError: what the training ended with, or a client that kept no model.
+    """
+    settings, record = work.settings, work.prepared.record
+    if problems := refused(settings):
+        raise IncompatibleError(*problems)
+    own = [place / settings.run_name for place in places]
+    for place, folder in zip(places, own, strict=True):
+        if not work.resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        files.write_yaml(place / ACCEPTED / f"{settings.run_name}.yaml", settings.plain())
+    lead()
+    if settings.record.truth:
+        for round in range(1, settings.train.rounds + 1):
+            if record.keeps(round, settings.train.rounds):
+                _bring(round, own, work.folder)
+    for folder in own:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bring(round: int, clients: Sequence[Path], folder: Path) -> None:
+    """Put clients' models and the samples behind their uploads where a run keeps them."""
+    models: dict[str, Tensor] = {}
+    samples: dict[str, Tensor] = {}
+    for k, own in enumerate(clients):
+        state = files.read_tensors(kept_model(own, round))
+        models |= {f"client{k}/{name}": value for name, value in state.items()}
+        if mixtures_file(own, round).is_file():
+            samples |= files.read_tensors(mixtures_file(own, round))
+    files.write_tensors(models_file(folder, round), models)
+    with files.private():
+        files.write_tensors(mixtures_file(folder, round), samples)
 
 
 class Elsewhere(Cohort):

@@ -6,7 +6,6 @@ whichever client is next, so every message finds its client anew on disk.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -18,15 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedre_privacy.core import files
-from fedre_privacy.core.errors import FedreError, IncompatibleError, MissingExtraError
+from fedre_privacy.core.errors import FedreError
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.runs.training import Work
 
-from .client import ACCEPTED, Worker
-from .commands import require_flower
-from .server import Facts, refused, serve
-from .truth import bring
+from .client import Worker
+from .server import serve_work, with_clients
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -38,55 +34,31 @@ CLIENT = "partition-id"
 """Under this name Flower tells a simulated node which one it is."""
 
 
-def require_simulation() -> None:
-    """Refuse to go on without Flower and Ray, which its simulation runs on.
-
-    Raises:
-        MissingExtraError: with the command that installs them.
-    """
-    require_flower()
-    if importlib.util.find_spec("ray") is None:
-        raise MissingExtraError(
-            "--engine flower-simulation needs Ray, which Flower's simulation runs on.",
-            next_step="pip install 'fedre-privacy[flower,ray]'",
-        )
-
-
 def simulation(work: Work) -> None:
     """Train with clients and server as apps of Flower's simulation on this machine.
 
     Raises:
-        MissingExtraError: Flower or Ray is not installed.
         IncompatibleError: settings that cannot have clients elsewhere.
         FedreError: what the server ended with.
     """
-    require_simulation()
     settings, device = work.settings, work.prepared.setting.device
-    if problems := refused(settings):
-        raise IncompatibleError(*problems)
     place = (work.folder / "federation").absolute()
-    everyone = range(settings.train.clients)
-    for k in everyone:
-        own = place / str(k)
-        if not work.resume:
-            shutil.rmtree(own, ignore_errors=True)
-        files.write_yaml(own / ACCEPTED / f"{settings.run_name}.yaml", settings.plain())
-    ended: list[BaseException | None] = []
-    over = threading.Event()
-    try:
-        _simulate(
-            _server(work, ended, over),
-            _client(place, device, settings.plugins()),
-            settings.train.clients,
-            gpus=int(device.type != "cpu"),
-        )
-    finally:
-        over.set()  # a server whose clients never came ends too
-    if ended[0] is not None:
-        raise ended[0]
-    if settings.record.truth:
-        places = [place / str(k) / settings.run_name for k in everyone]
-        bring(work.prepared.record, settings.train.rounds, work.folder, places)
+    clients = settings.train.clients
+
+    def lead() -> None:
+        ended: list[BaseException | None] = []
+        over = threading.Event()
+        try:
+            _simulate(
+                _server(work, ended, over), _client(place, device, settings.plugins()), clients,
+                gpus=int(device.type != "cpu"),
+            )  # fmt: skip
+        finally:
+            over.set()  # a server whose clients never came ends too
+        if ended[0] is not None:
+            raise ended[0]
+
+    with_clients(work, [place / str(k) for k in range(clients)], lead)
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -169,19 +141,9 @@ def _server(work: Work, ended: list[BaseException | None], over: threading.Event
                 self.found[k] = (reply.metadata.src_node_id, "")
             return self.found
 
-    setting = work.prepared.setting
-
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve(
-                work.settings,
-                Facts(image_shape=setting.image_shape, num_classes=setting.num_classes),
-                work.folder,
-                Nodes(grid),
-                resume=work.resume,
-                report=work.report,
-                on_row=work.on_row,
-            )
+            serve_work(work, Nodes(grid))
         except BaseException as error:
             ended.append(error)
         else:

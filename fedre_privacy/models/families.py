@@ -87,10 +87,6 @@ def members_of(name: str) -> tuple[str, ...]:
 def architecture_of(name: str, client: int) -> str:
     """Return the architecture of one client: entry `client` modulo the number of entries.
 
-    Args:
-        name: an architecture, a family, or architectures separated by commas.
-        client: client number, from 0.
-
     Raises:
         ConfigError: unknown names, all of them.
     """
@@ -195,10 +191,6 @@ def _native_dim(architecture: Architecture, channels: int, height: int, width: i
 def representation_dim(settings: ModelSettings, image_shape: tuple[int, int, int]) -> int:
     """Return the representation length d that all clients share.
 
-    Args:
-        settings: which models the clients run.
-        image_shape: (C, H, W) of the images.
-
     Raises:
         IncompatibleError: an architecture does not take such images.
     """
@@ -223,12 +215,7 @@ def assemble(
     """Build a model around one architecture, e.g. FedMRL's small model ``Cnn5(width=128)``.
 
     Args:
-        architecture: the backbone with its settings.
-        image_shape: (C, H, W) of the images.
-        num_classes: number of classes.
-        mapping: see `build_mapping`.
         dim: representation length; none: the backbone's own width.
-        norm: see `with_norm`.
 
     Raises:
         ConfigError: unknown mapping.
@@ -257,12 +244,6 @@ def build_model(
     Initialisation draws from torch's global generator. Seed it with `core.rng.seeded` under a key
     that does not name the client, and clients of one architecture start equal, as in the public
     reference libraries; heads of different architectures still differ until the server sends one.
-
-    Args:
-        settings: which models the clients run.
-        client: client number, from 0.
-        image_shape: (C, H, W) of the images.
-        num_classes: number of classes.
 
     Raises:
         ConfigError: unknown mapping.
@@ -309,11 +290,6 @@ def count_parameters(
 
     Args:
         name: architecture, family or comma list; `client` picks the entry.
-        image_shape: (C, H, W) of the images.
-        num_classes: number of classes.
-        dim: representation length, see `ModelSettings`.
-        mapping: see `build_mapping`.
-        client: client number, from 0.
 
     Returns:
         ``base`` (extractor with its mapping), ``head`` and ``total``, in scalars.

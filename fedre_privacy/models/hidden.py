@@ -13,8 +13,6 @@ class Hidden:
     """A linear layer with bias that a ReLU follows.
 
     Args:
-        name: of the layer in the model.
-        layer: itself.
         before: from images to the layer's input.
         after: what stands between its ReLU and the head, by name, in order.
     """

@@ -76,8 +76,6 @@ def build_mapping(name: str, native: int, dim: int) -> nn.Module:
 
     Args:
         name: ``"ap"`` (the default of FedRE), ``"mp"`` or ``"fc"``.
-        native: length of the backbone's features, d_k.
-        dim: length wanted, d.
 
     Raises:
         ConfigError: unknown name.

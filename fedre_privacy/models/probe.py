@@ -42,9 +42,6 @@ def settle(module: nn.Module, image_shape: Shape) -> nn.Module:
     convolutions are computed channels last or its images lie otherwise in memory. Such a module
     stays in its own layout, see `in_own_layout`. A module that fails on images as they are, is
     left alone.
-
-    Args:
-        image_shape: (C, H, W).
     """
     if not in_own_layout(module) and needs_copy(module, image_shape):
         give_copy(module)
@@ -112,7 +109,6 @@ def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = Fal
 
     A module that returns the same for all images is not blamed.
 
-    Args:
         image_shape: (C, H, W).
         twice: whether gradients of this gradient are needed too.
     """

@@ -53,7 +53,6 @@ class SplitModel(nn.Module):
         backbone: normalised images to flat features (n, d_k).
         mapping: features (n, d_k) to representations (n, dim).
         dim: representation length.
-        num_classes: number of classes.
         normalise: what happens to the images first; default mean 0.5 and std 0.5.
     """
 

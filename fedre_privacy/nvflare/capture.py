@@ -10,10 +10,9 @@ In a ``config_fed_server.json`` written by hand it is a filter of both chains, w
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.artifacts import Artifact, GradientState, ModelState
 from fedre_privacy.core.errors import ConfigError, IncompatibleError, MissingExtraError
-from fedre_privacy.federation.captured import Captured
+from fedre_privacy.federation.captured import KINDS, Captured, digest_of
 
 try:
     from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -41,11 +39,8 @@ except ModuleNotFoundError as error:
         next_step="pip install 'fedre-privacy[nvflare]'",
     ) from error
 
-KINDS: dict[str, Callable[[Mapping[str, Tensor]], Artifact]] = {
-    "model": ModelState,
-    "gradient": GradientState,
-}
-"""What clients may send, by the name that `Capture` takes."""
+Parts = list[tuple[str, DXO]]
+"""Models in a message, by name."""
 
 
 class _Notes:
@@ -126,9 +121,8 @@ class Capture(Filter):  # type: ignore[misc]
         with _OPENING:
             notes = _OPEN.get(self.folder) or _Notes(Path(self.folder))
             _OPEN[self.folder] = self._notes = notes
-        for name, value in {"lr": lr, "epochs": epochs, "batch_size": batch_size}.items():
-            if value is not None:
-                notes.captured.given[name] = value
+        given = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
+        notes.captured.given |= {key: value for key, value in given.items() if value is not None}
 
     def get_job_target_type(self) -> str:
         """Where NVFLARE's jobs in Python may put it."""
@@ -179,12 +173,7 @@ class Capture(Filter):  # type: ignore[misc]
             self._received(name, number, parts)
 
     def _sent(
-        self,
-        message: Shareable,
-        context: FLContext,
-        name: str,
-        number: str,
-        parts: list[tuple[str, DXO]],
+        self, message: Shareable, context: FLContext, name: str, number: str, parts: Parts
     ) -> None:
         notes, captured = self._notes, self._notes.captured
         if not captured.nodes and context.get_engine():
@@ -194,7 +183,7 @@ class Capture(Filter):  # type: ignore[misc]
         tensors = _named(parts)
         if not tensors:
             raise IncompatibleError("What was sent holds no plain arrays.")
-        digest = _digest(tensors)
+        digest = digest_of(tensors)
         said = message.get_header(AppConstants.CURRENT_ROUND)
         said = context.get_prop(AppConstants.CURRENT_ROUND) if said is None else said
         if number in notes.tasks:  # asked for again
@@ -215,13 +204,11 @@ class Capture(Filter):  # type: ignore[misc]
             notes.round = round
         notes.digest = digest
         captured.begin(round)
-        captured.send(
-            round, name, digest, lambda: {key: value.clone() for key, value in tensors.items()}
-        )
+        captured.send(round, name, tensors)
         notes.tasks[number] = round
         notes.unwritten.add(round)
 
-    def _received(self, name: str, number: str, parts: list[tuple[str, DXO]]) -> None:
+    def _received(self, name: str, number: str, parts: Parts) -> None:
         notes, captured = self._notes, self._notes.captured
         round = notes.tasks.get(number, 0)
         before = captured.sent(round, name)
@@ -262,7 +249,7 @@ def _models(part: DXO, name: str = "") -> Iterator[tuple[str, DXO]]:
         yield name, part
 
 
-def _named(parts: list[tuple[str, DXO]]) -> dict[str, Tensor]:
+def _named(parts: Parts) -> dict[str, Tensor]:
     """Arrays by name, on the CPU, in the same memory if they are there; what is none is left out.
 
     Where there are several parts, names begin with those of the parts.
@@ -285,15 +272,6 @@ def _tensor(value: Any) -> Tensor | None:
             plain = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
             return torch.from_numpy(plain)
     return None
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> bytes:
-    """What two messages share if they hold the same arrays."""
-    found = hashlib.sha256()
-    for name, value in tensors.items():
-        found.update(f"{name}/{value.dtype}/{tuple(value.shape)}/".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()
 
 
 def _natural(name: str) -> list[str | int]:

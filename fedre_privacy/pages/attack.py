@@ -20,13 +20,11 @@ from fedre_privacy.play.questions.unscored import WORDS, Unscored
 from fedre_privacy.steering.base import ACTIVE
 
 from . import html
-from .html import Html, Section, Target
+from .html import Html, Target, pieces
 from .shared import DEFINITIONS, NAME, SHOWN_TARGETS, absent, figures, settings_of, versions
 
 SHOWN_ROWS = 1000
 """Rows of the table of single targets; the CSV has all."""
-
-BY_NUMBER = "Results by number of images behind a target"
 
 COUNTERFACTUAL = "the protocol does not upload what was attacked; it asks what it would leak if"
 
@@ -46,72 +44,46 @@ def write_attack_report(result: AttackResult) -> Path:
     Returns:
         The file.
     """
-    trial, record, card = result.trial, result.record, result.card
+    trial, card = result.trial, result.card
     run, settings = trial.run, trial.settings
     command, meaning = run.repeat(settings, result.folder)
-    sections = [
-        Section("Result", _headline(result)),
-        Section("Figures", figures(result.folder)),
-        Section("Targets", _targets(result)),
-        Section("By number of images", html.table(card.groups(), label=BY_NUMBER)),
-        Section("Single targets", _single(result.frame())),
-        Section("Floors", _floors(result)),
-        Section("Notes", html.bullets(_notes(result))),
-        Section("What the words mean", _definitions(result)),
-        Section(
-            "Settings",
-            html.join(
-                html.heading("Attack"),
-                settings_of(settings.plain(), "Settings of the attack"),
-                html.details("Recording", settings_of(run.plain(), "Settings of the recording")),
-            ),
-        ),
-        Section("How it was made", html.facts(_provenance(result))),
-        Section(
-            "Again",
-            html.join(
-                html.preformatted(command, label="Command"), html.paragraph(meaning, soft=True)
-            )
-            if command
-            else Html(""),
-        ),
-    ]
-    lead = html.join(
-        html.flag("COUNTERFACTUAL", f"{COUNTERFACTUAL} {run.system} did.")
-        if trial.counterfactual
-        else Html(""),
-        html.flag(ACTIVE, f"{run.active.removeprefix(ACTIVE).strip()}: {STEERED}")
-        if run.active
-        else Html(""),
-        html.flag("NOT SCORED", "no truth was given: no number here compares with true images.")
-        if isinstance(result.card, Unscored)
-        else Html(""),
-        *(html.verdict(word, text) for word, text in card.verdict.lines),
-        *(html.flag("WEAKENED", why) for why in card.verdict.weakened),
-        html.facts(
-            dict(run.headline())
-            | {name: " ".join(words.split()) for name, words in record["trial"].items()}
-        ),
+    flags = flags_of(run.active, run.system, trial.counterfactual)
+    if isinstance(card, Unscored):
+        flags["NOT SCORED"] = "no truth was given: no number here compares with true images."
+    lost = f", {card.diverged} diverged" if card.diverged else ""
+    lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
+    said = {name: " ".join(words.split()) for name, words in result.record["trial"].items()}
+    text = html.filled(
+        "attack.html",
+        title=f"{settings.attack.name} on {trial.kind} of {run.name}",
+        card=card,
+        flags=flags,
+        trial=dict(run.headline()) | said,
+        counted=f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}.",
+        figures=figures(result.folder),
+        targets=_targets(result),
+        single=_single(result.frame()),
+        floors=_floors(result),
+        notes=_notes(result),
+        words=_definitions(result),
+        settings=settings_of(settings.plain(), "Settings of the attack"),
+        recording=settings_of(run.plain(), "Settings of the recording"),
+        made=_provenance(result),
+        command=command,
+        meaning=meaning,
     )
-    title = f"{settings.attack.name} on {trial.kind} of {run.name}"
     path = result.folder / NAME
     with held(result.folder, wait=True), files.private():
         remove_temporaries(result.folder)
-        files.write_text(path, html.page(title, lead, sections))
+        files.write_text(path, text)
         write_manifest(result.folder, [path], name=DRAWN)
     return path
 
 
-def _headline(result: AttackResult) -> Html:
-    card = result.card
-    lost = f", {card.diverged} diverged" if card.diverged else ""
-    lost += f" ({card.lost_rule})" if lost and card.lost_rule else ""
-    return html.join(
-        html.paragraph(
-            f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}."
-        ),
-        html.table(result.table(), label="Result"),
-    )
+def flags_of(active: str, system: str, counterfactual: bool) -> dict[str, str]:
+    """What a reader must know before any number, by the word that marks it."""
+    out = {"COUNTERFACTUAL": f"{COUNTERFACTUAL} {system} did."} if counterfactual else {}
+    return out | ({ACTIVE: f"{active.removeprefix(ACTIVE).strip()}: {STEERED}"} if active else {})
 
 
 def _targets(result: AttackResult) -> Html:
@@ -122,7 +94,7 @@ def _targets(result: AttackResult) -> Html:
         return Html("")
     recovered = outcome.images
     if recovered.shape[1] not in (1, 3):
-        return html.paragraph("Images of this many channels cannot be shown.")
+        return pieces.paragraph("Images of this many channels cannot be shown.")
     classes = result.trial.run.class_names
     measures = [m for m in scores.whole() if f"{m.key}_floor" in scores.rows]
     shown = []
@@ -151,14 +123,14 @@ def _targets(result: AttackResult) -> Html:
     count = scores.targets
     more = f" The first {SHOWN_TARGETS} of {count} are shown." if count > SHOWN_TARGETS else ""
     return html.join(
-        html.paragraph(
+        pieces.paragraph(
             "The truth is private training data: share this page as you would share that."
             f"{more} The floor's picture is that of the floor by PSNR. Targets are in the order "
             "of the attack's own confidence, which it has without the truth.",
             soft=True,
         ),
-        html.bullets(m.line() for m in map(scores.find, CONFIDENCE) if m is not None),
-        html.gallery(shown),
+        pieces.bullets([m.line() for m in map(scores.find, CONFIDENCE) if m is not None]),
+        pieces.gallery(shown),
     )
 
 
@@ -179,7 +151,7 @@ def _unscored(result: AttackResult) -> Html:
         title = f"Target {at}: client {row['client']}, class {row['label']}"
         said |= _own_word(row)
         shown.append(Target(title, {"recovered": html.png(outcome.images[at])}, said))
-    return html.gallery(shown)
+    return pieces.gallery(shown)
 
 
 def _surest_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -215,9 +187,9 @@ def _single(frame: pd.DataFrame) -> Html:
         for row in frame.head(SHOWN_ROWS).to_dict("records")
     ]
     return html.join(
-        html.paragraph(f"Click a heading to sort.{more}", soft=True),
+        pieces.paragraph(f"Click a heading to sort.{more}", soft=True),
         html.table(rows, label="Scores of single targets", tall=True),
-        html.details("Columns", html.facts(COLUMNS_OF_SINGLE)) if "hit1" in frame else Html(""),
+        pieces.details("Columns", pieces.facts(COLUMNS_OF_SINGLE)) if "hit1" in frame else Html(""),
     )
 
 
@@ -243,7 +215,7 @@ COLUMNS_OF_SINGLE = {
 def _floors(result: AttackResult) -> Html:
     card = result.card
     if not isinstance(card, Scores):
-        return html.facts(card.floors)
+        return pieces.facts(card.floors)
     rows = [
         {
             "floor": row["floor"],
@@ -269,7 +241,7 @@ def _notes(result: AttackResult) -> list[str]:
 def _definitions(result: AttackResult) -> Html:
     card = result.card
     if isinstance(card, Unscored):
-        return html.facts(WORDS if "residual" in result.frame() else {})
+        return pieces.facts(WORDS if "residual" in result.frame() else {})
     words = {m.title: m.definition for m in card.measures if m.definition and not m.group}
     words |= {key: DEFINITIONS[key] for key in ("floor", "over floor")}
     words |= {"ceiling": DEFINITIONS["ceiling"]} if isinstance(card, Scores) else {}
@@ -286,8 +258,8 @@ def _definitions(result: AttackResult) -> Html:
         for rule, measure in rules.items()
     ]
     return html.join(
-        html.facts(words),
-        html.details(
+        pieces.facts(words),
+        pieces.details(
             "The same answers under every matching rule",
             html.table(table, label="PSNR under every matching rule"),
         ),

@@ -9,7 +9,6 @@ from fedre_privacy.core import files
 from fedre_privacy.core.manifest import DRAWN, write_manifest
 
 from . import html
-from .html import Section
 from .shared import NAME, figures, settings_of
 
 WORDS = {
@@ -34,18 +33,18 @@ def write_audit_report(audit: RunAudit) -> Path:
     found, run = audit.found, audit.run
     rows = audit.table()
     word, _, because = audit.verdict().partition(": ")
-    lead = html.join(html.verdict(word, because), html.facts(audit.lines()))
-    sections = [
-        Section("Result", html.table(rows, label="Result")),
-        Section("Figure", figures(audit.folder)),
-        Section(
-            "What the words mean",
-            html.facts({word: WORDS[word] for word in WORDS if word in rows[0]}),
-        ),
-        Section("Settings", settings_of(run.settings.plain(), "Settings of the run")),
-    ]
     path = audit.folder / NAME
-    title = f"Audit of {run.name}: {found.level}"
-    files.write_text(path, html.page(title, lead, sections))
+    text = html.filled(
+        "audit.html",
+        title=f"Audit of {run.name}: {found.level}",
+        word=word,
+        because=because,
+        lines=audit.lines(),
+        rows=rows,
+        figures=figures(audit.folder),
+        words={name: WORDS[name] for name in WORDS if name in rows[0]},
+        settings=settings_of(run.settings.plain(), "Settings of the run"),
+    )
+    files.write_text(path, text)
     write_manifest(audit.folder, [path], name=DRAWN)
     return path

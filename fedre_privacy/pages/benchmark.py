@@ -22,7 +22,7 @@ from fedre_privacy.study.description import Benchmark
 from fedre_privacy.study.results import JobResult
 
 from . import html
-from .html import Html, Link, Section
+from .html import Html, Link, pieces
 from .shared import DEFINITIONS, NAME, absent, figures, versions
 
 SWEEP = "sweep.yaml"
@@ -40,44 +40,24 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
     text = yaml.safe_dump(sweep, sort_keys=False, default_flow_style=False)
     files.write_text(folder / SWEEP, text)
     failed = [job for job in jobs if job["status"] != COMPLETE]
-    sections = [
-        Section("Result", html.table(list(result.table()), label="Variants side by side")),
-        Section("Figures", figures(folder)),
-        Section("Failures", html.join(*(_failure(job) for job in failed))),
-        *(
-            Section(variant.label, _variant(variant.label, result, jobs, runs))
-            for variant in wanted.variants
-        ),
-        Section("All trainings", html.table([_job(job) for job in jobs], label="All trainings")),
-        Section("What the words mean", html.facts({**DEFINITIONS, **COLUMNS, **_measures(jobs)})),
-        Section("Settings", html.preformatted(text, label="Settings of the benchmark")),
-        Section("How it was made", html.facts(_made(jobs, runs))),
-        Section(
-            "Again",
-            html.join(
-                html.paragraph("In the folder of this page:"),
-                html.preformatted(
-                    f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}"
-                    f"{plugins}",
-                    label="Command",
-                ),
-                html.paragraph("What is finished is not repeated; --retry repeats what failed."),
-            ),
-        ),
-    ]
     bad = f", {len(failed)} failed" if failed else ""
-    seeds = ", ".join(map(str, wanted.seeds))
-    lead = html.join(
-        html.paragraph(
-            f"{plural(len(wanted.variants), 'variant')}, seeds {seeds}: "
-            f"{plural(len(jobs), 'training')}{bad}."
-        ),
-        html.flag("INCOMPLETE", "failed trainings are in no mean; see Failures.")
-        if failed
-        else Html(""),
+    page = html.filled(
+        "benchmark.html",
+        title=f"Benchmark {wanted.name}",
+        counted=f"{plural(len(wanted.variants), 'variant')}, seeds "
+        f"{', '.join(map(str, wanted.seeds))}: {plural(len(jobs), 'training')}{bad}.",
+        variants=list(result.table()),
+        figures=figures(folder),
+        failures=html.join(*(_failure(job) for job in failed)),
+        parts=[(one.label, _variant(one.label, result, jobs, runs)) for one in wanted.variants],
+        jobs=[_job(job) for job in jobs],
+        words={**DEFINITIONS, **COLUMNS, **_measures(jobs)},
+        settings=text,
+        made=_made(jobs, runs),
+        command=f"fedre-benchmark {SWEEP} --out . --runs-dir {_relative(runs, folder)}{plugins}",
     )
     path = folder / NAME
-    files.write_text(path, html.page(f"Benchmark {wanted.name}", lead, sections))
+    files.write_text(path, page)
     return path
 
 
@@ -157,8 +137,8 @@ def _variant(label: str, result: BenchmarkResult, jobs: Sequence[JobResult], run
     finished = any(job["status"] == COMPLETE for job in own)
     return html.join(
         html.table(rows, label=f"Measures of {label}")
-        or html.paragraph(none if finished else "No training has finished."),
-        html.details("Verdicts of single attacks", html.table(verdicts, label="Verdicts")),
+        or pieces.paragraph(none if finished else "No training has finished."),
+        pieces.details("Verdicts of single attacks", html.table(verdicts, label="Verdicts")),
     )
 
 
@@ -186,11 +166,11 @@ def _job(job: JobResult) -> dict[str, object]:
 
 def _failure(job: JobResult) -> Html:
     return html.join(
-        html.heading(f"{job['label']}, seed {job['seed']}"),
-        html.paragraph(str(job.get("failure") or "no reason was recorded")),
-        html.details(
+        pieces.heading(f"{job['label']}, seed {job['seed']}"),
+        pieces.paragraph(str(job.get("failure") or "no reason was recorded")),
+        pieces.details(
             "Traceback",
-            html.preformatted(str(job.get("traceback") or "none"), label="Traceback"),
+            pieces.preformatted(str(job.get("traceback") or "none"), label="Traceback"),
         ),
     )
 

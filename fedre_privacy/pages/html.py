@@ -12,9 +12,10 @@ import base64
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -43,7 +44,6 @@ class Link:
     """A cell that leads to a file beside the page.
 
     Args:
-        text: what is shown.
         to: relative path with forward slashes.
     """
 
@@ -56,9 +56,7 @@ class Target:
     """One attacked target with its pictures.
 
     Args:
-        title: whose it is.
         shots: heading to PNG, side by side, the truth first.
-        scores: metric to its value beside the floor, in words.
         note: what is odd about it, or empty.
     """
 
@@ -68,80 +66,30 @@ class Target:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of a page under a heading of its own; parts without content are left out."""
-
-    title: str
-    body: Html
-
-
-def _text(value: object) -> str:
-    """What is written for a value: pieces as they are, of text nothing that cannot be seen."""
-    return value if isinstance(value, Html) else visible(str(value))
-
-
 _TEMPLATES = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=StrictUndefined,
-    finalize=_text,
+    finalize=lambda value: value if isinstance(value, Html) else visible(str(value)),
 )
 _TEMPLATES.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
-_PIECES = _TEMPLATES.get_template("pieces.html").module
 
 
-def _piece(name: str, *values: object) -> Html:
-    """Fill in a macro of ``pieces.html``."""
-    return Html(getattr(_PIECES, name)(*values).strip())
+class Pieces(Protocol):
+    """Macros by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., Html]: ...
 
 
-def join(*pieces: Html) -> Html:
+pieces = cast(Pieces, _TEMPLATES.get_template("pieces.html").module)
+"""The macros of ``pieces.html``, which return `Html`; nothing is made of nothing."""
+
+
+def join(*parts: Html) -> Html:
     """Put pieces one after the other."""
-    return Html("\n").join(piece for piece in pieces if piece)
-
-
-def paragraph(words: str, *, soft: bool = False) -> Html:
-    """Return a paragraph, `soft` for what matters less; nothing for no words."""
-    return _piece("paragraph", words, soft) if words else Html("")
-
-
-def heading(words: str) -> Html:
-    """Return a heading within a section."""
-    return _piece("heading", words)
-
-
-def bullets(items: Iterable[str]) -> Html:
-    """Return a list; nothing for no items."""
-    given = list(items)
-    return _piece("bullets", given) if given else Html("")
-
-
-def facts(pairs: Mapping[str, object]) -> Html:
-    """Return names with what they are; nothing for no pairs."""
-    return _piece("facts", pairs.items()) if pairs else Html("")
-
-
-def preformatted(words: str, *, label: str) -> Html:
-    """Return text whose line breaks count, in a box that scrolls by itself."""
-    return _piece("preformatted", words, label)
-
-
-def verdict(words: str, because: str) -> Html:
-    """Return the verdict with its reason."""
-    return _piece("verdict", words, because)
-
-
-def flag(name: str, meaning: str) -> Html:
-    """Return a warning that stands out, such as COUNTERFACTUAL."""
-    return _piece("flag", name, meaning)
-
-
-def details(summary: str, body: Html, *, shown: bool = False) -> Html:
-    """Return a part that opens on demand; nothing for an empty one."""
-    return _piece("details", summary, body, shown) if body else Html("")
+    return Html("\n").join(one for piece in parts if (one := piece.strip()))
 
 
 @dataclass(frozen=True)
@@ -161,13 +109,12 @@ def table(rows: Sequence[Mapping[str, object]], *, label: str, tall: bool = Fals
         rows: heading to cell: text, number, bool, None (an empty cell) or `Link`; headings are
             those of the first row.
         label: what it shows, for readers that hear the page.
-        tall: limit its height on the screen.
     """
     if not rows:
         return Html("")
     heads = [(key, _all_numbers([row.get(key) for row in rows])) for key in rows[0]]
     cells = [[_cell(row.get(key), right) for key, right in heads] for row in rows]
-    return _piece("table", heads, cells, label, tall)
+    return pieces.table(heads, cells, label, tall)
 
 
 def _all_numbers(values: Sequence[object]) -> bool:
@@ -236,53 +183,30 @@ def png(image: Tensor) -> bytes:
     return out.getvalue()
 
 
-def figure(data: bytes, *, alt: str, caption: str = "") -> Html:
-    """Return a figure from its PNG, enlarged by a click; nothing for an empty one."""
-    return _piece("figure", data, alt, caption) if data else Html("")
-
-
-def gallery(targets: Iterable[Target]) -> Html:
-    """Return the pictures and scores of single targets; nothing for none.
-
-    Pictures show their pixels as squares, and are enlarged by a click.
-    """
-    given = list(targets)
-    return _piece("gallery", given) if given else Html("")
-
-
 def filled(template: str, **values: object) -> str:
     """Return a template of a whole page, filled in; text is escaped, pieces are not."""
     return _TEMPLATES.get_template(template).render(**values)
 
 
-def page(title: str, lead: Html, sections: Sequence[Section]) -> str:
-    """Return a whole page.
-
-    Args:
-        title: of the page and its window.
-        lead: what stands before the first section.
-        sections: in order; each is reachable from the list at the head.
-    """
-    kept = [section for section in sections if section.body]
-    named = list(zip(_ids([section.title for section in kept]), kept, strict=True))
-    return _TEMPLATES.get_template("page.html").render(title=title, lead=lead, sections=named)
-
-
-def _ids(titles: Sequence[str]) -> list[str]:
-    """An id for each title, no two alike."""
-    out: list[str] = []
-    for title in titles:
+def linked(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Sections with content: (id, title, body), no two ids alike."""
+    out: dict[str, tuple[str, str, str]] = {}
+    for title, body in sections:
         base = _LINK_CHARACTERS.sub("-", title.lower()).strip("-") or "part"
         name, number = base, 2
         while name in out:
             name, number = f"{base}-{number}", number + 1
-        out.append(name)
-    return out
+        if body.strip():
+            out[name] = (name, title, body)
+    return list(out.values())
+
+
+_TEMPLATES.filters["linked"] = linked
+_TEMPLATES.globals["table"] = table
 
 
 def fragment(rows: Sequence[Mapping[str, object]], *, title: str, foot: str = "") -> Html:
     """Return a small table for a notebook, which brings its own style."""
     heads = list(rows[0]) if rows else []
-    return _piece(
-        "fragment", heads, [[_shown(row.get(key)) for key in heads] for row in rows], title, foot
-    )
+    cells = [[_shown(row.get(key)) for key in heads] for row in rows]
+    return pieces.fragment(heads, cells, title, foot)

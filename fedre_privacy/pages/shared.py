@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from . import html
-from .html import Html
+from .html import Html, pieces
 
 NAME = "report.html"
 
@@ -48,7 +48,9 @@ def figures(folder: Path) -> Html:
     )
     return html.join(
         *(
-            html.figure(path.read_bytes(), alt=path.stem, caption=FIGURES.get(path.stem, path.stem))
+            pieces.figure(
+                path.read_bytes(), alt=path.stem, caption=FIGURES.get(path.stem, path.stem)
+            )
             for path in found
         )
     )
@@ -67,4 +69,4 @@ def absent(value: object) -> bool:
 def settings_of(values: Mapping[str, Any], label: str) -> Html:
     """Settings as they stand in a settings file."""
     body = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False)
-    return html.preformatted(body, label=label)
+    return pieces.preformatted(body, label=label)

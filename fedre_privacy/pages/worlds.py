@@ -8,7 +8,6 @@ from fedre_privacy.core import files
 from fedre_privacy.play.worlds_result import WorldsResult
 
 from . import html
-from .html import Section
 from .shared import NAME, figures, settings_of
 
 WORDS = {
@@ -29,28 +28,20 @@ def write_worlds_report(done: WorldsResult) -> Path:
     """
     plan = done.played.plan
     word, _, because = done.verdict().partition(": ")
-    guesses = f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds."
-    sections = [
-        Section(
-            "Result", html.join(html.paragraph(guesses), html.table(done.table(), label="Result"))
-        ),
-        Section("Figures", figures(done.folder)),
-        Section(
-            "Records at risk",
-            html.join(
-                html.paragraph(
-                    "By the attack that told a record in most worlds, of "
-                    f"{' and '.join(done.plain)}; most told first."
-                ),
-                html.table(done.exposed(), label="Records at risk"),
-            ),
-        ),
-        Section("What the words mean", html.facts(WORDS)),
-        Section("Settings", settings_of(plan.training.plain(), "Settings of the federations")),
-    ]
-    lead = html.join(html.verdict(word, because), html.facts(done.lines()))
-    title = f"Membership in {plan.training.run_name}"
+    text = html.filled(
+        "worlds.html",
+        title=f"Membership in {plan.training.run_name}",
+        done=done,
+        word=word,
+        because=because,
+        guesses=f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds.",
+        most="By the attack that told a record in most worlds, of "
+        f"{' and '.join(done.plain)}; most told first.",
+        figures=figures(done.folder),
+        words=WORDS,
+        settings=settings_of(plan.training.plain(), "Settings of the federations"),
+    )
     path = done.folder / NAME
     with files.private():
-        files.write_text(path, html.page(title, lead, sections))
+        files.write_text(path, text)
     return path

@@ -66,9 +66,6 @@ class Partition(ABC):
         """Split a client's samples into training and test, in that order.
 
         By default a random part of ``floor(train_ratio * n)`` samples is trained on.
-
-        Args:
-            own: the client's samples. labels: class of each sample (N,).
         """
         order = random.permutation(len(own))
         num_test = len(own) - _num_train(len(own), train_ratio)
@@ -76,10 +73,6 @@ class Partition(ABC):
 
     def thin(self, train: list[IntArray], labels: IntArray) -> list[IntArray]:
         """Leave out training samples once the test samples are set aside; by default none.
-
-        Args:
-            train: training samples of each client.
-            labels: class of each sample (N,).
 
         Returns:
             Some of each client's samples, at least one.
@@ -131,10 +124,8 @@ def split(
     following ``floor(train_ratio * n)`` its training samples, of which a scheme may `thin` some.
 
     Args:
-        scheme: how to share out.
         labels: class of each sample (N,), integers >= 0; original training set first, then
             the original test set.
-        num_clients: number of clients.
         seed: seed of the generator, 0..2**32-1, or several of them.
         train_ratio: share of a client's samples that it trains on, inside (0, 1).
 

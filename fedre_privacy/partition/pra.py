@@ -73,7 +73,6 @@ def dirichlet_shares(
     """Share samples out as `PRA` describes; the order of calls on `random` is the published one.
 
     Args:
-        labels: class of each sample (N,), values >= 0.
         scheme: name of the partition, for messages.
 
     Returns:

@@ -16,7 +16,6 @@ class Adaptation:
     """What one attack makes of one declared defence.
 
     Args:
-        attack, defense: their names.
         described: whether the defence describes its channel; no attack adapts to one that does not.
         used: in words, the steps of its channel that the attack takes into account.
         unused: those that its targets went through and that it does not take into account.

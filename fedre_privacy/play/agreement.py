@@ -52,7 +52,6 @@ class Agreement:
     """How much of the uploads their own true images make, and how much other images do.
 
     Args:
-        what: what was uploaded, in words.
         own: share that the true images of an upload explain (`Attack.explained`), its mean.
         others: the same of images that did not make it.
         agrees: whether the true images make it.

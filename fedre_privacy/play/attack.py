@@ -14,16 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import (
-    Context,
-)
+from fedre_privacy.attacks.base import Context
 from fedre_privacy.core import files
 from fedre_privacy.core.answers import typed
-from fedre_privacy.core.errors import (
-    AttackFailedError,
-    DamagedInputError,
-    MissingInputError,
-)
+from fedre_privacy.core.errors import AttackFailedError, DamagedInputError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.manifest import MADE_FROM, cover, covering
 from fedre_privacy.core.memory import peak_bytes
@@ -110,12 +104,7 @@ def require_complete(run: Run) -> None:
 class AttackResult:
     """What an attack recovered, how well, and where it was written.
 
-    Args:
-        folder: the attack's folder inside the run.
-        trial: what was played.
-        outcome: what the attack returned.
-        card: its scores beside their floors.
-        record: the contents of ``record.json``.
+    `record` holds the contents of ``record.json``.
     """
 
     folder: Path

@@ -26,7 +26,6 @@ def output_width(module: nn.Module, image_shape: Shape, *, what: str, option: st
 
     Args:
         what: what the module is called in a message, ``extractor``.
-        option: how the user gives the image size.
 
     Raises:
         IncompatibleError: it fails on images of this size, or returns anything but a matrix.

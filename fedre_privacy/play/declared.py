@@ -42,7 +42,10 @@ def departure(source: TargetSource) -> str:
     for client in [k for k in source.clients if k != AGGREGATE][:CLIENTS]:
         for number, artifact in enumerate(source.uploads[client].artifacts):
             sent, mixture = artifact.rows(), source.mixtures.get((client, number))
-            noun = next((w for kind, w in NOUNS.items() if kind in _kinds(artifact)), "")
+            noun = next(
+                (w for kind, w in NOUNS.items() if kind in (type(artifact), *type(artifact).like)),
+                "",
+            )
             if sent is None or mixture is None or not noun or not len(sent):
                 continue
             expected = _declared(source, client, mixture, channel, sent)
@@ -62,10 +65,6 @@ def departure(source: TargetSource) -> str:
         f"'{run.settings.protocol.name}' declares (cosine {cosine:.2f}): attacks are not adapted "
         "to what is uploaded"
     )
-
-
-def _kinds(artifact: Artifact) -> tuple[type[Artifact], ...]:
-    return (type(artifact), *type(artifact).like)
 
 
 def _declared(

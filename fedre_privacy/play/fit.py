@@ -147,7 +147,6 @@ class Misfit:
     """Why an attack does not fit a training.
 
     Args:
-        problems: sentences.
         step: what to change; empty: what `ways` finds.
         listed: whether the first problem is followed by the attacks that read the targets.
     """
@@ -274,9 +273,6 @@ def usual_ones(training: TrainSettings, settings: AttackSettings) -> Iterator[At
     """Attacks of the suite on what is uploaded that pass, those on images first.
 
     Those that pass with the threat model come before those that need their own.
-
-    Args:
-        settings: whose threat model and evaluation they share.
     """
     made = [
         (attacks.get(name)(**entry.settings), threats.get(entry.threat))

@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedre_privacy.core import files
+from fedre_privacy.core.artifacts import (
+    EntangledRep,
+    GradientState,
+    ModelChange,
+    ModelState,
+    Prototypes,
+    Representations,
+)
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import (
     ConfigError,
@@ -33,19 +41,19 @@ from . import foreign_updates as updates
 from .checks import Shape, output_width, shape_text
 from .foreign_checks import MASKED, Checked, Findings, by_clients, checked
 from .foreign_modules import Starts, States, extractor_states, load_extractors
-from .given import Given, classes_seen, truth_of
+from .given import Given, classes_seen, supported, truth_of
+from .own_inputs import statistics_of
 from .questions.base import Trial
+
+ROWS = (Representations, Prototypes, EntangledRep)
+UPDATES = (GradientState, ModelState, ModelChange)
+"""Kinds of uploads with an extractor, and with a network."""
 
 THREAT = ThreatModel(
     "foreign",
     frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.HEAD}),
     "last",
     "whoever holds the recorded uploads and the clients' extractor (white box)",
-)
-UNSUPPORTED = (
-    "Supported on uploads of other systems: attacks on images that read representations, "
-    "prototypes or entangled representations (dip, pixel; with --aux linear, decoder, "
-    "diffusion, ensemble-kalman), and labels."
 )
 
 
@@ -103,7 +111,8 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         IncompatibleError: images that do not fit.
     """
     uploads, broadcasts, faults = _messages(recorded.uploads, round)
-    public = _images(recorded.aux, recorded.image_shape, "--aux") if recorded.aux else None
+    shape = recorded.image_shape
+    public = _Images.read(recorded.aux, shape, "--aux").public if recorded.aux else None
     images = [_path(one) for one in (recorded.aux, recorded.truth) if one is not None]
     given = Given(
         name="another system",
@@ -126,7 +135,7 @@ def read_foreign(recorded: Recorded, round: int | None, per_update: int = 4) -> 
         size_option="--image-shape CxHxW",
         command=recorded.command(),
         sources=(recorded.uploads, *images),
-        supported=UNSUPPORTED,
+        supported=supported("uploads of other systems", ROWS, THREAT),
         truth_needs_public="--truth needs --aux: give public images of the same size, --aux "
         "npz:FILE, or leave --truth out.",
     )  # fmt: skip
@@ -235,17 +244,16 @@ def _with_network(
     models = starts.modules([(upload.client, upload.round) for upload in uploads])
     first = models[uploads[0].client, uploads[0].round]
     width = output_width(first, given.image_shape, what="network", option=given.size_option)
-    known = updates.read_training(folder, sorted({upload.client for upload in uploads}))
+    clients = sorted({upload.client for upload in uploads})
+    training, untold = updates.read_training(folder, clients)
     truth = rows = classes = None
     if recorded.truth is not None:
-        public = _images(recorded.truth, given.image_shape, "--truth")
-        rows = _rows(recorded.truth, len(public.images))
-        rows = torch.zeros(len(public.images), dtype=torch.int64) if rows is None else rows
+        read = _Images.read(recorded.truth, given.image_shape, "--truth")
+        images, labels = read.public.images, read.public.labels
+        rows = torch.zeros(len(images), dtype=torch.int64) if read.row is None else read.row
         rows = _counted_anew(rows, torch.tensor([place in found for place in range(len(sent))]))
-        truth = (public.images, public.labels, rows)
-        if "labels" in _npz(_path(recorded.truth), "--truth"):
-            classes = public.labels
-    number = updates.images_sought(per_update, known.training, uploads, rows)
+        truth, classes = (images, labels, rows), labels if read.labelled else None
+    number = updates.images_sought(per_update, training, uploads, rows)
     findings = Findings.of(
         [(one.upload.client, clause) for one in found.values() for clause in one.said],
         [(sent[place][0].client, error) for place, error in lost.items()],
@@ -255,17 +263,16 @@ def _with_network(
         num_classes=width,
         uploads=uploads,
         broadcasts=starts.renamed(),
-        threat=known.threat(),
+        threat=updates.THREAT,
         models=models,
         images_per_target=number,
-        statistics="either" if _normalises(first) else "",
-        training=known.training,
+        statistics="either" if statistics_of(first) else "",
+        training=training,
         truth=None if truth is None else partial(updates.truth_of_updates, *truth, number),
         true_labels=classes,
-        notes=known.notes(),
-        findings=findings,
+        findings=dataclasses.replace(findings, untold=untold),
         assumed=(MASKED,) if any(one.masked for one in found.values()) else (),
-        supported=updates.UNSUPPORTED,
+        supported=supported("gradients and updates", UPDATES, updates.THREAT),
     )
 
 
@@ -283,11 +290,6 @@ def _kept(uploads: Sequence[Upload], lost: Mapping[int, FedreError]) -> tuple[Up
         listed = [f"{one[0].upper()}{one[1:]}" for one in by_clients(problems)]
         raise type(first)(*listed, next_step=first.next_step)
     return kept
-
-
-def _normalises(module: nn.Module) -> bool:
-    """Whether a module has BatchNorm."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 def foreign_folder(recorded: Recorded, settings: AttackSettings, trial: Trial, runs: Path) -> Path:
@@ -340,11 +342,25 @@ def _messages(
     return *read_messages(folder, wanted, faults=faults), faults
 
 
-def _images(given: str, shape: Shape, option: str) -> PublicImages:
-    tensors = _npz(_path(given), option)
-    images = read_pixels(tensors["images"], option, shape=shape).floats()
-    labels = tensors.get("labels", np.zeros(len(images), dtype=np.int64))
-    return PublicImages(images, _numbers(labels, len(images), f"{option}: 'labels'"))
+@dataclass(frozen=True, eq=False)
+class _Images:
+    """Images of a file, and what the file says of each: its class, the target it went into."""
+
+    public: PublicImages
+    labelled: bool
+    row: Tensor | None
+
+    @classmethod
+    def read(cls, given: str, shape: Shape, option: str) -> _Images:
+        tensors = _npz(_path(given), option)
+        images = read_pixels(tensors["images"], option, shape=shape).floats()
+        labels = tensors.get("labels")
+        row = tensors.get("row") if option == "--truth" else None
+        classes = torch.zeros(len(images), dtype=torch.int64)
+        if labels is not None:
+            classes = _numbers(labels, len(images), f"{option}: 'labels'")
+        into = None if row is None else _numbers(row, len(images), f"{option}: 'row'")
+        return cls(PublicImages(images, classes), labels is not None, into)
 
 
 def _numbers(given: np.ndarray[Any, Any], count: int, what: str) -> Tensor:
@@ -385,8 +401,8 @@ def _truth(
     targets: tuple[Upload, ...],
 ) -> Truth:
     """The truth of targets, which are counted over all uploads, those that were left out too."""
-    public = _images(given, shape, "--truth")
-    rows = _rows(given, len(public.images))
+    read = _Images.read(given, shape, "--truth")
+    public, rows = read.public, read.row
     if lost:
         kinds = {type(artifact) for upload in targets for artifact in upload.artifacts}
         here = [
@@ -406,9 +422,3 @@ def _counted_anew(rows: Tensor, here: Tensor) -> Tensor:
     places = torch.where(here, here.cumsum(0) - 1, len(here) + len(rows))
     known = rows < len(here)
     return torch.where(known, places[rows.clamp(max=len(here) - 1)], rows)
-
-
-def _rows(given: str, count: int) -> Tensor | None:
-    """The target that each true image went into, where the file says it."""
-    row = _npz(_path(given), "--truth").get("row")
-    return None if row is None else _numbers(row, count, "--truth: 'row'")

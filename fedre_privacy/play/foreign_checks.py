@@ -1,4 +1,8 @@
-"""Is an upload of parameters what its kind says? Each is held against what its client was sent."""
+"""Is an upload what its kind says?
+
+Parameters are held against what their client was sent, vectors against what an extractor makes of
+images.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.core.artifacts import Artifact, HeadState, ModelChange, ModelState
 from fedre_privacy.core.channels import Channel, Masking
@@ -14,7 +18,10 @@ from fedre_privacy.core.contents import Holds, Role
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.types import KnownDefense, ThreatModel, Upload
 from fedre_privacy.core.units import first_few
+from fedre_privacy.federation.told import FILE
+from fedre_privacy.sealed.modules import Key
 
+from .checks import Shape
 from .foreign_modules import Start, State, params_of
 from .foreign_names import SHOWN, Layout, under_names
 
@@ -35,6 +42,15 @@ MASKED = KnownDefense("masked uploads", {}, Channel(updates=(Masking(),)))
 LEAST = 16
 """Fewer numbers than these may be whole by chance."""
 
+MASKED_ROWS = KnownDefense("masked vectors", {}, Channel(rows=(Masking(),)))
+"""What is assumed where most numbers of vectors are zero and those of the extractor are not."""
+IMAGES = 16
+"""Images whose outputs are looked at, at most."""
+LONG, LONG_UNSEEN = 3.0, 6.0
+"""Vectors so many times longer than any output are told: of public images, and of plain ones."""
+EMPTY, USED = 0.5, 0.1
+"""Vectors with more zeros than the one, of an extractor with fewer than the other, are masked."""
+
 
 @dataclass(frozen=True, eq=False)
 class Checked:
@@ -42,7 +58,6 @@ class Checked:
 
     Args:
         upload: under the names of the module, with what its client trained.
-        said: what was assumed, a clause each.
         masked: whether most of its numbers were not sent and are zero.
     """
 
@@ -55,7 +70,6 @@ def checked(upload: Upload, start: Start, layout: Layout, images: int | None) ->
     """An upload held against its kinds; what is beside parameters of a whole model stays.
 
     Args:
-        start: the model that its client was sent.
         images: that it trained on, if somebody said so.
 
     Raises:
@@ -227,18 +241,76 @@ def _model(
     cut = (new == 0) & (old != 0)
     share = float(cut.sum()) / max(1, int((old != 0).sum()))
     if share > CUT:
-        filled = {name: _filled(value, before[name]) for name, value in own.items()}
+        filled = {
+            name: torch.where(value == 0, before[name].to(value.dtype), value)
+            for name, value in own.items()
+        }
         said = f"{share:.0%} of its model is zero: taken as masked, and as not sent"
         return kind, filled, [said], True
     return kind, own, [], False
 
 
-def _filled(value: Tensor, before: Tensor) -> Tensor:
-    return torch.where(value == 0, before.to(value.dtype), value)
-
-
 def _joined(values: Collection[Tensor]) -> Tensor:
     return torch.cat([value.detach().double().flatten() for value in values])
+
+
+@torch.no_grad()
+def rows_said(
+    targets: tuple[Upload, ...],
+    extractors: Mapping[Key, nn.Module],
+    image_shape: Shape,
+    public: Tensor | None,
+) -> tuple[list[tuple[int, str]], bool]:
+    """What is said of each client's vectors, and whether some are masked.
+
+    Args:
+        public: images (n, C, H, W) in [0, 1]; without any, plain ones and noise are made.
+    """
+    seen = _plain(image_shape) if public is None or not len(public) else public[:IMAGES]
+    most = LONG_UNSEEN if public is None or not len(public) else LONG
+    said: list[tuple[int, str]] = []
+    masked = False
+    for upload in targets:
+        made = extractors[upload.client, upload.round](seen.clone()).double()
+        for artifact in upload.artifacts:
+            rows = artifact.rows()
+            if rows is None or Role.COLLECTED not in artifact.roles:
+                continue
+            rows = rows.double()
+            longest = float(made.norm(dim=1).max())
+            ratio = float(rows.norm(dim=1).median()) / longest if longest else 0.0
+            found = []
+            if ratio > most:
+                found.append(
+                    f"{artifact.kind} are {ratio:.2g} times as long as the longest output of the "
+                    "extractor: sums in place of means, or scaled?"
+                )
+            codes = whole_numbers([rows])
+            if codes is not None and whole_numbers([made]) is None:
+                found.append(
+                    f"{artifact.kind} are whole numbers ({codes[0]} to {codes[1]}), which the "
+                    "extractor does not return: codes of a quantiser?"
+                )
+            empty = float((rows == 0).double().mean())
+            if empty > EMPTY and float((made == 0).double().mean()) < USED:
+                masked = True
+                found.append(
+                    f"{empty:.0%} of {artifact.kind} are zero, which the extractor does not "
+                    "return: taken as masked, and zeros are not compared"
+                )
+            said += [(upload.client, clause) for clause in found]
+    return said, masked
+
+
+def _plain(shape: Shape) -> Tensor:
+    """Black, grey and white images, a ramp, and noise."""
+    ramp = torch.linspace(0, 1, shape[2]).expand(shape)
+    plain = [torch.full(shape, level) for level in (0.0, 0.5, 1.0)]
+    noise = torch.rand((4, *shape), generator=torch.Generator().manual_seed(0))
+    return torch.cat([torch.stack([*plain, ramp]), noise])
+
+
+NOT_SAID = f"as {FILE} does not say it"
 
 
 @dataclass(frozen=True)
@@ -251,6 +323,7 @@ class Findings:
 
     seen: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -267,6 +340,7 @@ class Findings:
     def known_to(self, threat: ThreatModel) -> ThreatModel:
         """Who attacks, with what is assumed and who was left out."""
         said = [threat.summary]
+        said += [f"assumed, {NOT_SAID}: {', '.join(self.untold)}"] if self.untold else []
         said += [f"on reading: {'; '.join(self.seen)}"] if self.seen else []
         said += [f"left out: {'; '.join(self.left_out)}"] if self.left_out else []
         return replace(threat, summary="; ".join(said))
@@ -274,7 +348,9 @@ class Findings:
     @property
     def notes(self) -> tuple[str, ...]:
         """The same as sentences."""
+        more = f"Assumed, {NOT_SAID}: {', '.join(self.untold)}. Who knows it may find more."
         return (
+            *([more] if self.untold else []),
             *(f"On reading: {line}." for line in self.seen),
             *(f"Left out: {line.removesuffix('.')}." for line in self.left_out),
         )

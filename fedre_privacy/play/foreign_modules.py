@@ -27,13 +27,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """States of clients' modules, with what was assumed, and who has none.
-
-    Args:
-        known: by client.
-        said: what was assumed, by client.
-        lost: why a client has none.
-    """
+    """States of clients' modules, with what was assumed, and who has none."""
 
     known: Mapping[int, State]
     said: Mapping[int, tuple[str, ...]]
@@ -47,7 +41,6 @@ def extractor_states(
 
     Args:
         extractor: ``package:function`` that returns the module.
-        weights: the file, for messages.
         given: its tensors, for all clients or ``client<k>/<name>`` for each.
 
     Raises:
@@ -96,9 +89,7 @@ class Start:
     """The model from which an upload started.
 
     Args:
-        state: all tensors of the module.
         sent: those that were sent. place: of their artifact in the message.
-        said: what was assumed.
     """
 
     state: State
@@ -146,10 +137,11 @@ class Starts:
     def modules(self, keys: Collection[Key]) -> Modules:
         """The models by (client, round)."""
         recipe = Recipe(factory=self.network, image_shape=self.image_shape)
-        return Modules({key: Held(recipe, partial(self._state, key)) for key in keys})
 
-    def _state(self, key: Key) -> State:
-        return self.of(*key).state
+        def state(key: Key) -> State:
+            return self.of(*key).state
+
+        return Modules({key: Held(recipe, partial(state, key)) for key in keys})
 
     def renamed(self) -> tuple[Broadcast, ...]:
         """The broadcasts, with the models that uploads started from under the module's names."""

@@ -55,7 +55,6 @@ class Named:
 
     Args:
         tensors: with the shapes of the module.
-        said: what was assumed, a clause each.
         problems: why it does not fit; then there are no tensors.
     """
 
@@ -85,8 +84,8 @@ def under_names(
             if left:
                 told.append(f"{first_few(left, SHOWN)} left out, which the module does not have")
             if not left or (more or beside) and set(layout.parameters) <= set(names.values()):
-                return Named({own: _shaped(sent[n], layout, own) for n, own in names.items()},
-                             tuple(told))  # fmt: skip
+                shaped = {o: sent[n].reshape(layout.state[o].shape) for n, o in names.items()}
+                return Named(shaped, tuple(told))
     names = next((listed for listed in _lists(sent, layout, gradient)), {n: n for n in sent})
     absent = [n for n in layout.parameters if n not in names.values()]
     problems = [
@@ -95,11 +94,6 @@ def under_names(
         *(f"'{own}' is not of the network" for own in names.values() if own not in layout.state),
     ]
     return Named({}, problems=tuple(problems or ["nothing was sent"]))
-
-
-def _is_list(sent: Mapping[str, Tensor]) -> bool:
-    """Whether tensors were sent without names, which are numbers then."""
-    return bool(sent) and set(sent) == {str(number) for number in range(len(sent))}
 
 
 def _ways(
@@ -136,8 +130,8 @@ def _ways(
 
 def _lists(sent: Mapping[str, Tensor], layout: Layout, gradient: bool) -> Iterator[Names]:
     """Names of a list, in the orders that have its length."""
-    if not _is_list(sent):
-        return
+    if not sent or set(sent) != {str(number) for number in range(len(sent))}:
+        return  # names, not numbers
     short = [name for name in layout.state if not name.endswith(COUNTED)]
     states = [short, list(layout.state)]
     learnt = [list(layout.parameters), list(layout.trained)]
@@ -158,7 +152,3 @@ def _misfits(sent: Mapping[str, Tensor], names: Names, layout: Layout) -> list[s
         if sent[name].shape != layout.state[own].shape
         and not sent[name].numel() == layout.state[own].numel() == 1
     ]
-
-
-def _shaped(value: Tensor, layout: Layout, name: str) -> Tensor:
-    return value.reshape(layout.state[name].shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from fedre_privacy.core.contents import Holds
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Knowledge, LocalTraining, Mixture, ThreatModel, Truth, Upload
 from fedre_privacy.core.units import plural
-from fedre_privacy.federation.told import FILE, read_told
+from fedre_privacy.federation.told import read_told
 
 THREAT = ThreatModel(
     "foreign",
@@ -21,46 +20,12 @@ THREAT = ThreatModel(
     "last",
     "whoever holds the recorded messages of a round, the architecture, and how clients train",
 )
-UNSUPPORTED = (
-    "Supported on gradients and updates of other systems: update-inversion on models, "
-    "inverting-gradients, dlg, idlg, analytic and spear on gradients, and labels."
-)
-
 LR, EPOCHS, BATCH = 0.01, 1, 32
 """Assumed where nobody says them."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """How clients trained.
-
-    Args:
-        training: with what was assumed filled in.
-        assumed: what nobody said, in words.
-    """
-
-    training: LocalTraining
-    assumed: tuple[str, ...]
-
-    def threat(self) -> ThreatModel:
-        """Who attacks, with what had to be assumed."""
-        if not self.assumed:
-            return THREAT
-        said = f"{THREAT.summary}; assumed, as {FILE} does not say it: {', '.join(self.assumed)}"
-        return replace(THREAT, summary=said)
-
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of a result must know."""
-        if not self.assumed:
-            return ()
-        return (
-            f"Assumed, as {FILE} does not say it: {', '.join(self.assumed)}. Who knows it may "
-            "find more.",
-        )
-
-
-def read_training(folder: Path, clients: Collection[int]) -> Known:
-    """Read how clients trained; assume what is not told.
+def read_training(folder: Path, clients: Collection[int]) -> tuple[LocalTraining, tuple[str, ...]]:
+    """Read how clients trained; assume what is not told, and say it in words.
 
     A client whose number of images is not told is taken to hold one batch.
 
@@ -77,7 +42,7 @@ def read_training(folder: Path, clients: Collection[int]) -> Known:
     if unknown:
         assumed.append(f"one batch of images at {plural(len(unknown), 'client')}")
     held = {client: sizes.get(client, batch) for client in clients}
-    return Known(LocalTraining(lr, epochs, batch, held), tuple(assumed))
+    return LocalTraining(lr, epochs, batch, held), tuple(assumed)
 
 
 def told_sizes(folder: Path) -> dict[int, int]:
@@ -127,7 +92,6 @@ def truth_of_updates(
         images: (m, C, H, W) in [0, 1]. labels: (m,) their classes.
         row: (m,) the upload, counted from 0 in the order of the index, that each image went into;
             None: all made the first.
-        number: images sought in each.
 
     Raises:
         IncompatibleError: an upload without images.

@@ -1,4 +1,4 @@
-"""Uploads that did not come from a run of ours: checked, and made ready to be attacked.
+"""Uploads that did not come from a run of ours.
 
 There is no data set and often no truth. What another system wrote (`foreign`) and what a script
 holds in memory (`own_module`) both become a `Given`.
@@ -6,45 +6,36 @@ holds in memory (`own_module`) both become a `Given`.
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.base import can_read, mismatch, needed_for
-from fedre_privacy.core.artifacts import EntangledRep
-from fedre_privacy.core.errors import IncompatibleError, MissingInputError
+from fedre_privacy.attacks.base import attacks, needed_for, readers
+from fedre_privacy.core.artifacts import Artifact, EntangledRep
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.registry import plugin_words
-from fedre_privacy.core.rng import derive
 from fedre_privacy.core.types import (
     Broadcast,
     Knowledge,
     KnownDefense,
     LocalTraining,
     Mixture,
-    Observation,
     ThreatModel,
     Truth,
     Upload,
 )
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.eval import PublicImages
-from fedre_privacy.runs.settings import ADAPTIVE, AttackSettings
+from fedre_privacy.runs.settings import AttackSettings
 from fedre_privacy.sealed.modules import Key
 
-from .agreement import agreement
-from .checks import Shape, output_width, shape_text
-from .foreign_checks import Findings, by_clients
-from .questions.base import Trial
-from .questions.images import TARGET, ImageTrial
-from .questions.unscored import UnscoredTrial
-from .row_checks import MASKED, rows_said
-from .targets import TargetGroup
+from .checks import Shape
+from .foreign_checks import Findings
 
 Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
 """From (client, round) to the modules with which these uploads were made."""
@@ -52,11 +43,9 @@ Builder = Callable[[Collection[Key]], Mapping[Key, nn.Module]]
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Uploads with what is known beside them: a `Recording` of values.
+    """Uploads with what is known beside them; a trial takes them in place of a `Run`.
 
     Args:
-        name: what they are of, in titles.
-        system: who uploads.
         image_shape: (C, H, W).
         num_classes: length of a label encoding.
         uploads, broadcasts: of the attacked round, and those before training.
@@ -70,19 +59,19 @@ class Given:
         truth: from the targets to the images that made them; None: nobody knows.
         true_labels: of gradients and updates the classes of those images, in their order; None:
             nobody said.
-        public: public images.
         unit: what ``target_clients`` of the truth numbers, see `evaluate`.
         notes: what a reader must know about it, a sentence each.
-        findings: what was found on reading the uploads.
         assumed: what clients seem to have done to them.
         settings: how it was given, in plain values, for ``config.yaml``.
-        marks: hashes of what was given.
         command: words of the command that reads it; empty for none.
         sources: files that no attack may open.
-        size_option: how the image size is given.
-        supported: what to do where an attack cannot read it.
         truth_needs_public: what to do where truth is given without public images.
     """
+
+    bound: ClassVar[str] = ""
+    active: ClassVar[str] = ""
+    defenses: ClassVar[tuple[Defense, ...]] = ()
+    """What another system guarantees, what its server did and what clients declare is not known."""
 
     name: str
     system: str
@@ -115,21 +104,6 @@ class Given:
     def class_names(self) -> list[str]:
         """The numbers of the classes."""
         return [str(label) for label in range(self.num_classes)]
-
-    @property
-    def bound(self) -> str:
-        """Nothing is known of what another system guarantees."""
-        return ""
-
-    @property
-    def active(self) -> str:
-        """Empty: what the server of another system did is not known."""
-        return ""
-
-    @property
-    def defenses(self) -> tuple[Defense, ...]:
-        """None is known."""
-        return ()
 
     def extractor(self, client: int, round: int) -> nn.Module:
         """The extractor with which a client made its upload of a round."""
@@ -165,197 +139,6 @@ class Given:
         return shlex.join(words) + plugin_words(attack.plugins()), ""
 
 
-def normalising_as(given: Given, settings: AttackSettings) -> AttackSettings:
-    """Settings in which an attack that was not told otherwise normalises as the clients did."""
-    attack = settings.attack
-    if not given.statistics or getattr(attack, "bn", "") != "auto":
-        return settings
-    told: Any = {"bn": given.statistics}
-    return dataclasses.replace(settings, attack=dataclasses.replace(attack, **told))
-
-
-def prepare_given(given: Given, settings: AttackSettings) -> Trial:
-    """Check that an attack fits what was given, choose targets, and build the observation.
-
-    Targets are the first ones in the order given. With truth one half of the public images makes
-    the floors, the other is for the attacker.
-
-    Raises:
-        IncompatibleError: uploads, modules, images and attack do not fit each other.
-        MissingInputError: truth without public images.
-    """
-    attack, shape = settings.attack, given.image_shape
-    if attack.answers not in ("images", "labels"):
-        raise IncompatibleError(
-            f"Attack '{attack.name}' answers {attack.answers}, which needs a recorded run.",
-            next_step=given.supported,
-        )
-    seeks_images = attack.answers == "images"
-    rows = seeks_images and not given.images_per_target
-    kept = _readable(given, settings, rows=rows)
-    if given.truth is not None and not seeks_images:
-        raise IncompatibleError(
-            f"The truth given is images; attack '{attack.name}' finds none to compare with them.",
-            next_step="Leave the truth out, or attack images, for example with dip.",
-        )
-    targets = _first(kept, settings.evaluation.targets) if rows else kept
-    if seeks_images and given.images_per_target:
-        targets = kept[: max(1, settings.evaluation.targets // given.images_per_target)]
-    kinds = {type(a) for upload in targets for a in upload.artifacts}
-    public, floors = given.public, None
-    if given.truth is not None:
-        if public is None:
-            raise MissingInputError(
-                "The truth is scored beside floors, and those are made of public images, which "
-                "were not given.",
-                next_step=given.truth_needs_public,
-            )
-        half = len(public.labels) // 2
-        floors = PublicImages(public.images[:half], public.labels[:half])
-        public = PublicImages(public.images[half:], public.labels[half:])
-    threat = given.threat
-    if public is not None:
-        threat = dataclasses.replace(
-            threat,
-            grants=threat.grants | {Knowledge.AUX_DATA},
-            summary=f"{threat.summary}, and {len(public.labels)} public images",
-        )
-    problems = mismatch(attack, threat, kinds)
-    if problems:
-        raise IncompatibleError(*problems, next_step=given.supported)
-    for metric in settings.metrics.values() if given.truth is not None else ():
-        metric.check(shape)
-    keys = sorted({(upload.client, upload.round) for upload in targets})
-    extractors: Mapping[Key, nn.Module] = {}
-    if rows or Knowledge.EXTRACTOR in needed_for(attack, kinds):
-        extractors = given.extractors(keys)
-    if rows:
-        _check_widths(given, extractors, targets)
-        given = _rows_checked(given, targets, extractors, public)
-    given = dataclasses.replace(given, notes=(*given.notes, *given.findings.notes))
-    threat = given.findings.known_to(threat)
-    observation = Observation(
-        threat=threat,
-        targets=targets,
-        uploads=given.uploads,
-        broadcasts=given.broadcasts,
-        extractors=extractors,
-        image_shape=shape,
-        num_classes=given.num_classes,
-        aux=None if public is None else public.images,
-        aux_labels=None if public is None else public.labels,
-        training=given.training,
-        models=given.models,
-        images_per_target=given.images_per_target if seeks_images else 0,
-        defenses=given.assumed if settings.evaluation.attacker == ADAPTIVE else (),
-    )
-    kind = (
-        "update"
-        if given.images_per_target
-        else ", ".join(sorted({str(a.kind) for upload in targets for a in upload.artifacts}))
-    )
-    common = (
-        given,
-        dataclasses.replace(settings, threat=threat),
-        derive(settings.evaluation.seed, "attack"),
-        observation,
-        kind,
-        False,
-        targets[0].round,
-    )
-    if given.truth is None or floors is None:
-        return UnscoredTrial(*common)
-    group = TargetGroup(kind, False, targets, given.truth(targets))
-    agrees = agreement(
-        observation,
-        group,
-        floors.images,
-        labels=given.true_labels,
-        bn=bn if (bn := getattr(attack, "bn", None)) in ("eval", "batch") else None,
-    )
-    return ImageTrial(
-        *common, groups={TARGET: group}, public=floors, unit=given.unit, agreement=agrees
-    )
-
-
-def _readable(given: Given, settings: AttackSettings, *, rows: bool) -> tuple[Upload, ...]:
-    """Uploads reduced to what the attack reads, and to rows where those are attacked."""
-    kept = tuple(
-        dataclasses.replace(upload, artifacts=found)
-        for upload in given.uploads
-        if (
-            found := tuple(
-                a
-                for a in upload.artifacts
-                if can_read(settings.attack, type(a)) and (a.rows() is not None or not rows)
-            )
-        )
-    )
-    if not kept:
-        held = sorted({str(a.kind) for upload in given.uploads for a in upload.artifacts})
-        source = given.sources[0] if given.sources else given.name
-        raise IncompatibleError(
-            f"Attack '{settings.attack.name}' reads nothing of {source}: it holds "
-            f"{', '.join(held) or 'no artifact'}.",
-            next_step=given.supported,
-        )
-    return kept
-
-
-def _first(uploads: tuple[Upload, ...], count: int) -> tuple[Upload, ...]:
-    """The first `count` targets in the order given."""
-    out, left = [], count
-    for upload in uploads:
-        parts = []
-        for artifact in upload.artifacts:
-            rows = artifact.rows()
-            size = 0 if rows is None else min(left, len(rows))
-            if size:
-                parts.append(artifact.take(torch.arange(size)))
-                left -= size
-        if parts:
-            out.append(Upload(upload.client, upload.round, tuple(parts)))
-    return tuple(out)
-
-
-def _check_widths(
-    given: Given, extractors: Mapping[Key, nn.Module], targets: tuple[Upload, ...]
-) -> None:
-    for upload in targets:
-        width = output_width(
-            extractors[upload.client, upload.round],
-            given.image_shape,
-            what="extractor",
-            option=given.size_option,
-        )
-        for artifact in upload.artifacts:
-            rows = artifact.rows()
-            if rows is not None and rows.shape[1] != width:
-                raise IncompatibleError(
-                    f"Client {upload.client}'s {artifact.kind} have {rows.shape[1]} values; the "
-                    f"extractor returns {width} for an image of {shape_text(given.image_shape)}.",
-                    next_step="Is it the extractor of this client, without the head, and is the "
-                    "image size right?",
-                )
-
-
-def _rows_checked(
-    given: Given,
-    targets: tuple[Upload, ...],
-    extractors: Mapping[Key, nn.Module],
-    public: PublicImages | None,
-) -> Given:
-    """The same with what is said of its vectors."""
-    images = None if public is None else public.images
-    said, masked = rows_said(targets, extractors, given.image_shape, images)
-    of_whom = by_clients(said) if given.unit == "client" else [clause for _, clause in said]
-    return dataclasses.replace(
-        given,
-        findings=given.findings.with_seen(of_whom),
-        assumed=(*given.assumed, *([MASKED] if masked else [])),
-    )
-
-
 def truth_of(
     targets: tuple[Upload, ...],
     images: Tensor,
@@ -370,7 +153,6 @@ def truth_of(
         images: (m, C, H, W) in [0, 1].
         labels: (m,) their classes.
         row: (m,) the target that each image went into; None: image i made target i.
-        what: what they are called in a message.
 
     Raises:
         IncompatibleError: a target without image.
@@ -408,6 +190,29 @@ def truth_of(
         target_clients=torch.tensor(owners),
         target_labels=torch.tensor(classes),
     )
+
+
+def supported(
+    what: str,
+    kinds: Sequence[type[Artifact]],
+    threat: ThreatModel,
+    *,
+    answers: Sequence[str] = ("images", "labels"),
+    public: str = "--aux",
+) -> str:
+    """Which attacks read some kinds of uploads, by what they declare.
+
+    Args:
+        what: whose uploads. public: how public images are given.
+    """
+    listed = []
+    for kind in kinds:
+        able = [attacks.get(n) for n in readers([kind]) if attacks.get(n).answers in answers]
+        more = [(one.name, needed_for(one, [kind]) - threat.grants) for one in able]
+        names = [name for name, lacking in more if not lacking]
+        names += [f"{name} ({public})" for name, lacking in more if lacking == {Knowledge.AUX_DATA}]
+        listed += [f"on {kind.kind} {', '.join(names)}"] if names else []
+    return f"Supported on {what}: {'; '.join(listed)}."
 
 
 def classes_seen(uploads: Sequence[Upload]) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import RECOVERED
 from fedre_privacy.blocks.averaging import load_state
 from fedre_privacy.core.config import plain
-from fedre_privacy.core.contents import Role
-from fedre_privacy.core.types import AGGREGATE
-from fedre_privacy.models.families import ModelSettings
+from fedre_privacy.core.contents import Holds, Role
+from fedre_privacy.core.types import AGGREGATE, Broadcast
+from fedre_privacy.models.families import ModelSettings, build_model
+from fedre_privacy.models.split import parameters_of
 from fedre_privacy.runs.run import Messages, Run
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.runs.small_models import small_states_after, small_states_before
 from fedre_privacy.sealed.modules import EXTRACTOR, MODEL, Held, Modules, Recipe
 
 
@@ -33,11 +33,13 @@ def kept_extractors(
     Args:
         rounds: round asked for, and the round whose extractor is given for it.
     """
+
+    def state(client: int, round: int) -> dict[str, Tensor]:
+        return _part(run.state(client, round), part)
+
     return Modules(
         {
-            (client, asked): Held(
-                recipe_of(run, client, part), partial(_part_state, run, client, given, part)
-            )
+            (client, asked): Held(recipe_of(run, client, part), partial(state, client, given))
             for asked, given in rounds.items()
             for client in clients
         }
@@ -54,11 +56,13 @@ def shared_extractors(run: Run, round: int, messages: Messages) -> Modules:
     if small is None:
         return Modules({})
     recipe, part = recipe_of(run, 0, settings=small), recipe_of(run, 0, EXTRACTOR, small)
+
+    def extractor(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return _part(_with_buffers(recipe, params), EXTRACTOR)
+
+    states = small_states_after(run, small, round, messages)
     return Modules(
-        {
-            (client, round): Held(part, partial(_extractor_state, recipe, state))
-            for client, state in small_states_after(run, small, round, messages).items()
-        }
+        {(client, round): Held(part, partial(extractor, own)) for client, own in states.items()}
     )
 
 
@@ -100,14 +104,6 @@ def recipe_of(
     )
 
 
-def _part_state(run: Run, client: int, round: int, part: str) -> dict[str, Tensor]:
-    return _part(run.state(client, round), part)
-
-
-def _extractor_state(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return _part(_with_buffers(recipe, params), EXTRACTOR)
-
-
 def _part(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     prefix = f"{part}."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -118,3 +114,65 @@ def _with_buffers(recipe: Recipe, params: Mapping[str, Tensor]) -> dict[str, Ten
     model = recipe.build()
     load_state(model, params)
     return model.state_dict()
+
+
+def small_states_before(
+    run: Run,
+    settings: ModelSettings,
+    clients: Collection[int],
+    broadcasts: Collection[Broadcast],
+    round: int,
+) -> dict[int, dict[str, Tensor]]:
+    """Parameters of the small model that each client started the round from.
+
+    A server that sends updates knows what it sent before: all its broadcasts are replayed.
+
+    Args:
+        broadcasts: all of the run; those of later rounds are left out.
+    """
+    earlier = sorted((b for b in broadcasts if b.round <= round), key=lambda b: b.round)
+    found: dict[int, dict[str, Tensor]] = {}
+    for client in clients:
+        model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
+        received = [b for b in earlier if client in b.recipients or client == AGGREGATE]
+        if received and received[-1].round == round:
+            found[client] = _replayed(received, model)
+    return found
+
+
+def small_states_after(
+    run: Run, settings: ModelSettings, round: int, messages: Messages
+) -> dict[int, dict[str, Tensor]]:
+    """Parameters of the small model that each client's upload of a round makes.
+
+    Left out are uploads of changes by clients whose model before the round was never sent.
+    """
+    uploads, _ = messages.of([round])
+    sent = [(u.client, a) for u in uploads for a in u.artifacts if a.holds is not None]
+    changed = [client for client, artifact in sent if artifact.holds == Holds.CHANGE]
+    before = small_states_before(run, settings, changed, messages.of()[1], round) if changed else {}
+    model = build_model(settings, 0, run.image_shape, len(run.record["classes"]))
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    found: dict[int, dict[str, Tensor]] = {}
+    for client, artifact in sent:
+        state = artifact.parameters(shapes)
+        if artifact.holds == Holds.PARAMETERS:
+            found[client] = state
+        elif client in before:
+            found[client] = {name: before[client][name] + state[name] for name in shapes}
+    return found
+
+
+def _replayed(received: Sequence[Broadcast], model: nn.Module) -> dict[str, Tensor]:
+    """What a client holds after these messages."""
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    state: dict[str, Tensor] = parameters_of(model)
+    for artifact in (a for broadcast in received for a in broadcast.artifacts):
+        if artifact.holds is None:
+            continue
+        sent = artifact.parameters(shapes)
+        if artifact.holds == Holds.PARAMETERS:
+            state = sent
+        elif artifact.holds == Holds.CHANGE:
+            state = {name: state[name] + sent[name] for name in shapes}
+    return state

@@ -84,8 +84,6 @@ def observe(
     Args:
         settings: of the attack: its threat model, and how it is evaluated.
         aux: held-out images, passed on if the threat model grants auxiliary data.
-        candidates: samples whose membership is asked.
-        properties: what is asked about each client's images.
         images_per_target: images sought in each upload that carries no rows; what is attacked
             then holds the parameters itself, and extractors are given where they were kept.
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Attack, Context, attacks
-from fedre_privacy.core.artifacts import Artifact, Prototypes, Representations
+from fedre_privacy.core.artifacts import Artifact, GradientState, Prototypes, Representations
 from fedre_privacy.core.config import build_plugin
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
@@ -35,28 +35,24 @@ from fedre_privacy.sealed.door import AUTO, chosen, play
 from fedre_privacy.sealed.modules import frozen_copies
 
 from .attack import AttackResult, attack_into
-from .checks import (
-    Labels,
-    as_labels,
-    as_rows,
-    check_classes,
-    output_width,
-)
+from .checks import Labels, as_labels, as_rows, check_classes, output_width
 from .foreign_checks import MASKED, Findings
 from .foreign_names import Layout
-from .given import Given, classes_seen, normalising_as, prepare_given
-from .own_inputs import notes_of, read_gradient, read_images, shape_of, statistics_of
-from .own_truth import public_for, truth_for
+from .given import Given, classes_seen, supported
+from .given_trial import normalising_as, prepare_given
+from .own_inputs import (
+    notes_of,
+    public_for,
+    read_gradient,
+    read_images,
+    shape_of,
+    statistics_of,
+    truth_for,
+)
 from .questions.base import Trial
 
 OWN = (0, 1)
 """(client, round) under which the module stands."""
-
-SUPPORTED = (
-    "Supported on a module of your own: attacks that answer with images (dip, pixel and, with "
-    "public=, linear, decoder, diffusion and ensemble-kalman on representations and prototypes; "
-    "inverting-gradients, dlg, idlg and analytic on a gradient)."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +271,7 @@ def attack_module(
         notes=(*notes_of(module, copied[OWN], shape, what), *read),
         findings=Findings(tuple(seen)),
         assumed=(MASKED,) if masked else (),
-        supported=SUPPORTED,
+        supported=_supported(what),
         truth_needs_public="Give some: public=images, none of which is among the true ones.",
     )
     settings = normalising_as(given, settings)
@@ -317,6 +313,13 @@ def _played(
     if not isinstance(outcome, Reconstruction):
         raise TypeError(f"expected images, not {outcome}")
     return ModuleResult(trial, outcome, card, how, written)
+
+
+def _supported(what: str) -> str:
+    kinds = (Representations, Prototypes, GradientState)
+    return supported(
+        "a module of your own", kinds, _threat(what), answers=("images",), public="public="
+    )
 
 
 def _threat(what: str) -> ThreatModel:
@@ -370,7 +373,7 @@ def _settings(
         raise IncompatibleError(
             f"Attack '{attack.name}' answers {attack.answers}; a module of your own is asked for "
             "images.",
-            next_step=SUPPORTED,
+            next_step=_supported(what),
         )
     target = "update" if what == "gradient" else what
     evaluation = Evaluation(targets=targets, seed=seed, metrics=tuple(names))

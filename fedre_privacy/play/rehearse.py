@@ -42,7 +42,6 @@ class Plan:
     """What a command would do, measured on its first steps.
 
     Args:
-        lines: heading to text, for printing.
         train_s, attack_s: estimated seconds (0 where that part would not run).
         memory_bytes: peak memory of the rehearsal.
         disk_bytes: that the record of the training would take (0 where nothing would be trained).
@@ -66,7 +65,6 @@ def rehearse(
     Args:
         training: settings to train with, or the recorded run to attack.
         settings: the attack, or None to rehearse training alone.
-        runs: folder in which the record of a training would lie.
 
     Raises:
         FedreError: whatever the real command would refuse.
@@ -86,10 +84,9 @@ def rehearse(
                 settings = _after_one_step(settings)
             learn(runs / training.run_name, training.train.secret)
             prepared = prepare(training, device)
-            run, train_s = _first_step(training, prepared, Path(scratch), device)
+            run, train_s, disk = _first_step(training, prepared, Path(scratch), device)
             lines["Train"] = f"{summary(training)}: about {human_seconds(train_s)}"
             lines["Data"] = repr(prepared.data)
-            disk = _disk(training, prepared, run)
             refuse_full(training, disk, runs)
         if settings is not None:
             trial = prepare_attack(run, settings)
@@ -130,8 +127,7 @@ def rehearse_suite(
         check_ahead(training, settings)
     with tempfile.TemporaryDirectory() as scratch:
         prepared = prepare(training, device)
-        run, train_s = _first_step(training, prepared, Path(scratch), device)
-        disk = _disk(training, prepared, run)
+        run, train_s, disk = _first_step(training, prepared, Path(scratch), device)
         attack_s = 0.0
         for settings in suite:
             trial = prepare_attack(run, _after_one_step(settings))
@@ -140,13 +136,6 @@ def rehearse_suite(
                 known[what] = _attack_seconds(trial, settings, device)
             attack_s += known[what]
     return train_s, attack_s, disk
-
-
-def _disk(training: TrainSettings, prepared: Prepared, first: Run) -> int:
-    """Bytes of a training's record, told from that of its first step."""
-    models = models_bytes(training, prepared.setting)
-    messages = message_bytes(first.folder) or 0
-    return record_bytes(prepared.record, training.train.rounds, messages, models)
 
 
 def _after_one_step(settings: AttackSettings) -> AttackSettings:
@@ -207,8 +196,8 @@ def _targets(observation: Observation) -> str:
 
 def _first_step(
     settings: TrainSettings, prepared: Prepared, scratch: Path, device: torch.device
-) -> tuple[Run, float]:
-    """Train one batch per client; return the run and the estimate for the whole training."""
+) -> tuple[Run, float, int]:
+    """Train one batch per client; return the run, and seconds and bytes of the whole training."""
     size = settings.train.batch_size
     training = dataclasses.replace(settings.train, rounds=1, epochs=1)
     record = dataclasses.replace(settings.record, rounds=())
@@ -234,4 +223,6 @@ def _first_step(
     per_batch = (time.monotonic() - started) / max(1, len(short.split.train))
     batches = sum(max(1, len(own) // size) for own in prepared.split.train)
     share = settings.train.join_ratio * settings.train.epochs
-    return run, per_batch * batches * share * settings.train.rounds
+    models, messages = models_bytes(settings, prepared.setting), message_bytes(run.folder) or 0
+    disk = record_bytes(prepared.record, settings.train.rounds, messages, models)
+    return run, per_batch * batches * share * settings.train.rounds, disk

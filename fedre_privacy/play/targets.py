@@ -42,9 +42,7 @@ class TargetGroup:
 
     Args:
         kind: "representations", "prototypes" or "entangled".
-        counterfactual: the protocol does not upload this kind.
         uploads: what the attacker is given, one upload per client.
-        truth: what the evaluator keeps.
     """
 
     kind: str

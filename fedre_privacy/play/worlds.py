@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -46,8 +47,6 @@ from .questions.membership import granted_model
 from .targets import TargetSource
 
 THREAT = "strong"
-READS_MODELS = "loss-membership"
-"""The attack that computes losses under uploads; where it can, signals of worlds exist."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class WorldsPlan:
         worlds: how many federations; each is attacked with the others as shadows.
         rounds: uploads of so many rounds are looked at, evenly spread, the last among them.
         chosen: attacks on signals by the name that tables show.
-        rates: of false alarms.
     """
 
     training: TrainSettings
@@ -85,6 +83,40 @@ class WorldsPlan:
         every = max(1, last // self.rounds)
         return [r for r in range(1, last + 1) if r % every == 0 or r == last]
 
+    @cached_property
+    def reads_models(self) -> bool:
+        """Whether uploads are models, so that signals of worlds exist."""
+        return self._fits(_reader())
+
+    @cached_property
+    def direct(self) -> dict[str, Attack]:
+        """Attacks on membership that need no shadows and read what is uploaded, by name."""
+        return {name: attack for name, attack in _asking().items() if self._fits(attack)}
+
+    @property
+    def grants_models(self) -> bool:
+        """Whether uploads are read with clients' own extractors, which tell members themselves."""
+        return any(
+            Knowledge.EXTRACTOR in needed_for(one, {kind})
+            for one in (*self.direct.values(), _reader())
+            for kind in self.training.protocol.uploads
+            if can_read(one, kind)
+        )
+
+    def settings(self, attack: Attack, round: int | None = None) -> AttackSettings:
+        """Of an attack on the uploads of a round, or of the last one."""
+        evaluation = Evaluation(round=round, gallery=2)
+        return AttackSettings("membership", attack, threats.get(THREAT), evaluation, {})
+
+    def _fits(self, attack: Attack) -> bool:
+        if not any(can_read(attack, kind) for kind in self.training.protocol.uploads):
+            return False
+        try:
+            check_ahead(self.world(0), self.settings(attack))
+        except IncompatibleError:
+            return False
+        return True
+
     @property
     def folder_name(self) -> str:
         """``worlds-protocol-dataset-hash``: equal trainings and coins share their worlds."""
@@ -108,17 +140,6 @@ class Played:
     accuracy: Tensor
     seconds: float
     model: Tensor | None = None
-
-
-DEFAULT = (
-    "loss",
-    "loss:of=drop",
-    "cross-client",
-    "rmia",
-    "lira:variant=online",
-    "lira:variant=offline",
-    "lira",
-)
 
 
 def shadow_attack(text: str) -> ShadowAttack:
@@ -153,7 +174,7 @@ def plan_worlds(
     """Check everything that can be checked before a world is trained.
 
     Args:
-        chosen: attacks on signals; none: `DEFAULT` where uploads are models, else none.
+        chosen: attacks on signals; none: `usual` where uploads are models, else none.
         rates: of false alarms that are asked for; none: 1 % and 0.1 %, with a reason where one
             cannot be shown.
 
@@ -170,15 +191,15 @@ def plan_worlds(
     wished = {text: shadow_attack(text) for text in chosen}
     shown = tuple(rates) or (0.01, 0.001)
     plan = WorldsPlan(training, coins or Coins(), worlds, rounds, wished, shown)
-    if _reads_models(plan):
+    if plan.reads_models:
         if not wished:
-            plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in DEFAULT})
+            plan = dataclasses.replace(plan, chosen={t: shadow_attack(t) for t in usual()})
         _check_shadows(plan)
-    elif wished or not _direct(plan):
+    elif wished or not plan.direct:
         kinds = training.protocol.uploads
         able = [one for one in _asking().values() if any(can_read(one, kind) for kind in kinds)]
-        refused = attacks.get(READS_MODELS)() if wished or not able else able[0]
-        check_ahead(plan.world(0), _settings(plan, refused))
+        refused = _reader() if wished or not able else able[0]
+        check_ahead(plan.world(0), plan.settings(refused))
     if plan.coins.game == NULL:
         prepare(plan.world(0), torch.device("cpu"))  # refuses where it cannot be played
     if rates:
@@ -201,48 +222,22 @@ def _check_shadows(plan: WorldsPlan) -> None:
         )
 
 
-def _settings(plan: WorldsPlan, attack: Attack, round: int | None = None) -> AttackSettings:
-    return AttackSettings(
-        "membership", attack, threats.get(THREAT), Evaluation(round=round, gallery=2), {}
-    )
-
-
-def _fits(plan: WorldsPlan, attack: Attack) -> bool:
-    kinds = plan.training.protocol.uploads
-    if not any(can_read(attack, kind) for kind in kinds):
-        return False
-    try:
-        check_ahead(plan.world(0), _settings(plan, attack))
-    except IncompatibleError:
-        return False
-    return True
-
-
-def _reads_models(plan: WorldsPlan) -> bool:
-    return _fits(plan, attacks.get(READS_MODELS)())
-
-
-def _direct(plan: WorldsPlan) -> dict[str, Attack]:
-    """Attacks on membership that need no shadows and read what the protocol uploads, by name."""
-    return {name: attack for name, attack in _asking().items() if _fits(plan, attack)}
-
-
-def _grants_models(plan: WorldsPlan) -> bool:
-    """Whether uploads are read with clients' own extractors, which tell members by themselves."""
-    kinds = plan.training.protocol.uploads
-    reading = [*_direct(plan).values(), attacks.get(READS_MODELS)()]
-    return any(
-        Knowledge.EXTRACTOR in needed_for(one, {kind})
-        for one in reading
-        for kind in kinds
-        if can_read(one, kind)
-    )
+def _reader() -> Attack:
+    """The attack that computes losses under uploads; where it can, signals of worlds exist."""
+    return next(kind() for name in attacks.names() if (kind := attacks.get(name)).signals)
 
 
 def _asking() -> dict[str, Attack]:
     """Attacks on membership by name, but for the one that signals are read with."""
-    asked = (name for name in attacks.names() if attacks.get(name).answers == "membership")
-    return {name: attacks.get(name)() for name in asked if name != READS_MODELS}
+    kinds = {name: attacks.get(name) for name in attacks.names()}
+    asked = {n: k for n, k in kinds.items() if k.answers == "membership" and not k.signals}
+    return {name: kind() for name, kind in asked.items()}
+
+
+def usual() -> list[str]:
+    """Attacks on signals that are run unless told which, in the order of the table."""
+    kinds = map(shadow_attacks.get, shadow_attacks.names())
+    return [text for _, text in sorted(one for kind in kinds for one in kind.usual.items())]
 
 
 def play_worlds(
@@ -269,57 +264,52 @@ def play_worlds(
             for path in folder.glob("w*.safetensors"):
                 path.unlink()
         remove_temporaries(folder)
-        return _play(plan, folder, device, isolation, report)
-
-
-def _play(
-    plan: WorldsPlan, folder: Path, device: torch.device, isolation: str, report: Report
-) -> Played:
-    started = time.monotonic()
-    data = plan.training.data.load()
-    shares = shared_out(plan.world(0), data)
-    slots = draw_slots(shares, data.labels, plan.coins)
-    coins = torch.stack([toss(shares, len(slots), _of(plan.coins, w)) for w in range(plan.worlds)])
-    kept = []
-    for index in range(plan.worlds):
-        path = folder / f"w{index:04d}.safetensors"
-        if not path.is_file():
-            begun = time.monotonic()
-            found = _world(plan, index, data, slots, folder, device, isolation, report)
-            files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
-            took, left = time.monotonic() - begun, plan.worlds - index - 1
-            if left:
-                report(
-                    Event(
-                        "note",
-                        {
-                            "text": f"world {index + 1} of {plan.worlds} took "
-                            f"{human_seconds(took)}; about {human_seconds(took * left)} to go"
-                        },
+        started = time.monotonic()
+        data = plan.training.data.load()
+        shares = shared_out(plan.world(0), data)
+        slots = draw_slots(shares, data.labels, plan.coins)
+        coins = torch.stack(
+            [
+                toss(shares, len(slots), dataclasses.replace(plan.coins, world=w))
+                for w in range(plan.worlds)
+            ]
+        )
+        kept = []
+        for index in range(plan.worlds):
+            path = folder / f"w{index:04d}.safetensors"
+            if not path.is_file():
+                begun = time.monotonic()
+                found = _world(plan, index, data, slots, folder, device, isolation, report)
+                files.write_tensors(path, found, metadata={"data_sha256": data.sha256})
+                took, left = time.monotonic() - begun, plan.worlds - index - 1
+                if left:
+                    report(
+                        Event(
+                            "note",
+                            {
+                                "text": f"world {index + 1} of {plan.worlds} took "
+                                f"{human_seconds(took)}; about {human_seconds(took * left)} to go"
+                            },
+                        )
                     )
+            elif files.read_metadata(path).get("data_sha256") != data.sha256:
+                raise DamagedInputError(
+                    f"{path} was made from another state of the data set '{data.name}'.",
+                    next_step="Restore the data, or train the worlds anew with --restart.",
                 )
-        elif files.read_metadata(path).get("data_sha256") != data.sha256:
-            raise DamagedInputError(
-                f"{path} was made from another state of the data set '{data.name}'.",
-                next_step="Restore the data, or train the worlds anew with --restart.",
-            )
-        kept.append(files.read_tensors(path))
-    scores = {}
-    if "sent" in kept[0]:
-        for text, attack in plan.chosen.items():
-            scores[text] = leave_one_out(attack, kept, coins, slots)
-    direct = [name for name in kept[0] if name.startswith("scores/")]
-    for name in direct:
-        scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
-    accuracy = torch.stack([one["accuracy"] for one in kept])
-    images = data.floats(slots.one)
-    model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
-    seconds = time.monotonic() - started
-    return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
-
-
-def _of(coins: Coins, world: int) -> Coins:
-    return dataclasses.replace(coins, world=world)
+            kept.append(files.read_tensors(path))
+        scores = {}
+        if "sent" in kept[0]:
+            for text, attack in plan.chosen.items():
+                scores[text] = leave_one_out(attack, kept, coins, slots)
+        direct = [name for name in kept[0] if name.startswith("scores/")]
+        for name in direct:
+            scores[name.removeprefix("scores/")] = torch.stack([one[name] for one in kept])
+        accuracy = torch.stack([one["accuracy"] for one in kept])
+        images = data.floats(slots.one)
+        model = torch.stack([one["model"] for one in kept]) if "model" in kept[0] else None
+        seconds = time.monotonic() - started
+        return Played(plan, folder, slots, images, coins, scores, accuracy, seconds, model)
 
 
 def leave_one_out(
@@ -353,7 +343,7 @@ def _world(
 ) -> dict[str, Tensor]:
     """Train one world and return its signals; the run is removed."""
     settings = plan.world(index)
-    if _direct(plan):
+    if plan.direct:
         warm(isolation, device, [folder, *settings.data.sources()])
     prepared = prepare(settings, device)
     run = train(
@@ -365,21 +355,21 @@ def _world(
     moment = f"acc_{settings.protocol.headline}"
     found = {"accuracy": torch.tensor(float(run.record["final"][moment] or torch.nan))}
     sources = {r: TargetSource(run, data, round=r, seed=0) for r in plan.looked_at}
-    if _reads_models(plan):
-        attack = attacks.get(READS_MODELS)()
+    if plan.reads_models:
+        attack = _reader()
         rows = []
         for round, source in sources.items():
             uploads = only_kinds(source.uploads.values(), set(attack.consumes))
             seen = observe(
-                source, _settings(plan, attack, round), uploads, aux, candidates=candidates
+                source, plan.settings(attack, round), uploads, aux, candidates=candidates
             )
             rows.append(confidences(seen, settings.train.clients, device))
         found["sent"] = torch.stack([sent for sent, _ in rows])
         found["before"] = torch.stack([before for _, before in rows])
-    if _grants_models(plan):
+    if plan.grants_models:
         alone = granted_model(sources[plan.looked_at[-1]], candidates)
         found["model"] = _standard(alone, slots.clients)
-    for text, attack in _direct(plan).items():
+    for text, attack in plan.direct.items():
         kinds = {kind for kind in settings.protocol.uploads if can_read(attack, kind)}
         single = all(kind.updates for kind in kinds) and not attack.adds_rounds
         rounds = plan.looked_at if single else plan.looked_at[-1:]
@@ -388,7 +378,7 @@ def _world(
             source = sources[round]
             uploads = only_kinds(source.uploads.values(), kinds)
             seen = observe(
-                source, _settings(plan, attack, round), uploads, aux, candidates=candidates
+                source, plan.settings(attack, round), uploads, aux, candidates=candidates
             )
             context = Context(seed=derive(source.attack_seed, text), device=device)
             answer = play(

@@ -228,12 +228,9 @@ class WorldsResult:
             "verdict": self.verdict(),
         }
 
+    @files.private()
     def write(self) -> None:
         """Write the record, the guesses, the ROC and the records at risk, for the owner alone."""
-        with files.private():
-            self._write()
-
-    def _write(self) -> None:
         played = self.played
         slots, coins = played.slots, played.coins
         files.write_json(self.folder / "record.json", _finite(self.record()))

@@ -47,7 +47,8 @@ class Protocol:
 
     sums: ClassVar[str] = ""
     """The mean of a round's uploads that the server can do with: "samples" (weighted by them),
-    "classes" (of each class), "clients" (plain). Empty: it needs single uploads."""
+    "classes" (of each class), "clients" (plain). Empty: it needs single uploads. Not inherited by
+    a class that aggregates in a way of its own, which has to declare it again."""
     sums_with: ClassVar[str] = ""
     """The setting with which its server can do with sums, where it can with some settings only."""
     training_only: ClassVar[bool] = False
@@ -56,6 +57,12 @@ class Protocol:
     unseen: ClassVar[str] = ""
     """Why whoever sees the parameters that clients send cannot simulate the training that moved
     them; attacks that do so are refused with it. Empty: it can be simulated."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls)
+        if "sums" not in own and ("aggregate" in own or "setup_aggregate" in own):
+            cls.sums = ""
 
     def declare(self, *kinds: type[Artifact]) -> None:
         """Replace `uploads` for these settings; call it in ``__post_init__``."""

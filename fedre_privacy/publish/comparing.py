@@ -13,26 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .format import (
-    OTHERWISE,
-    REPEATS,
-    SCORES,
-    SPLIT,
-    TRAINING,
-    WITHIN,
-    Accuracy,
-    Claim,
-    Compared,
-    Made,
-    Numbers,
-    Verification,
-)
+from .format import Accuracy, Claim, Compared, Made, Numbers, Verification
+from .names import OTHERWISE, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 ROUNDING = 1e-6
 """Relative difference of numbers that are the same."""
-
-TOLERANCE = 0.5
-"""Share of the half-width of an interval, unless another is asked for."""
 
 SPREAD = 3.0
 """How much more the ends of intervals and the sd may differ than the mean that they belong to."""
@@ -72,13 +57,11 @@ def state(one: Compared, *, part: str, due: bool, tolerance: float) -> str:
     turned = one.claimed.higher_is_more_leakage != one.repeated.higher_is_more_leakage
     if turned or one.claimed.n != one.repeated.n:
         return OTHER
-    means = list(zip(_means(one.claimed), _means(one.repeated), strict=True))
-    spreads = list(zip(_spreads(one.claimed), _spreads(one.repeated), strict=True))
     room = 0.0 if due else tolerance * _half_width(one.repeated)
-    if all(_close(a, b, 0.0) for a, b in means + spreads):
+    pairs = list(zip(_with_room(one.claimed), _with_room(one.repeated), strict=True))
+    if all(_close(a, b, 0.0) for (a, _), (b, _) in pairs):
         return SAME
-    near = all(_close(a, b, room) for a, b in means)
-    return NEAR if near and all(_close(a, b, SPREAD * room) for a, b in spreads) else OTHER
+    return NEAR if all(_close(a, b, more * room) for (a, more), (b, _) in pairs) else OTHER
 
 
 def _state_elsewhere(one: Compared) -> str:
@@ -106,13 +89,12 @@ def _close(one: float | None, other: float | None, room: float) -> bool:
     return abs(one - other) <= max(room, ROUNDING * max(abs(one), abs(other)))
 
 
-def _means(numbers: Numbers) -> list[float | None]:
-    return [numbers.value, numbers.floor, numbers.over]
-
-
-def _spreads(numbers: Numbers) -> list[float | None]:
+def _with_room(numbers: Numbers) -> list[tuple[float | None, float]]:
+    """All numbers of a measure, each with how much more than the mean it may differ."""
     none = (None, None)
-    return [numbers.sd, *(numbers.interval or none), *(numbers.over_interval or none)]
+    means = (numbers.value, numbers.floor, numbers.over)
+    spreads = (numbers.sd, *(numbers.interval or none), *(numbers.over_interval or none))
+    return [*((one, 1.0) for one in means), *((one, SPREAD) for one in spreads)]
 
 
 def _half_width(numbers: Numbers) -> float:
@@ -121,6 +103,16 @@ def _half_width(numbers: Numbers) -> float:
     if ends is not None and ends[1] > ends[0]:
         return (ends[1] - ends[0]) / 2
     return numbers.sd or abs(numbers.value)
+
+
+def states(done: Verification, due: bool | None = None) -> list[str]:
+    """How each measure of a verification was repeated, in words.
+
+    Args:
+        due: whether the same numbers are due; None: what the verification says.
+    """
+    due = done.due if due is None else due
+    return [state(one, part=done.part, due=due, tolerance=done.tolerance) for one in done.measures]
 
 
 def outcome(states: Sequence[str], *, part: str, due: bool, same_verdict: bool) -> str:
@@ -162,15 +154,10 @@ def contradiction(verification: Verification, claim: Claim) -> str:
         return "compares nothing with nothing"
     if (verification.uploads_same is None) == (verification.part == TRAINING):
         return "speaks of uploads that it did not make, or not of those that it made"
-    due = is_due(
-        claim, verification.part, verification.made, uploads_same=verification.uploads_same
-    )
-    states = [
-        state(one, part=verification.part, due=due, tolerance=verification.tolerance)
-        for one in verification.measures
-    ]
-    same_verdict = verification.verdict == claim.verdict
-    follows = outcome(states, part=verification.part, due=due, same_verdict=same_verdict)
+    due = is_due(claim, verification.part, verification.made,
+                 uploads_same=verification.uploads_same)  # fmt: skip
+    same = verification.verdict == claim.verdict
+    follows = outcome(states(verification, due), part=verification.part, due=due, same_verdict=same)
     if (due, follows) != (verification.due, verification.outcome):
         return "names an outcome that does not follow from its numbers"
     return ""

@@ -8,9 +8,7 @@ finds careless edits. It is no signature: whoever edits a file can compute the h
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -51,13 +49,12 @@ Seed = Annotated[int, Meta(ge=0, le=1 << 53)]
 Group = Annotated[str, Meta(pattern="^[A-Za-z0-9 >_.-]{0,50}$")]
 Interval = tuple[Number, Number]
 
-SPLIT, TRAINING, ATTACK, SCORES = PARTS = ("split", "training", "attack", "scores")
-"""What is repeated: everything with images shared out anew, everything as it was, the attack on a
-run that is there, its scores alone."""
-REPEATS, WITHIN, OTHERWISE = "repeats", "repeats within tolerance", "does not repeat"
+
+class File(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Content of a published file: no key more, no key less."""
 
 
-class Numbers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Numbers(File, frozen=True):
     """A measure in numbers.
 
     Args:
@@ -76,8 +73,12 @@ class Numbers(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     n: Count
     higher_is_more_leakage: bool
 
+    def __post_init__(self) -> None:
+        if any(ends and ends[0] > ends[1] for ends in (self.interval, self.over_interval)):
+            raise ValueError("numbers that cannot be: an interval runs down")
 
-class Claimed(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+
+class Claimed(File, frozen=True):
     """A measure that is claimed; see `eval.measures.Measure` for its words."""
 
     key: Name
@@ -91,7 +92,7 @@ class Claimed(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     numbers: Numbers
 
 
-class What(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class What(File, frozen=True):
     """What was measured, by names; the settings say the rest."""
 
     protocol: Name
@@ -107,14 +108,14 @@ class What(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     attacker: Name
 
 
-class Data(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Data(File, frozen=True):
     """The images that were trained on, and how they were shared out, as hashes."""
 
     sha256: Full
     partition_sha256: Annotated[list[Brief], Meta(min_length=1, max_length=10)]
 
 
-class Seeds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Seeds(File, frozen=True):
     """Seeds of the training, of the partition where it has one of its own, of the evaluation."""
 
     training: Seed
@@ -122,7 +123,7 @@ class Seeds(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     evaluation: Seed
 
 
-class Made(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Made(File, frozen=True):
     """Where, with what and how long something was computed."""
 
     device: Line
@@ -130,7 +131,7 @@ class Made(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seconds: Seconds
 
 
-class Hashes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Hashes(File, frozen=True):
     """What the result was computed from.
 
     Args:
@@ -143,7 +144,7 @@ class Hashes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     uploads: Full
 
 
-class Accuracy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Accuracy(File, frozen=True):
     """Mean and sd over clients, at the moment that the protocol quotes."""
 
     mean: Annotated[float, Meta(ge=0, le=1)]
@@ -151,7 +152,7 @@ class Accuracy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     moment: Name
 
 
-class Claim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Claim(File, frozen=True):
     """One result of one attack, with all that is needed to repeat it.
 
     Args:
@@ -190,7 +191,7 @@ class Claim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sha256: Full
 
 
-class Compared(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Compared(File, frozen=True):
     """A measure as it was claimed and as it was repeated; None where there is none."""
 
     key: Name
@@ -199,7 +200,7 @@ class Compared(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     repeated: Numbers | None
 
 
-class Verification(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Verification(File, frozen=True):
     """What came of repeating a claim.
 
     Args:
@@ -229,14 +230,7 @@ class Verification(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 F = TypeVar("F", Claim, Verification)
-
-
-def published_schema(kind: type[Claim] | type[Verification]) -> dict[str, Any]:
-    """The JSON Schema of a kind of file, as it is published."""
-    made = msgspec.json.schema(kind)
-    for one in made["$defs"].values():
-        one["description"] = inspect.cleandoc(one["description"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+KINDS: dict[str, type[Claim] | type[Verification]] = {CLAIM: Claim, VERIFICATION: Verification}
 
 
 def content_hash(content: dict[str, Any]) -> str:
@@ -257,9 +251,10 @@ def sealed(kind: type[F], content: dict[str, Any]) -> F:
         DamagedInputError: something of it cannot be published.
     """
     path = Path("the result")
-    whole = schema.converted(msgspec.to_builtins({**content, "sha256": "0" * 64}), kind, path)
-    plain = msgspec.to_builtins(whole)
-    return parsed(json.dumps({**plain, "sha256": content_hash(plain)}), kind, path)
+    plain = msgspec.to_builtins({**content, "sha256": "0" * 64})
+    plain = msgspec.to_builtins(schema.converted(plain, kind, path))
+    plain["sha256"] = content_hash(plain)
+    return _checked(json.dumps(plain), path)  # type: ignore[return-value]
 
 
 def write(path: Path, given: Claim | Verification) -> None:
@@ -274,89 +269,57 @@ def read(path: Path) -> Claim | Verification:
         MissingInputError: no such file.
         DamagedInputError: it is no such file, or was changed.
     """
-    content = _content(files.read_text(path, MOST_BYTES), path)
-    told = content.get("schema")
-    if told == CLAIM:
-        return _made(content, Claim, path)
-    if told == VERIFICATION:
-        return _made(content, Verification, path)
-    raise refused(path, f"calls its schema {schema.short(told)}, not {CLAIM} or {VERIFICATION}")
+    return _checked(files.read_text(path, MOST_BYTES), path)
 
 
-def parsed(text: str, kind: type[F], path: Path) -> F:
-    """Read the text of a file of one kind.
-
-    Raises:
-        DamagedInputError: it is none.
-    """
-    return _made(_content(text, path), kind, path)
-
-
-def _content(text: str, path: Path) -> dict[str, Any]:
+def _checked(text: str, path: Path) -> Claim | Verification:
     try:
         content = schema.parse_json(text, once=True)
     except ValueError as error:
         raise refused(path, f"is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise refused(path, "holds no keys")
-    for count, (value, depth) in enumerate(_values(content)):
-        if count > MOST_VALUES or depth > MOST_DEPTH:
-            raise refused(path, "holds too many values or is nested too deeply")
-        if isinstance(value, str) and len(value) > MOST_TEXT:
-            raise refused(path, f"holds a text of {len(value):,} characters")
-        if isinstance(value, str) and (visible(value) != value or set(value) & set("\n\t")):
-            raise refused(
-                path, f"holds a text with a control character or mark of direction: {value!r:.80}"
-            )
-    return content
-
-
-def _values(content: Any) -> Iterator[tuple[Any, int]]:
-    """Every value and key with its depth."""
-    waiting: list[tuple[Any, int]] = [(content, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        yield value, depth
-        if depth > MOST_DEPTH:
-            return
-        if isinstance(value, dict):
-            waiting += [(one, depth + 1) for pair in value.items() for one in pair]
-        elif isinstance(value, list):
-            waiting += [(one, depth + 1) for one in value]
-
-
-def _made(content: dict[str, Any], kind: type[F], path: Path) -> F:
-    version = content.get("version")
+    _check_texts(content, path)
+    kind, version = KINDS.get(str(content.get("schema"))), content.get("version")
+    if kind is None:
+        wrong = schema.short(content.get("schema"))
+        raise refused(path, f"calls its schema {wrong}, not {' or '.join(KINDS)}")
     if version != VERSION:
-        raise refused(
-            path, f"has schema version {schema.short(version)}; this version reads {VERSION}"
-        )
+        wrong = schema.short(version)
+        raise refused(path, f"has schema version {wrong}; this version reads {VERSION}")
     try:
-        found = schema.converted(content, kind, path)
+        found: Claim | Verification = schema.converted(content, kind, path)
     except DamagedInputError as error:
         raise DamagedInputError(*error.problems, next_step=ASK) from None
     if content_hash(content) != found.sha256:
         raise refused(
             path, "was changed after it was written: its content does not have the SHA-256 it names"
         )
-    bad = [one for one in _numbers(found) if not _possible(one)]
-    if bad:
-        raise refused(path, f"holds numbers that cannot be: {bad[0]}")
     return found
 
 
-def _numbers(found: Claim | Verification) -> list[Numbers]:
-    if isinstance(found, Claim):
-        return [one.numbers for one in found.measures]
-    both = [(one.claimed, one.repeated) for one in found.measures]
-    return [one for pair in both for one in pair if one is not None]
+def _check_texts(content: Any, path: Path) -> None:
+    """Refuse more values and levels than a file may hold, and texts that hide something."""
+    waiting, count = [(content, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if count > MOST_VALUES or depth > MOST_DEPTH:
+            raise refused(path, "holds too many values or is nested too deeply")
+        if isinstance(value, dict):
+            waiting += [(one, depth + 1) for pair in value.items() for one in pair]
+        elif isinstance(value, list):
+            waiting += [(one, depth + 1) for one in value]
+        elif isinstance(value, str) and len(value) > MOST_TEXT:
+            raise refused(path, f"holds a text of {len(value):,} characters")
+        elif isinstance(value, str) and _hides(value):
+            raise refused(
+                path, f"holds a text with a control character or mark of direction: {value!r:.80}"
+            )
 
 
-def _possible(numbers: Numbers) -> bool:
-    """Whether intervals run upwards."""
-    return all(
-        ends is None or ends[0] <= ends[1] for ends in (numbers.interval, numbers.over_interval)
-    )
+def _hides(text: str) -> bool:
+    return visible(text) != text or not {"\n", "\t"}.isdisjoint(text)
 
 
 def refused(path: Path, why: str) -> DamagedInputError:
@@ -370,7 +333,7 @@ def check_name(by: str) -> None:
     Raises:
         ConfigError: it is too long, or hides something.
     """
-    if len(by) > MOST_NAME or visible(by) != by or set(by) & set("\n\t"):
+    if len(by) > MOST_NAME or _hides(by):
         raise ConfigError(
             f"--by takes a name of at most {MOST_NAME} characters in one line, without control "
             f"characters and marks of direction; got {schema.short(by)}."

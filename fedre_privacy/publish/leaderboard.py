@@ -27,22 +27,9 @@ from fedre_privacy.runs.settings import Evaluation
 from fedre_privacy.steering.base import steerings
 
 from .claims import agree, leading, measure_of, targets_of
-from .comparing import ACCURACY, contradiction, state
-from .format import (
-    ATTACK,
-    OTHERWISE,
-    PARTS,
-    REPEATS,
-    SCORES,
-    SPLIT,
-    TRAINING,
-    WITHIN,
-    Claim,
-    Compared,
-    Verification,
-    digest,
-    read,
-)
+from .comparing import ACCURACY, contradiction, states
+from .format import Claim, Numbers, Verification, digest, read
+from .names import ATTACK, OTHERWISE, PARTS, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 UNCHECKED = "not repeated yet"
 MOST_FILES = 5_000
@@ -79,6 +66,17 @@ class Posted:
         """What came of repeating it, in words."""
         return self.checks[0].outcome if self.checks else UNCHECKED
 
+    def repeated(self, key: str, group: str = "") -> Numbers | None:
+        """The numbers of a measure in the verification that counts; None without."""
+        rows = self.checks[0].measures if self.checks else []
+        return next((row.repeated for row in rows if (row.key, row.group) == (key, group)), None)
+
+    def leak(self) -> float:
+        """By how much the leading measure lies over its floor, as repeated where it was."""
+        lead = leading(self.claim)
+        numbers = self.repeated(lead.key) or lead.numbers
+        return numbers.value if numbers.over is None else numbers.over
+
 
 @dataclass(frozen=True)
 class Board:
@@ -97,7 +95,7 @@ class Board:
         by_question: dict[str, list[Posted]] = {}
         for one in self.posted:
             by_question.setdefault(digest(question_of(one.claim)), []).append(one)
-        groups = [sorted(group, key=_leak, reverse=True) for group in by_question.values()]
+        groups = [sorted(group, key=Posted.leak, reverse=True) for group in by_question.values()]
         return sorted(groups, key=len, reverse=True)
 
     def count(self, *statuses: str) -> int:
@@ -147,9 +145,10 @@ def collect(folder: Path) -> Board:
         )
     of: dict[str, list[Verification]] = {}
     for name, check in checks:
-        why = "is of a claim that is not in this folder"
-        if check.claim in claims:
-            why = contradiction(check, claims[check.claim][1])
+        known = claims.get(check.claim)
+        why = (
+            contradiction(check, known[1]) if known else "is of a claim that is not in this folder"
+        )
         if why:
             refused[name] = why
         else:
@@ -179,20 +178,6 @@ def _weight(check: Verification) -> tuple[bool, int]:
     return check.outcome != OTHERWISE, PARTS.index(check.part)
 
 
-def _leak(one: Posted) -> float:
-    """By how much the leading measure lies over its floor, as it was repeated where it was."""
-    lead = leading(one.claim)
-    found = _again(one, lead.key)
-    numbers = lead.numbers if found is None or found.repeated is None else found.repeated
-    return numbers.value if numbers.over is None else numbers.over
-
-
-def _again(one: Posted, key: str, group: str = "") -> Compared | None:
-    """A measure in the verification that counts; None without."""
-    rows = one.checks[0].measures if one.checks else []
-    return next((row for row in rows if (row.key, row.group) == (key, group)), None)
-
-
 def question_of(claim: Claim) -> dict[str, Any]:
     """What two claims must have in common to be compared."""
     settings = claim.settings
@@ -218,12 +203,17 @@ def part_words(given: Mapping[str, Any], registry: Registry[Any]) -> str:
     kind = registry.get(name) if name in registry.names() else None
     usual = {} if kind is None else {knob.name: knob.default for knob in knobs(kind)}
     usual.pop(getattr(kind, "shorthand", ""), None)
+    return _words(given, usual)
+
+
+def _words(given: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """The name of a part, and its settings in brackets but for the usual ones."""
     told = [
         f"{key} {value}"
         for key, value in given.items()
         if key != "name" and value is not None and not (key in usual and usual[key] == value)
     ]
-    return f"{name} ({', '.join(told)})" if told else name
+    return f"{given.get('name')} ({', '.join(told)})" if told else str(given.get("name"))
 
 
 def write_leaderboard(
@@ -270,73 +260,63 @@ def _counts(board: Board) -> str:
 def _question(number: int, group: Sequence[Posted]) -> dict[str, Any]:
     """A table of claims, as the template takes it."""
     claim = group[0].claim
-    asked = question_of(claim)
+    asked, lead = question_of(claim), leading(claim)
     target = TARGETS.get(claim.what.target, claim.what.target)
     what = claim.answers if target == claim.answers else f"{claim.answers} from {target}"
     partition = part_words(asked["partition"], partitions)
-    data = {k: v for k, v in asked["data"].items() if k not in ("path", "sha256")}
+    data = {k: v for k, v in asked["data"].items() if k not in ("path", "sha256", "download")}
     usual = {knob.name: knob.default for knob in knobs(Evaluation)}
-    other = [
-        f"{key} {value}" for key, value in asked["evaluation"].items() if usual.get(key) != value
-    ]
     facts = {
-        "Data": f"{_with_settings(data)}, SHA-256 {claim.data.sha256[:16]}",
+        "Data": f"{_words(data, {})}, SHA-256 {claim.data.sha256[:16]}",
         "Shares": f"{partition}, {asked['clients']} clients",
         "Adversary": f"{claim.what.threat}, {claim.what.attacker}",
-        "Ranked by": f"{leading(claim).title}, over its {leading(claim).against}",
+        "Ranked by": f"{lead.title}, over its {lead.against}",
+        "Scored with": ", ".join(
+            f"{k} {v}" for k, v in asked["evaluation"].items() if usual.get(k) != v
+        ),
     }
-    if other:
-        facts["Scored with"] = ", ".join(other)
     title = f"{what.capitalize()}: {claim.what.dataset}, {partition}, {claim.what.threat}"
     rows = [_row(place, one) for place, one in enumerate(group, 1)]
-    return {"id": f"q{number}", "title": title, "facts": facts, "rows": rows}
-
-
-def _with_settings(given: Mapping[str, Any]) -> str:
-    told = [f"{k} {v}" for k, v in given.items() if k not in ("name", "download") and v is not None]
-    return f"{given.get('name')} ({', '.join(told)})" if told else str(given.get("name"))
+    return {"id": f"q{number}", "title": title, "rows": rows,
+            "facts": {heading: text for heading, text in facts.items() if text}}  # fmt: skip
 
 
 def _row(place: int, one: Posted) -> dict[str, Any]:
     """A claim in a table, and what is behind it."""
-    claim, lead = one.claim, leading(one.claim)
-    claimed = measure_of(lead, lead.numbers)
-    found = _again(one, lead.key)
-    again = None
-    if found is not None and found.repeated is not None:
-        again = measure_of(lead, found.repeated)
-    accuracy = "-" if claim.accuracy is None else f"{claim.accuracy.mean:.3f}"
-    repeated = _again(one, *ACCURACY)
-    if repeated is not None and repeated.repeated is not None:
-        accuracy = f"{repeated.repeated.value:.3f}"
+    claim, what, lead = one.claim, one.claim.what, leading(one.claim)
+    again, accuracy = one.repeated(lead.key), one.repeated(*ACCURACY)
+    mean = accuracy.value if accuracy else claim.accuracy.mean if claim.accuracy else None
+    settings, scheme = claim.settings, claim.settings["protocol"].get("entanglement")
+    named: list[tuple[str, Registry[Any], Sequence[Mapping[str, Any]]]] = [
+        ("scheme", schemes, [scheme] if scheme else []),
+        ("defence", defenses, settings.get("defense", ())),
+        ("ACTIVE SERVER", steerings, settings.get("steering", ())),
+    ]
+    verdict = one.checks[0].verdict if one.checks else claim.verdict
     return {
         "place": place,
-        "protocol": claim.what.protocol,
-        "parts": _parts(claim),
-        "attack": claim.what.attack + (f" after {claim.what.via}" if claim.what.via else ""),
+        "protocol": what.protocol,
+        "parts": [f"{word} {part_words(part, registry)}"
+                  for word, registry, found in named for part in found],
+        "attack": what.attack + (f" after {what.via}" if what.via else ""),
         "kind": claim.kind,
         "counterfactual": claim.counterfactual,
         "seed": claim.seeds.training,
         "n": lead.numbers.n,
-        "accuracy": accuracy,
-        "claimed": _shown(claimed),
-        "again": None if again is None else _shown(again),
+        "accuracy": "-" if mean is None else f"{mean:.3f}",
+        "claimed": _shown(measure_of(lead, lead.numbers)),
+        "again": None if again is None else _shown(measure_of(lead, again)),
         "status": one.status,
         "state": {REPEATS: "good", WITHIN: "good", OTHERWISE: "bad"}.get(one.status, "open"),
         "by": claim.by,
-        "checks": [_check(check) for check in one.checks],
-        "verdicts": _verdicts(one),
+        "checks": [f"{DONE[check.part]}{f' by {check.by}' if check.by else ''}, {check.made.device}"
+                   for check in one.checks],
+        "verdicts": "" if verdict == claim.verdict
+        else f"verdict: {verdict}, claimed {claim.verdict}",
         "measures": _measures(one),
         "facts": _facts(one),
         "command": claim.command,
-    }
-
-
-def _verdicts(one: Posted) -> str:
-    """A verdict that came out otherwise than claimed; empty where none did."""
-    found = one.checks[0].verdict if one.checks else one.claim.verdict
-    same = found == one.claim.verdict
-    return "" if same else f"verdict: {found}, claimed {one.claim.verdict}"
+    }  # fmt: skip
 
 
 def _shown(measure: Measure) -> dict[str, str]:
@@ -347,52 +327,36 @@ def _shown(measure: Measure) -> dict[str, str]:
     return {"over": over.strip(), "interval": bracket + interval, "value": value}
 
 
-def _parts(claim: Claim) -> list[str]:
-    """Scheme, defences and steerings in words."""
-    settings, scheme = claim.settings, claim.settings["protocol"].get("entanglement")
-    out = [] if scheme is None else [f"scheme {part_words(scheme, schemes)}"]
-    out += [f"defence {part_words(one, defenses)}" for one in settings.get("defense", ())]
-    out += [f"ACTIVE SERVER {part_words(one, steerings)}" for one in settings.get("steering", ())]
-    return out
-
-
-def _check(check: Verification) -> str:
-    who = f" by {check.by}" if check.by else ""
-    return f"{DONE[check.part]}{who}, {check.made.device}"
-
-
 def _measures(one: Posted) -> list[dict[str, str]]:
     """Every claimed measure beside the repeated one."""
     check = one.checks[0] if one.checks else None
+    words = {} if check is None else {
+        (row.key, row.group): text
+        for row, text in zip(check.measures, states(check), strict=True)
+    }  # fmt: skip
     out = []
     for claimed in one.claim.measures:
         measure = measure_of(claimed, claimed.numbers)
-        found = _again(one, claimed.key, claimed.group)
-        shown = "-"
-        if found is not None and found.repeated is not None:
-            shown = measure_of(claimed, found.repeated).over_text()
-        words = UNCHECKED
-        if check is not None and found is not None:
-            words = state(found, part=check.part, due=check.due, tolerance=check.tolerance)
+        again = one.repeated(claimed.key, claimed.group)
         out.append({
             "targets": targets_of(claimed.group),
             "metric": measure.heading, "value": measure.value_text(), "floor": measure.floor_text(),
-            "claimed": measure.over_text(), "again": shown, "n": str(claimed.numbers.n),
-            "state": words,
+            "claimed": measure.over_text(), "n": str(claimed.numbers.n),
+            "again": "-" if again is None else measure_of(claimed, again).over_text(),
+            "state": words.get((claimed.key, claimed.group), UNCHECKED),
         })  # fmt: skip
     return out
 
 
 def _facts(one: Posted) -> dict[str, str]:
-    claim = one.claim
-    made, versions = claim.attack, claim.attack.versions
+    claim, made = one.claim, one.claim.attack
     facts = {
         "File": one.file,
         "Claimed by": claim.by or "nobody says",
         "Verdict": claim.verdict,
         "Computed": f"{made.device}; training {human_seconds(claim.training.seconds)}, attack "
         f"{human_seconds(made.seconds)}",
-        "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "Versions": ", ".join(f"{name} {number}" for name, number in made.versions.items()),
         "Run's manifest": claim.hashes.run_manifest,
         "Claim's SHA-256": claim.sha256,
     }

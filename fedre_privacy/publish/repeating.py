@@ -34,30 +34,21 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 from fedre_privacy.sealed.door import AUTO
 
-from .claims import claimed_of, portable, uploads_hash
-from .comparing import ACCURACY, TOLERANCE, accuracy_numbers, is_due, outcome, state
+from .claims import accuracy_of, claimed_of, portable, uploads_hash
+from .comparing import ACCURACY, accuracy_numbers, is_due, outcome, state
 from .format import (
-    ATTACK,
-    PARTS,
-    SCORES,
-    SPLIT,
-    TRAINING,
     VERIFICATION,
     VERSION,
     Accuracy,
     Claim,
     Compared,
     Made,
-    Numbers,
     Verification,
     check_name,
     sealed,
     write,
 )
-from .making import accuracy_of
-
-AGAIN = Path("runs") / "again"
-"""Where what is repeated is kept, apart from other runs."""
+from .names import AGAIN, ATTACK, PARTS, SCORES, SPLIT, TOLERANCE, TRAINING
 
 DOES = {
     SPLIT: "train with the images shared out anew by a new secret, and attack again",
@@ -76,7 +67,6 @@ class Plan:
         part: one of `PARTS`.
         run: the recorded run that is attacked or scored again; None where one is trained.
         runs: folder for what is made.
-        told: what it took where it was claimed (seconds).
     """
 
     claim: Claim
@@ -87,7 +77,7 @@ class Plan:
     runs: Path
 
     @property
-    def told(self) -> float:
+    def seconds(self) -> float:
         """Seconds that the part took where it was claimed; scores alone are quick."""
         attacked = 0.0 if self.part == SCORES else self.claim.attack.seconds
         trained = self.part in (SPLIT, TRAINING)
@@ -218,28 +208,27 @@ def repeat(
         FedreError: of the training or the attack.
     """
     check_name(by)
-    claim, run = wanted.claim, wanted.run
     how: dict[str, Any] = {"device": device, "report": report}
-    if run is None:
-        run = _trained(wanted, how)
-    assert run is not None
+    run = wanted.run or _trained(wanted, how)
     if wanted.part == SCORES:
         result = _scored(run, wanted, how)
     elif wanted.part == ATTACK:
-        folder = wanted.runs / "attacks" / claim.sha256[:16]
-        unfinished = status_of(folder) not in (None, COMPLETE)
-        trial_of = run
+        folder = wanted.runs / "attacks" / wanted.claim.sha256[:16]
         result = attack_into(
-            folder, wanted.attack, lambda: prepare_attack(trial_of, wanted.attack),
-            resume=unfinished, isolation=isolation, **how,
+            folder, wanted.attack, lambda: prepare_attack(run, wanted.attack),
+            resume=_begun(folder), isolation=isolation, **how,
         )  # fmt: skip
     else:
         folder = run.folder / "attacks" / wanted.attack.folder_name
-        unfinished = status_of(folder) not in (None, COMPLETE)
-        result = attack(run, wanted.attack, resume=unfinished, isolation=isolation, **how)
+        result = attack(run, wanted.attack, resume=_begun(folder), isolation=isolation, **how)
     done = verified(wanted, run, result, tolerance=tolerance, by=by)
     write(out, done)
     return done, out
+
+
+def _begun(folder: Path) -> bool:
+    """Whether work in a folder was begun and not finished."""
+    return status_of(folder) not in (None, COMPLETE)
 
 
 def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
@@ -254,9 +243,8 @@ def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
         shares = (prepared.split.sha256_train, prepared.split.sha256_test)
         for found, told in zip(shares, claim.data.partition_sha256, strict=True):
             _require_same("partition", found, told)
-    folder = wanted.runs / settings.run_name
-    unfinished = status_of(folder) not in (None, COMPLETE)
-    run = train(settings, runs=wanted.runs, resume=unfinished, prepared=prepared, **how)
+    begun = _begun(wanted.runs / settings.run_name)
+    run = train(settings, runs=wanted.runs, resume=begun, prepared=prepared, **how)
     if run.manifest.sha256 == claim.hashes.run_manifest:
         raise DamagedInputError(
             f"{run.folder} is the claimed run itself, which would repeat nothing.",
@@ -297,58 +285,48 @@ def verified(
     wanted: Plan, run: Run, result: AttackResult, *, tolerance: float, by: str
 ) -> Verification:
     """What came of repeating a claim: the repeated attack beside what is claimed."""
-    claim, record = wanted.claim, result.record
-    scored = wanted.part == SCORES
+    claim, record, part = wanted.claim, result.record, wanted.part
     made = Made(
         device=str(record["device"]),
-        versions=versions() if scored else record["versions"],
+        versions=versions() if part == SCORES else record["versions"],
         seconds=record["wall_s"] + (run.record["wall_s"] if wanted.run is None else 0.0),
     )
-    same = None
-    if wanted.part == TRAINING:
-        same = uploads_hash(run.manifest) == claim.hashes.uploads
-    rows = compared(claim, result.card, made)
-    if wanted.run is None:
-        rows += _accuracies(claim, run)
-    due = is_due(claim, wanted.part, made, uploads_same=same)
-    states = [state(one, part=wanted.part, due=due, tolerance=tolerance) for one in rows]
+    same = uploads_hash(run.manifest) == claim.hashes.uploads if part == TRAINING else None
+    rows = compared(claim, result.card, made, None if wanted.run else run)
+    due = is_due(claim, part, made, uploads_same=same)
+    states = [state(one, part=part, due=due, tolerance=tolerance) for one in rows]
     verdict = result.card.verdict.word
+    ended = outcome(states, part=part, due=due, same_verdict=verdict == claim.verdict)
     return sealed(
         Verification,
         {
             "schema": VERIFICATION, "version": VERSION, "claim": claim.sha256, "by": by,
-            "part": wanted.part, "uploads_same": same, "due": due, "tolerance": tolerance,
-            "outcome": outcome(
-                states, part=wanted.part, due=due, same_verdict=verdict == claim.verdict
-            ),
-            "verdict": verdict, "measures": rows, "made": made,
+            "part": part, "uploads_same": same, "due": due, "tolerance": tolerance,
+            "outcome": ended, "verdict": verdict, "measures": rows, "made": made,
         },
     )  # fmt: skip
 
 
-def compared(claim: Claim, card: Card, made: Made) -> list[Compared]:
-    """Every measure that is claimed, and those that the same version gives and nobody claims."""
-    found = {
-        (one.key, one.group): Numbers(**shown["numbers"])
-        for one in card.measures
-        if (shown := claimed_of(one)) is not None
-    }
+def compared(claim: Claim, card: Card, made: Made, trained: Run | None) -> list[Compared]:
+    """Every measure that is claimed, and those that the same version gives and nobody claims.
+
+    Args:
+        trained: the run, where it was trained again; its accuracy is compared as a measure is.
+    """
+    claimed = [one for measure in card.measures if (one := claimed_of(measure)) is not None]
+    found = {(one.key, one.group): one.numbers for one in claimed}
     told = {(one.key, one.group): one.numbers for one in claim.measures}
     package = "fedre-privacy"
-    more = found if claim.attack.versions.get(package) == made.versions.get(package) else {}
+    same = claim.attack.versions.get(package) == made.versions.get(package)
+    keys = dict.fromkeys([*told, *(found if same else ())])
+    if trained is not None:
+        if (again := accuracy_of(trained)) is not None:
+            found[ACCURACY] = accuracy_numbers(Accuracy(**again))
+        if claim.accuracy is not None:
+            told[ACCURACY] = accuracy_numbers(claim.accuracy)
+        keys |= {ACCURACY: None} if ACCURACY in {*found, *told} else {}
     return [
         Compared(key=key, group=group, claimed=told.get((key, group)),
                  repeated=found.get((key, group)))
-        for key, group in dict.fromkeys([*told, *more])
+        for key, group in keys
     ]  # fmt: skip
-
-
-def _accuracies(claim: Claim, run: Run) -> list[Compared]:
-    """The accuracy of the training as if it were a measure."""
-    found = accuracy_of(run)
-    now = None if found is None else accuracy_numbers(Accuracy(**found))
-    told = None if claim.accuracy is None else accuracy_numbers(claim.accuracy)
-    if now is None and told is None:
-        return []
-    key, group = ACCURACY
-    return [Compared(key=key, group=group, claimed=told, repeated=now)]

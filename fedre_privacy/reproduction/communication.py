@@ -6,7 +6,8 @@ Formulas are the protocols' own (`Protocol.traffic`). Runs are measured, never c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,13 +23,18 @@ from .published_tables import (
     DATA_SETS,
     FEDRAL_DIM,
     FEDRAL_TABLE_4,
-    METHODS,
     TABLE_2,
     TABLE_4,
     TABLE_11,
     FedRALCost,
+    FedREPair,
 )
 from .shares import Shares, published_labels, split_counts
+
+EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS = "exact", "consistent", "run-dependent", "differs"
+IMPOSSIBLE, ALIKE = "impossible", "like for like"
+SETTINGS = ("homogeneous", "heterogeneous")
+DIRECTIONS = ("up", "down")
 
 
 def scalars(protocol: str, sizes: Sizes, **settings: Any) -> Exchange:
@@ -44,24 +50,6 @@ def scalars(protocol: str, sizes: Sizes, **settings: Any) -> Exchange:
     if found is None:
         raise IncompatibleError(f"Protocol '{protocol}' has no formula with {settings}.")
     return found
-
-
-@cache
-def _sizes(key: str) -> dict[str, int]:
-    data = DATA_SETS[key]
-    shape = (3, data.side, data.side)
-    model = count_parameters(data.homogeneous, shape, data.num_classes)
-    small = count_parameters("cnn4", shape, data.num_classes, 128)
-    return {"model": model["total"], "small": small["total"]}
-
-
-EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS = "exact", "consistent", "run-dependent", "differs"
-
-
-SETTINGS = ("homogeneous", "heterogeneous")
-
-
-DIRECTIONS = ("up", "down")
 
 
 @dataclass(frozen=True)
@@ -95,62 +83,59 @@ def printed(scalars: int) -> str:
     return f"{scalars / 1000:.2f}"
 
 
+@cache
+def _model_sizes(key: str) -> dict[str, int]:
+    data = DATA_SETS[key]
+    shape = (3, data.side, data.side)
+    model = count_parameters(data.homogeneous, shape, data.num_classes)
+    small = count_parameters("cnn4", shape, data.num_classes, 128)
+    return {"model": model["total"], "small": small["total"]}
+
+
 def sizes_of(key: str, shares: Shares) -> Sizes:
     """The sizes behind the cells of a data set."""
-    return Sizes.of(shares.class_counts, dim=DATA_SETS[key].dim, **_sizes(key))
+    return Sizes.of(shares.class_counts, dim=DATA_SETS[key].dim, **_model_sizes(key))
 
 
-def table_11(shares: Mapping[str, Shares]) -> list[ReportedCell]:
+def table_11(
+    shares: Mapping[str, Shares], published: Sequence[FedREPair] = TABLE_11
+) -> list[ReportedCell]:
     """Recompute Table 11 of FedRE for some data sets: 42 cells each."""
+    sizes = {key: sizes_of(key, own) for key, own in shares.items()}
     return [
-        _cell(method, setting, key, direction, published, sizes)
-        for key, own in shares.items()
-        for sizes in (sizes_of(key, own),)
-        for method, row in TABLE_11.items()
-        for setting, pair in zip(SETTINGS, row[key], strict=True)
-        if pair is not None
-        for direction, published in zip(DIRECTIONS, pair, strict=True)
+        _cell(row, direction, sizes[key])
+        for key in shares
+        for row in published
+        if row.data_set == key
+        for direction in DIRECTIONS
     ]
 
 
-def _cell(
-    method: str, setting: str, key: str, direction: str, published: float, sizes: Sizes
-) -> ReportedCell:
-    protocol, note, paper = METHODS[method], "", None
-    exchange = scalars(protocol, sizes)
-    if method == "FedGen" and setting == "homogeneous":
-        exchange = scalars(protocol, sizes, average="model")
+def _cell(row: FedREPair, direction: str, sizes: Sizes) -> ReportedCell:
+    published: float = getattr(row, direction)
+    exchange, note = scalars(row.protocol, sizes), ""
+    if row.method == "FedGen" and row.setting == "homogeneous":
+        exchange = scalars(row.protocol, sizes, average="model")
         heads = printed(sizes.clients * sizes.head)
         note = f"counts whole models; the protocol here sends heads, {heads}"
-    if method == "FedGen" and direction == "down":
+    if row.method == "FedGen" and direction == "down":
         note = f"{note}; generator not counted".removeprefix("; ")
     count = exchange.way(direction)
-    if count is not None:
-        paper = count.paper
-    if method == "FedGH" and direction == "down" and paper is not None:
+    paper = None if count is None else count.paper
+    if row.method == "FedGH" and direction == "down" and paper is not None:
+        note = f"biases not counted; with them {printed(paper)}"
         paper -= sizes.clients * sizes.classes
-        note = f"biases not counted; with them {printed(paper + sizes.clients * sizes.classes)}"
-    if method == "FPL" and direction == "down":
-        found = _clusters(published, sizes)
-        status = DIFFERS if found is None else CONSISTENT
-        note = note if found is None else f"{found} clusters of one run"
+    if row.method == "FPL" and direction == "down":
+        clusters = _clusters(published, sizes)
+        status = DIFFERS if clusters is None else CONSISTENT
+        note = note if clusters is None else f"{clusters} clusters of one run"
     elif paper is None:
         status, note = RUN_DEPENDENT, "ranks of one run"
     else:
         status = EXACT if printed(paper) == f"{published:.2f}" else DIFFERS
-    return ReportedCell(
-        method,
-        protocol,
-        setting,
-        key,
-        direction,
-        published,
-        paper,
-        count.complete if count else None,
-        count.nbytes if count else None,
-        status,
-        note,
-    )
+    complete, nbytes = (count.complete, count.nbytes) if count else (None, None)
+    return ReportedCell(row.method, row.protocol, row.setting, row.data_set, direction, published,
+                        paper, complete, nbytes, status, note)  # fmt: skip
 
 
 def _clusters(published: float, sizes: Sizes) -> int | None:
@@ -177,18 +162,15 @@ class Subset:
 def table_2(cells: Sequence[ReportedCell]) -> list[Subset]:
     """Find each number of Table 2 in Table 11's CIFAR-100 cells."""
     out = []
-    for method, pair in TABLE_2.items():
-        for direction, published in zip(DIRECTIONS, pair, strict=True):
-            same = [
-                cell
-                for cell in cells
-                if (cell.method, cell.data_set, cell.direction) == (method, "cifar100", direction)
-                and cell.published == published
-            ]
-            settings = tuple(cell.setting for cell in same)
+    for row in TABLE_2:
+        for direction in DIRECTIONS:
+            wanted = (row.method, "cifar100", direction, getattr(row, direction))
+            same = [c for c in cells
+                    if (c.method, c.data_set, c.direction, c.published) == wanted]  # fmt: skip
             ours = (same[0].paper, same[0].complete, same[0].nbytes) if same else (None,) * 3
+            settings = tuple(cell.setting for cell in same)
             status = same[0].status if same else DIFFERS
-            out.append(Subset(method, direction, published, settings, *ours, status))
+            out.append(Subset(row.method, direction, wanted[3], settings, *ours, status))
     return out
 
 
@@ -212,7 +194,7 @@ class Total:
     def status(self) -> str:
         """Whether the printed number is met."""
         if self.published is None:
-            return "like for like"
+            return ALIKE
         return EXACT if printed(self.scalars) == f"{self.published:.2f}" else DIFFERS
 
 
@@ -225,40 +207,31 @@ def table_4(pra: Shares) -> list[Total]:
     Args:
         pra: TinyImageNet as published, shared out by Dirichlet shares.
     """
-    key = "tinyimagenet"
-    data = DATA_SETS[key]
+    data = DATA_SETS["tinyimagenet"]
     scheme = PAT(classes=data.classes_per_client)
     pat = Shares("", split_counts(published_labels(data), scheme, data.num_classes)[1])
-    wide, slip = data.dim, CLIENTS * data.num_classes * (data.dim + 1) // 1000
+    shares, slip = {"PRA": pra, "PAT": pat}, CLIENTS * data.num_classes * (data.dim + 1) // 1000
 
-    def facts(own: Shares, dim: int) -> Sizes:
+    def both(method: str, partition: str, dim: int) -> Exchange:
+        own = shares[partition]
         counted = Sizes.of(own.class_counts, dim=dim)
-        return Sizes(**{**vars(counted), "samples": own.in_batches})
+        return scalars(method.lower(), Sizes(**{**vars(counted), "samples": own.in_batches}))
 
     out = []
-    for name, own in (("PRA", pra), ("PAT", pat)):
-        sent = scalars("fedallrep", facts(own, 512)).up or Count()
-        rule = f"{own.in_batches:,} x (512 + 1) + {slip:,}, a broadcast in thousands"
-        out.append(
-            Total(
-                "FedAllRep",
-                name,
-                512,
-                TABLE_4["FedAllRep", name],
-                sent.complete + slip,
-                rule,
-            )
-        )
-    for name, own in (("PRA", pra), ("PAT", pat)):
-        both = scalars("fedre", facts(own, wide))
-        total = sum(count.paper for count in (both.up, both.down) if count)
-        out.append(
-            Total("FedRE", name, wide, TABLE_4["FedRE", name], total, "up + down, no labels")
-        )
-    for dim in (512, wide):
+    for row in TABLE_4:
+        if row.method == "FedAllRep":
+            dim, samples = 512, shares[row.partition].in_batches
+            total = (both(row.method, row.partition, dim).up or Count()).complete + slip
+            rule = f"{samples:,} x (512 + 1) + {slip:,}, a broadcast in thousands"
+        else:
+            dim, sent = data.dim, both(row.method, row.partition, data.dim)
+            total = sum(count.paper for count in (sent.up, sent.down) if count)
+            rule = "up + down, no labels"
+        out.append(Total(row.method, row.partition, dim, row.thousands, total, rule))
+    for dim in (512, data.dim):
         for method in ("FedAllRep", "FedRE"):
-            both = scalars(METHODS.get(method, method.lower()), facts(pra, dim))
-            total = sum(count.complete for count in (both.up, both.down) if count)
+            sent = both(method, "PRA", dim)
+            total = sum(count.complete for count in (sent.up, sent.down) if count)
             out.append(Total(method, "PRA", dim, None, total, "up + down, with labels"))
     return out
 
@@ -292,34 +265,25 @@ def fedral_table_4() -> list[UploadCost]:
     divisor of 500 that gives the printed KB is consistent, none means impossible.
     """
     out = []
+    divisors = [m for m in range(1, FEDRAL_DIM + 1) if FEDRAL_DIM % m == 0]
     for row in FEDRAL_TABLE_4:
         one = Sizes(clients=1, classes=row.classes, dim=FEDRAL_DIM, pairs=row.classes,
                     seen=row.classes, samples=0)  # fmt: skip
         total = f"{row.kilobytes * row.rounds / 1024:.2f}" == f"{row.megabytes:.2f}"
-        if row.method == "FedTGP":
-            options: list[tuple[int | None, Count | None]] = [(None, scalars("fedtgp", one).up)]
-        else:
-            options = [
-                (m, scalars("fedral", one, blocks=(m,)).up)
-                for m in range(1, FEDRAL_DIM + 1)
-                if FEDRAL_DIM % m == 0
-            ]
-        fits = [
-            (m, count.paper)
-            for m, count in options
-            if count and f"{count.paper * 4 / 1024:.2f}" == f"{row.kilobytes:.2f}"
-        ]
-        if not fits:
-            out.append(UploadCost(row, None, None, total, "impossible"))
-            continue
-        blocks, sent = fits[0]
-        status = EXACT if blocks is None else CONSISTENT
-        out.append(UploadCost(row, sent, blocks, total, status))
+        found = UploadCost(row, None, None, total, IMPOSSIBLE)
+        for blocks in [None] if row.method == "FedTGP" else divisors:
+            given = {} if blocks is None else {"blocks": (blocks,)}
+            count = scalars(row.method.lower(), one, **given).up
+            if count and f"{count.paper * 4 / 1024:.2f}" == f"{row.kilobytes:.2f}":
+                status = EXACT if blocks is None else CONSISTENT
+                found = UploadCost(row, count.paper, blocks, total, status)
+                break
+        out.append(found)
     return out
 
 
-def counted(statuses: Collection[str]) -> dict[str, int]:
+def counted(statuses: Iterable[str]) -> dict[str, int]:
     """Number of cells of each status, those that occur."""
+    found = Counter(statuses)
     kinds = (EXACT, CONSISTENT, RUN_DEPENDENT, DIFFERS)
-    found = {kind: sum(status == kind for status in statuses) for kind in kinds}
-    return {kind: count for kind, count in found.items() if count}
+    return {kind: found[kind] for kind in kinds if found[kind]}

@@ -24,7 +24,6 @@ from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.files import write_frame
 from fedre_privacy.core.rng import seeded, stream
 from fedre_privacy.core.types import Broadcast, Upload
-from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
@@ -34,6 +33,8 @@ from fedre_privacy.protocols.fedallrep import FedAllRep
 from fedre_privacy.protocols.fedgh import FedGH
 from fedre_privacy.protocols.fedre import FedRE
 from fedre_privacy.protocols.local import Local
+
+from .boundary import ClientView, decision_boundaries
 
 CLIENTS, CLASSES, DIM = 2, 2, 2
 
@@ -86,11 +87,8 @@ class ToySettings:
     def __post_init__(self) -> None:
         problems = [
             f"'{name}' is {value}; the two classes need an even number of points."
-            for name, value in (
-                ("train_points", self.train_points),
-                ("test_points", self.test_points),
-            )
-            if value % CLASSES
+            for name in ("train_points", "test_points")
+            if (value := getattr(self, name)) % CLASSES
         ]
         if problems:
             raise ConfigError(*problems)
@@ -181,23 +179,16 @@ def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
         DivergedError: a loss or a message is not finite.
     """
     training = Training(
-        clients=CLIENTS,
-        rounds=settings.rounds,
-        batch_size=settings.batch_size,
-        lr=settings.lr,
-        eval_every=settings.rounds,
-        seed=seed,
-    )
+        clients=CLIENTS, rounds=settings.rounds, batch_size=settings.batch_size, lr=settings.lr,
+        eval_every=settings.rounds, seed=seed,
+    )  # fmt: skip
     shares = [draw(settings, seed, k) for k in range(CLIENTS)]
     setting = Setting(
-        training=training,
-        num_classes=CLASSES,
-        image_shape=(2, 1, 1),
-        dims=(DIM,) * CLIENTS,
+        training=training, num_classes=CLASSES, image_shape=(2, 1, 1), dims=(DIM,) * CLIENTS,
         architectures=(f"2-{settings.hidden}-2",) * CLIENTS,
         class_counts=((settings.train_points // CLASSES,) * CLASSES,) * CLIENTS,
         device=torch.device("cpu"),
-    )
+    )  # fmt: skip
     clients = []
     for k, (train, test) in enumerate(shares):
         with seeded(seed, "toy model"):
@@ -210,15 +201,9 @@ def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
         server = protocol.start_server(setting)
     with tempfile.TemporaryDirectory() as scratch:
         rows = loop.run(
-            protocol,
-            clients,
-            server,
-            setting,
-            recorder=Unrecorded(Path(scratch)),
-            checkpoints=Path(scratch),
-            keep=lambda round, clients, emissions: None,
-            report=silent,
-        )
+            protocol, clients, server, setting, recorder=Unrecorded(Path(scratch)),
+            checkpoints=Path(scratch), keep=lambda round, clients, emissions: None, report=silent,
+        )  # fmt: skip
     return Trained(clients, server, rows[-1])
 
 
@@ -275,16 +260,12 @@ def run_toy(settings: ToySettings = ToySettings(), report: Report = silent) -> T
             trained = train_toy(protocol, settings, seed)
             if number == 0:
                 shown[heading] = trained
-            rows.append(
-                {
-                    "seed": seed,
-                    "method": heading,
-                    "acc_post_local": trained.row["acc_post_local"],
-                    "acc_post_broadcast": trained.row["acc_post_broadcast"],
-                    "confidence": confidence(trained.clients),
-                    "up_scalars": trained.row["up_scalars"],
-                }
-            )
+            row = trained.row
+            rows.append({
+                "seed": seed, "method": heading, "acc_post_local": row["acc_post_local"],
+                "acc_post_broadcast": row["acc_post_broadcast"],
+                "confidence": confidence(trained.clients), "up_scalars": row["up_scalars"],
+            })  # fmt: skip
         report(Event("toy.seed", {"done": number + 1, "of": settings.seeds}))
     runs = pd.DataFrame(rows)
     return ToyResult(settings, runs, summarise(runs), compare(runs), shown)
@@ -306,30 +287,36 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     return mean, mean - half, mean + half
 
 
+def _means(values: Callable[[str], Sequence[float]]) -> dict[str, float]:
+    """Mean and interval over seeds of each of `MEASURES`."""
+    row = {}
+    for name in MEASURES:
+        row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(values(name))
+    return row
+
+
 def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds of each method (see `ToyResult.means`)."""
-    rows = []
-    for heading, part in runs.groupby("method", sort=False):
-        row: dict[str, object] = {"method": heading, "seeds": len(part)}
-        for name in MEASURES:
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(part[name].to_list())
-        row["seeds_below_chance"] = int((part["acc_post_broadcast"] < 1 / CLASSES).sum())
-        row["published"] = PUBLISHED.get(str(heading))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame([
+        {
+            "method": heading, "seeds": len(part), **_means(lambda name: part[name].to_list()),  # noqa: B023
+            "seeds_below_chance": int((part["acc_post_broadcast"] < 1 / CLASSES).sum()),
+            "published": PUBLISHED.get(str(heading)),
+        }
+        for heading, part in runs.groupby("method", sort=False)
+    ])  # fmt: skip
 
 
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """Paired differences over seeds (see `ToyResult.differences`)."""
-    rows = []
-    for first, second in COMPARISONS:
-        row: dict[str, object] = {"first": first, "second": second}
-        for name in MEASURES:
-            wide = runs.pivot(index="seed", columns="method", values=name)
-            gaps = (wide[first] - wide[second]).to_list()
-            row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_interval(gaps)
-        rows.append(row)
-    return pd.DataFrame(rows)
+    wide = {name: runs.pivot(index="seed", columns="method", values=name) for name in MEASURES}
+    return pd.DataFrame([
+        {
+            "first": first, "second": second,
+            **_means(lambda name: (wide[name][first] - wide[name][second]).to_list()),  # noqa: B023
+        }
+        for first, second in COMPARISONS
+    ])  # fmt: skip
 
 
 def write_toy(result: ToyResult, folder: Path) -> list[Path]:
@@ -350,11 +337,7 @@ def write_toy(result: ToyResult, folder: Path) -> list[Path]:
     }
     error = (0.25 / PUBLISHED_TEST_POINTS) ** 0.5
     figure = decision_boundaries(
-        views,
-        result.means,
-        result.runs,
-        best=settings.best_accuracy,
-        published_error=error,
+        views, result.means, result.runs, best=settings.best_accuracy, published_error=error,
         title="Two clients in the plane: where each method decides",
         caption=(
             f"Top: training points and predicted probability after the last of {settings.rounds} "
@@ -365,7 +348,7 @@ def write_toy(result: ToyResult, folder: Path) -> list[Path]:
             f"({100 * error:.1f} points at most). The law of the data, the extractor, step sizes "
             "and rounds are our reconstruction."
         ),
-    )
+    )  # fmt: skip
     written = save_figure(figure, folder / "toy", data=result.means)
     for name, frame in (("toy-runs", result.runs), ("toy-differences", result.differences)):
         path = folder / f"{name}.csv"

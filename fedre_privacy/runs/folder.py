@@ -16,12 +16,7 @@ from msgspec import Meta
 
 from fedre_privacy import __version__
 from fedre_privacy.core import files, lock
-from fedre_privacy.core.errors import (
-    ConfigError,
-    DamagedInputError,
-    FedreError,
-    StorageError,
-)
+from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError, StorageError
 from fedre_privacy.core.schema import Hash, Word
 from fedre_privacy.core.system import writing
 

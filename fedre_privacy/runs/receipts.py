@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,7 +27,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
 
     Args:
         run: complete.
-        losses: whether to load the data and work them out.
 
     Raises:
         FedreError: what was recorded is damaged, or the data cannot be loaded.
@@ -47,7 +45,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
     prepared = prepare(settings, torch.device("cpu")) if known else None
     clients = build_clients(settings, prepared) if prepared else []
     for round in range(1, training.rounds + 1):
-        digests = {client: _digest(message) for client, message in sent[round].items()}
         for client, message in sorted(sent[round].items()):
             gradients: Callable[[], Mapping[str, Tensor]] = no_gradients
             if prepared and not clients[client].memory:
@@ -60,8 +57,6 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
                 message=message,
                 earlier=tuple(earlier[client]),
                 uploaded=tuple(uploaded[client]),
-                others=frozenset(one for k, one in digests.items() if k != client),
-                digest=digests[client],
                 losses=tuple(history[client]),
                 share=training.join_ratio,
                 gradients=gradients,
@@ -104,13 +99,3 @@ def _gradients(
                 norm = torch.zeros(()) if slope is None else slope.double().norm()
                 found[name].append(norm.double().cpu())
     return {name: torch.stack(norms) for name, norms in found.items()}
-
-
-def _digest(message: Message) -> str:
-    """SHA-256 of all numbers of a message."""
-    found = hashlib.sha256()
-    for artifact in message:
-        for name, tensor in sorted(artifact.tensors().items()):
-            found.update(f"{artifact.kind}/{name}/{tuple(tensor.shape)}/{tensor.dtype}".encode())
-            found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()

@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from fedre_privacy.core import files
 from fedre_privacy.core.config import Loaded, load_yaml
 from fedre_privacy.core.contents import DTYPES
-from fedre_privacy.core.errors import (
-    DamagedInputError,
-    MissingInputError,
-    nearest,
-)
+from fedre_privacy.core.errors import DamagedInputError, MissingInputError, nearest
 from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.secrets import follows_from, learn
@@ -33,9 +29,11 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .recording import SECRET
 from .resolving import required, resolve_training
 from .settings import AttackSettings, TrainSettings
+
+SECRET = "Secret"
+"""Heading under which a run says what its hidden draws follow from."""
 
 
 @dataclass(frozen=True)

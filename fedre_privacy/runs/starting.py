@@ -47,9 +47,7 @@ def build_client(
     """Make one client's model and take its samples.
 
     Args:
-        data: all samples, on the device.
         first: the model that clients of an architecture begin with, by its name; filled here.
-        shared: the samples that all clients are tested on.
     """
     shape, classes = prepared.data.image_shape, prepared.data.num_classes
 

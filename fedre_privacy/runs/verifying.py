@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
+from fedre_privacy.core.errors import (
+    ConfigError,
+    DamagedInputError,
+    FedreError,
+    MissingInputError,
+)
 from fedre_privacy.core.files import read_json, write_text
 from fedre_privacy.core.lock import LOCK, TEMPORARY, held
 from fedre_privacy.core.manifest import (
@@ -17,8 +22,6 @@ from fedre_privacy.core.manifest import (
     MADE_FROM,
     MANIFEST,
     UNCHANGED,
-    Manifest,
-    covering,
     manifest_text,
     read_manifest,
 )
@@ -86,7 +89,6 @@ class Verified:
     """What `verify` found in a run's folder.
 
     Args:
-        folder: of the run.
         sha256: of the run's manifest; None if there is no readable one.
         findings: one per file, by name; those of attacks and audits after the run's.
     """
@@ -105,11 +107,7 @@ class Verified:
         return [finding for finding in self.findings if finding.bad]
 
     def table(self, *, everything: bool = False) -> list[dict[str, str]]:
-        """Findings as rows: file, what was found, what that means.
-
-        Args:
-            everything: unchanged files too.
-        """
+        """Findings as rows: file, what was found, what that means."""
         return [
             {"file": one.file, "found": one.state, "meaning": WORDS.get(one.state, "")}
             for one in self.findings
@@ -134,7 +132,6 @@ def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) 
     write new ones. To compare with what somebody else published, give the hash that they name.
 
     Args:
-        run: the run's folder.
         accept: cover the folder as it is now, whatever was recorded.
         expect: SHA-256 of the run's manifest, from its beginning on (8 hex digits at least).
 
@@ -149,13 +146,13 @@ def verify(run: str | Path, *, accept: bool = False, expect: str | None = None) 
         Run(folder)  # refuses what is no run's folder
     if accept:
         _accept(folder)
-    manifest = _readable(folder)
-    sha256 = None if manifest is None else manifest.sha256
+    sha256 = None
+    with suppress(FedreError):
+        sha256 = read_manifest(folder / MANIFEST).sha256
     if expect is not None:
         _compare(folder, sha256, expect)
-    findings = _findings(folder, folder, sha256)
-    for made in _made_from(folder):
-        findings += _findings(folder, made, sha256)
+    parts = (folder, *_made_from(folder))
+    findings = [one for part in parts for one in _findings(folder, part, sha256)]
     return Verified(folder, sha256, tuple(findings))
 
 
@@ -177,13 +174,6 @@ def _made_from(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_dir())
 
 
-def _readable(folder: Path) -> Manifest | None:
-    try:
-        return covering(folder)
-    except FedreError:
-        return None
-
-
 def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
     """What one folder holds: a run without what was made from it, or an attack or audit."""
     states = _states(folder, attack=folder != top)
@@ -192,26 +182,32 @@ def _findings(top: Path, folder: Path, run_sha256: str | None) -> list[Finding]:
         if made_of != run_sha256:
             states["record.json"] = OTHER_RUN
     prefix = "" if folder == top else f"{folder.relative_to(top).as_posix()}/"
-    return [
-        Finding(f"{prefix}{name}", state, _size(folder / name))
-        for name, state in sorted(states.items())
-    ]
+    found = []
+    for name, state in sorted(states.items()):
+        path = folder / name
+        found.append(
+            Finding(f"{prefix}{name}", state, path.stat().st_size if path.is_file() else None)
+        )
+    return found
 
 
 def _states(folder: Path, *, attack: bool) -> dict[str, str]:
     """Name to state of the files of a folder that are covered or should be."""
     states: dict[str, str] = {}
     for list_name in (MANIFEST, DRAWN):
-        if not (folder / list_name).is_file():
-            if list_name == MANIFEST:
-                states[list_name] = UNCOVERED if _complete(folder) else UNFINISHED
-            continue
         try:
             listed = read_manifest(folder / list_name)
+        except MissingInputError:
+            if list_name == MANIFEST:
+                states[list_name] = UNCOVERED if _complete(folder) else UNFINISHED
         except FedreError:
             states[list_name] = UNREADABLE
         else:
-            states |= {name: _state(listed, name) for name in listed.entries}
+            for name in listed.entries:
+                try:
+                    states[name] = listed.state(name)
+                except OSError:
+                    states[name] = UNREADABLE
     if MANIFEST in states:
         return states
     for name in _present(folder, everything=attack) - states.keys():
@@ -231,48 +227,29 @@ def _complete(folder: Path) -> bool:
         return True  # nothing unfinished has a record that cannot be read
 
 
-def _state(manifest: Manifest, name: str) -> str:
-    try:
-        return manifest.state(name)
-    except OSError:
-        return UNREADABLE
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
 def _present(folder: Path, *, everything: bool) -> set[str]:
     """Names of the files that manifests should cover, and of pictures and pages."""
     found = [path for path in folder.iterdir() if path.is_file() or path.is_symlink()]
-    if everything:
-        found += [path for path in folder.glob("*/**/*") if path.is_file()]
-    else:
-        for name in RECORDED:
-            found += [path for path in (folder / name).rglob("*") if path.is_file()]
+    below = ["*/**/*"] if everything else [f"{name}/**/*" for name in RECORDED]
+    found += [path for pattern in below for path in folder.glob(pattern) if path.is_file()]
     return {path.relative_to(folder).as_posix() for path in found} - OURS
 
 
 def _accept(folder: Path) -> None:
     """Cover a run and its finished attacks and audits as they are; all of them, or none."""
-    finished = [one for one in (folder, *_made_from(folder)) if _complete(one)]
+    texts: dict[Path, str] = {}
     with ExitStack() as locks:
-        wanted = []
-        for one in finished:
+        for one in (folder, *_made_from(folder)):
+            if not _complete(one):
+                continue
             locks.enter_context(held(one))
-            names = {
-                name
-                for name in _present(one, everything=one != folder)
-                if not TEMPORARY.fullmatch(name.rsplit("/", 1)[-1])
-            }
-            drawings = {name for name in names if name in DRAWINGS}
-            wanted += [(one, names - drawings, MANIFEST), (one, drawings, DRAWN)]
-        texts = {
-            one / listed: manifest_text(one, (one / name for name in names))
-            for one, names, listed in wanted
-            if names or listed == MANIFEST
-        }  # all files are read before anything is written
-        for path in texts:
+            present = _present(one, everything=one != folder)
+            names = {n for n in present if not TEMPORARY.fullmatch(n.rsplit("/", 1)[-1])}
+            drawings = names & DRAWINGS
+            for listed, covered in ((MANIFEST, names - drawings), (DRAWN, drawings)):
+                if covered or listed == MANIFEST:
+                    texts[one / listed] = manifest_text(one, (one / name for name in covered))
+        for path in texts:  # all files were read before anything is written
             if path.is_dir():
                 raise DamagedInputError(
                     f"{path} is a folder.", next_step="Remove it, and give this command again."

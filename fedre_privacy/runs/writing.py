@@ -85,7 +85,7 @@ def _write_metrics(folder: Path, rows: list[loop.Row]) -> None:
 
 def first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
     """``record.json`` as it is when a training begins."""
-    data = prepared.data
+    data, facts = prepared.data, facts_of(settings, prepared.setting)
     return {
         "name": settings.run_name,
         "status": PARTIAL,
@@ -101,16 +101,9 @@ def first_record(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
         "class_counts": [list(row) for row in prepared.setting.class_counts],
         "architectures": list(prepared.setting.architectures),
         "summary": summary(settings),
-        **_defended(settings, prepared),
+        **(statement.record(prepared.defense, facts) if prepared.defense else {}),
         **({"active_server": settings.active} if settings.active else {}),
     }
-
-
-def _defended(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
-    """The defences and what they guarantee, for the record; nothing where there are none."""
-    if not prepared.defense:
-        return {}
-    return statement.record(prepared.defense, facts_of(settings, prepared.setting))
 
 
 def summary(settings: TrainSettings) -> str:

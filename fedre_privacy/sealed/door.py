@@ -126,7 +126,6 @@ def play(
         observation: its modules are `modules.Modules`, so that they can be built anew in another
             process. Modules that are given as objects stay in this one: the attack gets copies.
         context: its cache and listener stay on this side.
-        outcome: what the attack is to return.
         isolation: see `ISOLATION`.
         hidden: files and folders that the attack must not be able to open.
 

@@ -24,7 +24,6 @@ class Conduct:
 
     Args:
         given: steerings, applied in order; none: an honest server.
-        seed: of the run. clients, num_classes: of the federation.
         held: what the server holds beside messages.
     """
 
@@ -183,11 +182,7 @@ def _changed(upload: Artifact, sent: Message, honest: Message) -> Artifact:
 
 
 def alone(given: Sequence[Steering], clients: int, joined: int, rounds: Iterable[int]) -> bool:
-    """Whether one client only is no sybil of the server's in each of some rounds.
-
-    Args:
-        clients: of the federation. joined: clients of a round.
-    """
+    """Whether one client only is no sybil of the server's in each of some rounds."""
     chosen = [one for one in given if one.chooses]
     return bool(chosen) and all(
         any(one.acts(r) and len(one.sybils(clients)) >= joined - 1 for one in chosen)

@@ -65,7 +65,6 @@ class View:
     Args:
         uploads: of earlier rounds, as the server saw them, oldest first.
         broadcasts: sent in earlier rounds, as they were sent.
-        clients: number of clients. num_classes: length of a label encoding.
         held: what it holds beside messages, as far as the steering declares to need it.
     """
 
@@ -131,12 +130,7 @@ class Steering:
         return f"round {first}" if first == last else f"rounds {first} to {last}"
 
     def check(self, clients: int, broadcast: tuple[type[Artifact], ...]) -> list[str]:
-        """Return every reason why this steering cannot be used in a federation.
-
-        Args:
-            clients: number of clients.
-            broadcast: kinds of artifacts that the protocol's server sends.
-        """
+        """Return every reason why this steering cannot be used in a federation."""
         if not self.alters or any(issubclass(kind, self.alters) for kind in broadcast):
             return []
         sent = ", ".join(kind.__name__ for kind in broadcast) or "nothing"

@@ -26,9 +26,8 @@ class Fishing(Steering):
     The row of class c is a direction in the representations, all other rows are zero. A sample of
     another class then pulls on the extractor by its output for c, which grows exponentially along
     the direction: of a batch without class c the sample that lies furthest along it has nearly all
-    of the gradient (feature fishing). A sample of class c pulls by one minus that output, which is
-    nearly one: of a batch with one sample of class c that sample has all of the gradient (class
-    fishing). Several samples of class c cannot be told apart this way. So the class that the
+    of the gradient (feature fishing). A single sample of class c, which pulls by one minus that
+    output, has all of it (class fishing); several cannot be told apart. So the class that the
     client's newest upload shows least of is taken, unless `label` says which. The attack `fishing`
     inverts what arrives as the gradient of one image.
 

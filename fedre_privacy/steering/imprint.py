@@ -32,9 +32,8 @@ class Imprint(Steering):
     quantiles of u a over public images, a being the layer's input. A unit is on for samples above
     its quantile, and what follows the layer weighs all units alike; so the gradients of
     neighbouring units differ by the samples between two quantiles, and a sample that is alone there
-    is read off (attack `imprint`). Directions are principal components of a. With two of them the
-    units are shared out, most samples are alone along one of them, and those that are alone along
-    both give the same answer twice, which is the certificate.
+    is read off (attack `imprint`). Directions are principal components of a; a sample that is alone
+    along two of them gives the same answer twice, which is the certificate.
 
     Small rows and a small head keep the thresholds, and the weights behind the units, where they
     are over several local steps. The server takes the change of the parameters alone, so that its

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,44 +50,13 @@ from .suite import recovered_from
 from .sweep import run_jobs
 
 
-class CellRow(TypedDict):
-    """An attack against a variant; see `BenchmarkResult.cells`."""
-
-    variant: str
-    attack: str
-    reads: bool
-    measure: str | None
-    unit: str | None
-    over: float | None
-    because: str
-    silent: bool
-
-
-class RoundRow(TypedDict):
-    """An attack at a number of rounds; see `BenchmarkResult.over_rounds`."""
-
-    panel: str
-    line: str
-    rounds: int
-    over: float
-    spread: float | None
-    value: float | None
-    floor: float | None
-    n: int
-    seeds: int
-
-
 @dataclass(frozen=True, eq=False)
 class BenchmarkResult:
     """A finished benchmark.
 
     Args:
-        folder: where its tables, figures and report are.
         rows: one row per job, attack and measure (see `results.frame`).
         summary: means over seeds (see `results.over_seeds`).
-        wanted: what was compared.
-        jobs: results of all jobs, as they lie on disk.
-        runs: folder of the runs.
     """
 
     folder: Path
@@ -153,7 +122,7 @@ class BenchmarkResult:
         `reads` says whether the variant uploads what it reads, and `because` why the attack was
         refused where it was asked. Of a `silent` variant, whose clients send nothing, it is 0.
         """
-        out: list[CellRow] = []
+        out: list[dict[str, object]] = []
         asked = self.summary.dropna(subset=["attack"]) if len(self.summary) else self.summary
         refused = {
             (job["label"], f"{entry['attack']} on {entry['target']}"): entry["because"]
@@ -233,7 +202,7 @@ class BenchmarkResult:
         x, fixed = ("round", "rounds_limit") if across == "attacked" else ("read", "round")
         keys = ["label", "attack", "target", "threat", fixed]
         several = asked["label"].nunique() > 1
-        out: list[RoundRow] = []
+        out: list[dict[str, object]] = []
         for _, part in asked.groupby(keys, dropna=False, sort=False):
             if part[x].nunique() < 2:
                 continue

@@ -1,35 +1,49 @@
 """Jobs as tasks of a Ray cluster, whose machines need share no folder with this one.
 
-A job takes along its settings, this package, modules of one's own, its data, and its run where that
-was trained before; what it writes comes back as bytes.
+Ray's runtime environment takes this package and modules of one's own there. A job takes along its
+settings, its data, and its run where that was trained before; what it writes comes back.
 """
 
 from __future__ import annotations
 
+import importlib
+import io
+import json
 import os
+import shutil
 import socket
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fedre_privacy.core import files
-from fedre_privacy.core.errors import MissingExtraError, MissingInputError
-from fedre_privacy.core.lock import held, is_held
-from fedre_privacy.data.base import at_hand
+from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.lock import held
+from fedre_privacy.data.base import MOVED, at_hand
+from fedre_privacy.runs.folder import COMPLETE, status_of
 
-from . import there
 from .jobs import Job, Place
-from .parcels import code, data_of, pack, take_up, versions
+from .processes import in_turn
 
+PACKAGE = __name__.partition(".")[0]
 TRIES = 3
-"""Times that a job is begun whose process, worker or machine dies."""
+"""Times that a job is begun whose process or machine dies."""
 ADDRESS = "RAY_ADDRESS"
 KNOCK = 10.0
 """Seconds within which a cluster must take a connection."""
 DIED = -9
-"""Code of a job whose worker died, as of a process that was killed."""
+"""Code of a job that Ray gave up, as of a process that was killed."""
+BENCHMARK, RUNS, DATA, LOG = "benchmark", "runs", "data", "job.log"
+
+Answer = tuple[int, str, bytes]
+"""Of a job: its exit code, its output, and an archive of what it wrote."""
 
 
 def run(
@@ -45,45 +59,64 @@ def run(
         workers: ignored: the cluster decides how many jobs fit. threads: cores of a job.
 
     Raises:
-        MissingExtraError: Ray is not installed.
         MissingInputError: there is no cluster at that address.
     """
-    ray = _connected()
+    ray = _connect({name for job in jobs for name in job.plugins()})
     try:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        cores = [int(resources.get("CPU", 0)) for resources in alive]
+        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         each = max(1, min(threads, max(cores)))
-        send = _sender(ray, jobs, place, arguments, each)
-        fit = sum(own // each for own in cores)
-        yield from _Round(ray, place, send, deque(jobs), most=2 * max(1, fit)).answers()
+        gpus = int(any(words[4].startswith("cuda") for words in arguments.values()))
+        remote = ray.remote(num_cpus=each, num_gpus=gpus, max_calls=1, max_retries=TRIES - 1)
+        data = {given: ray.put(pack({Path(given).name: at_hand(given)}))
+                for given in {data_path(job) for job in jobs} if given}  # fmt: skip
+        sent: list[Any] = []
+
+        def call(job: Job) -> int:
+            with held(place.turn(job), wait=True):
+                if place.done(job):  # another benchmark may have done it meanwhile
+                    return 0
+                words, content = luggage(job, place, arguments[job.name])
+                given = data_path(job)
+                ref = remote(work).remote(words, content, versions(), given, data.get(given))
+                sent.append(ref)
+                try:
+                    code, said, made = ray.get(ref)
+                    unload(job, place, made)
+                except ray.exceptions.RayError as error:
+                    said = f"{' '.join(str(error).split())[:1000]}\nGiven up after {TRIES} times."
+                    code = DIED
+                files.write_text(place.folder / "jobs" / f"{job.name}.log", said)
+                return int(code)
+
+        def stop() -> None:
+            for ref in sent:
+                ray.cancel(ref, force=True)
+
+        most = 2 * max(1, sum(own // each for own in cores))
+        yield from in_turn(jobs, place, call, most, stop)
     finally:
-        ray.cloudpickle.unregister_pickle_by_value(there)
         ray.shutdown()
 
 
-def _connected() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError(
-            "Engine 'ray' needs the package ray, which is not installed.",
-            next_step="pip install 'fedre-privacy[ray]', or leave --engine out to use this "
-            "machine alone.",
-        ) from None
+def _connect(plugins: Iterable[str]) -> Any:
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get(ADDRESS)
     try:
         _knock(address or "")
-        ray.init(
-            address=None if address else "local",  # not a cluster that another left behind
-            ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR",
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as name:
+            copy_code(Path(name), plugins)
+            ray.init(
+                address=None if address else "local",  # not a cluster that another left behind
+                runtime_env={"working_dir": name}, ignore_reinit_error=True, log_to_driver=False,
+                logging_level="ERROR",
+            )  # fmt: skip
     except (OSError, RuntimeError, ValueError) as error:
         raise MissingInputError(
             f"No Ray cluster answers at {ADDRESS}={address}: {' '.join(str(error).split())[:300]}",
             next_step=f"Start one (ray start --head), or unset {ADDRESS} to use this machine.",
         ) from None
-    ray.cloudpickle.register_pickle_by_value(there)  # a machine may lack this package
     return ray
 
 
@@ -98,96 +131,125 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=KNOCK).close()
 
 
-Send = Callable[[Job], Any]
+def copy_code(folder: Path, plugins: Iterable[str]) -> None:
+    """Copy this package, and modules of one's own with what was imported from beside them."""
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    packages = [name for name in sys.modules if name.partition(".")[0] == PACKAGE]
+    for top in {name.partition(".")[0] for name in plugins}:
+        packages.append(top)
+        own = Path(str(sys.modules[top].__file__)).resolve()
+        for module in list(sys.modules.values()):
+            path = Path(getattr(module, "__file__", None) or "").resolve()
+            beside = path.parent == own.parent and own.parent not in installed
+            if path == own or (beside and path.is_file()):
+                shutil.copy(path, folder)
+    for name in packages:
+        for path in getattr(sys.modules[name], "__path__", ()):
+            shutil.copytree(path, folder / name.replace(".", "/"), dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
 
 
-def _sender(
-    ray: Any, jobs: Sequence[Job], place: Place, arguments: Mapping[str, Sequence[str]], each: int
-) -> Send:
-    """What hands a job to the cluster; what jobs share is handed over once."""
-    plugins = sorted({name for job in jobs for name in job.plugins()})
-    shared, needed = ray.put(code(plugins)), versions()
-    data = {
-        given: ray.put(there.tree(at_hand(given)))
-        for given in sorted({given for job in jobs for given in data_of(job)})
-    }
-    gpus = int(any(words[4].startswith("cuda") for words in arguments.values()))
-    task = ray.remote(num_cpus=each, num_gpus=gpus, max_retries=0)(there.work)
-
-    def send(job: Job) -> Any:
-        parcel = pack(job, place, arguments[job.name], each)
-        return task.remote(parcel, shared, needed, *(data[given] for given in data_of(job)))
-
-    return send
+def versions() -> dict[str, str]:
+    """What decides about numbers beside this package; another machine must have the same."""
+    return {"python": sysconfig.get_python_version(),
+            **{name: version(name) for name in ("torch", "numpy")}}  # fmt: skip
 
 
-@dataclass
-class _Out:
-    """A job that is with the cluster, and the lock on its turn."""
-
-    job: Job
-    tries: int
-    lock: ExitStack
+def data_path(job: Job) -> str:
+    """The path that a job's settings name for its data; empty where they name none."""
+    return str(getattr(job.training.data, "path", None) or "")
 
 
-@dataclass
-class _Round:
-    """Jobs that wait, and those that are with the cluster: never more than `most`."""
+def luggage(job: Job, place: Place, words: Sequence[str]) -> tuple[list[str], bytes]:
+    """What a job does there, and an archive of its settings, and of its run if that is complete.
 
-    ray: Any
-    place: Place
-    send: Send
-    left: deque[Job]
-    most: int
+    Args:
+        words: of its process on this machine, see `processes.Arguments`.
+    """
+    worker, settings, _, _, *rest = words
+    run, file = place.runs / job.training.run_name, f"{BENCHMARK}/jobs/{job.name}.yaml"
+    before = {f"{RUNS}/{run.name}": run} if status_of(run) == COMPLETE else {}
+    return [worker, file, BENCHMARK, RUNS, *rest], pack({file: Path(settings), **before})
 
-    def answers(self) -> Iterator[tuple[Job, int]]:
-        """Every job with the code of its process, as they end."""
-        out: dict[Any, _Out] = {}
-        try:
-            while self.left or out:
-                while self.left and len(out) < self.most:
-                    one = self._taken()
-                    if self.place.done(one.job):  # another benchmark may have done it meanwhile
-                        one.lock.close()
-                        yield one.job, 0
-                        continue
-                    out[self.send(one.job)] = one
-                if not out:
-                    continue
-                (ready, *_), _ = self.ray.wait(list(out))
-                one = out.pop(ready)
-                answer = self._answer(ready)
-                if answer["code"] < 0 and one.tries < TRIES:
-                    one.tries += 1
-                    out[self.send(one.job)] = one
-                    continue
-                self._take_up(one, answer)
-                yield one.job, answer["code"]
-        finally:
-            for ref, one in out.items():  # Ctrl-C leaves no job behind
-                self.ray.cancel(ref, force=True)
-                one.lock.close()
 
-    def _taken(self) -> _Out:
-        job = next((one for one in self.left if not is_held(self.place.turn(one))), self.left[0])
-        self.left.remove(job)
-        lock = ExitStack()
-        lock.enter_context(held(self.place.turn(job), wait=True))
-        return _Out(job, 1, lock)
+def work(
+    words: Sequence[str],
+    content: bytes,
+    needed: Mapping[str, str],
+    given: str = "",
+    data: bytes | None = None,
+) -> Answer:
+    """Do a job in this process, in a folder that is removed afterwards.
 
-    def _answer(self, ref: Any) -> there.Answer:
-        try:
-            answer: there.Answer = self.ray.get(ref)
-            return answer
-        except self.ray.exceptions.RayError as error:
-            said = f"Ray: {' '.join(str(error).split())[:1000]}"
-            return there.Answer(code=DIED, said=said, files={})
+    Args:
+        words: the module whose `main` does the job, and its arguments; paths are relative.
+        content: see `luggage`. needed: versions that this machine must have.
+        given: the path that settings name for data. data: an archive of what lies there.
+    """
+    if versions() != needed:
+        here = f"{os.uname().nodename} has {versions()}, not {dict(needed)}"
+        return 1, f"{here}: its numbers could be others.", b""
+    worker, *arguments = words
+    with tempfile.TemporaryDirectory(prefix="fedre-job-") as name, chdir(name):
+        room = Path(name)
+        unpack(content, room)
+        if data is not None:
+            unpack(data, room / DATA)
+            os.environ[MOVED] = json.dumps({given: str(room / DATA / Path(given).name)})
+        with (room / LOG).open("w", encoding="utf-8") as log:
+            with redirect_stdout(log), redirect_stderr(log):
+                try:
+                    code = importlib.import_module(worker).main(*arguments)
+                except Exception:
+                    traceback.print_exc()
+                    code = 1
+        made = {part: room / part for part in (BENCHMARK, RUNS) if (room / part).exists()}
+        return code, (room / LOG).read_text(encoding="utf-8", errors="replace"), pack(made)
 
-    def _take_up(self, one: _Out, answer: there.Answer) -> None:
-        said = answer["said"]
-        if answer["code"] < 0:
-            said += f"\nGiven up after {one.tries} times."
-        log = self.place.folder / "jobs" / f"{one.job.name}.log"
-        files.write_text(log, said)
-        take_up(one.job, self.place, answer["files"])
-        one.lock.close()
+
+def pack(paths: Mapping[str, Path]) -> bytes:
+    """An archive of files and folders under other names."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, path in paths.items():
+            archive.add(path, name)
+    return made.getvalue()
+
+
+def unpack(content: bytes, folder: Path) -> None:
+    """Write the files of an archive below a folder.
+
+    Raises:
+        DamagedInputError: a path leads elsewhere.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise DamagedInputError(f"A job's archive is refused: {error}.") from None
+
+
+def unload(job: Job, place: Place, made: bytes) -> None:
+    """Put what a job made where it would be, had it run here; its result comes last.
+
+    A run that was complete keeps its files, and gets those of new attacks.
+
+    Raises:
+        DamagedInputError: a path leads elsewhere.
+    """
+    place.runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=place.runs) as name:
+        if made:
+            unpack(made, Path(name))
+        run, own = place.runs / job.training.run_name, Path(name) / RUNS / job.training.run_name
+        if own.is_dir() and status_of(run) == COMPLETE:
+            for path in sorted(path for path in own.rglob("*") if path.is_file()):
+                target = run / path.relative_to(own)
+                if not target.is_file() or target.read_bytes() != path.read_bytes():
+                    files.write_bytes(target, path.read_bytes())
+        elif own.is_dir():
+            shutil.rmtree(run, ignore_errors=True)
+            own.rename(run)
+        result = Path(name) / BENCHMARK / "jobs" / place.result(job).name
+        if result.is_file():
+            files.write_bytes(place.result(job), result.read_bytes())

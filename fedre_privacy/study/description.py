@@ -53,7 +53,7 @@ NEEDED = {
     "protocols": f"{_NAMES}, such as [fedre, fedgh]",
     "schemes": f"{_NAMES}, such as [rap, rar]",
     "defenses": f"{_NAMES}, such as [none, gaussian]",
-    "steerings": f"{_NAMES}, such as [none, lift]",
+    "steerings": f"{_NAMES}, such as [none, null-head]",
     "vary": "a mapping of labels to settings, such as {one epoch: {train: {epochs: 1}}}",
     "seeds": "a list of whole numbers from 0, such as [0, 1, 2]",
     "attacks": f"{_NAMES}, such as [dip, labels]",
@@ -67,10 +67,8 @@ class Benchmark:
     """What to compare.
 
     Args:
-        name: of its folder.
         base: settings that all trainings share.
         variants: what differs, each under its label.
-        seeds: of the trainings.
         attacks: settings of the attacks, or None for those that fit the uploads.
         targets: targets per attack, or None for the default.
     """

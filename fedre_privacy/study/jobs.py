@@ -33,7 +33,6 @@ class Job:
 
     Args:
         label: what is compared; jobs of one label differ in their seed alone.
-        seed: of the training.
     """
 
     label: str
@@ -90,7 +89,6 @@ def plan(
     """Resolve every job, or say what is wrong with all of them at once.
 
     Args:
-        base: settings that all jobs share, as in a settings file.
         suite: from a training to the settings of the attacks on it.
 
     Raises:

@@ -31,14 +31,7 @@ SILENT = "0 by construction"
 
 @dataclass(frozen=True)
 class Panel:
-    """A measure by which variants are compared.
-
-    Args:
-        key: of the measure.
-        answers: the question that it scores.
-        measure: its title.
-        unit: of value and floor.
-    """
+    """A measure by which variants are compared."""
 
     key: str
     answers: str
@@ -85,7 +78,6 @@ def points_of(summary: pd.DataFrame, rows: pd.DataFrame, key: str = PLACED_BY) -
     Args:
         summary: means over seeds (see `results.over_seeds`).
         rows: of single seeds (see `results.frame`).
-        key: of the measure.
     """
     if summary.empty:
         return []

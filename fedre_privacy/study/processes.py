@@ -1,4 +1,4 @@
-"""How the processes of jobs are run: children of this process, or tasks of a Ray cluster."""
+"""Processes of jobs: several at once, each a child of this process."""
 
 from __future__ import annotations
 
@@ -6,50 +6,71 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from fedre_privacy.core.lock import is_held
 
-from . import cluster
 from .jobs import Job, Place
-from .parcels import PARENT
 
 Arguments = Mapping[str, Sequence[str]]
 """Of each job's process by the job's name: its module, its settings file, and the rest."""
 
+PARENT = "FEDRE_SWEEP_PARENT"
+"""Environment variable by which a job knows the process that started it."""
 
-def _local(
+RUNNING: set[subprocess.Popen[bytes]] = set()
+"""Jobs under way in this process."""
+
+
+def local(
     jobs: Sequence[Job], place: Place, arguments: Arguments, workers: int, threads: int
 ) -> Iterator[tuple[Job, int]]:
-    """Child processes of this one, so many at once; what another process does comes last."""
+    """Run jobs as child processes of this one; yield each with its exit code.
+
+    Args:
+        workers: jobs at once. threads: of each.
+    """
+
+    def stop() -> None:
+        for process in list(RUNNING):
+            process.terminate()
+
+    return in_turn(jobs, place, lambda job: call(arguments[job.name], threads), workers, stop)
+
+
+def in_turn(
+    jobs: Sequence[Job],
+    place: Place,
+    run: Callable[[Job], int],
+    workers: int,
+    stop: Callable[[], None],
+) -> Iterator[tuple[Job, int]]:
+    """Run jobs in threads, those that another process runs last; yield each with its exit code.
+
+    Args:
+        run: one job, to its exit code. stop: ends all jobs that run, after Ctrl-C or an error.
+    """
     left = list(jobs)
     choosing = threading.Lock()
 
-    def next_one() -> tuple[Job, int]:
+    def next_job() -> tuple[Job, int]:
         with choosing:
             job = next((job for job in left if not is_held(place.turn(job))), left[0])
             left.remove(job)
-        return job, 0 if place.done(job) else call(arguments[job.name], threads)
+        return job, 0 if place.done(job) else run(job)
 
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(next_one) for _ in jobs]
+        futures = [pool.submit(next_job) for _ in jobs]
         try:
             for future in as_completed(futures):
                 yield future.result()
         except BaseException:
-            for process in list(RUNNING):  # Ctrl-C leaves no job behind
-                process.terminate()
-            pool.shutdown(wait=True, cancel_futures=True)
+            for future in futures:
+                future.cancel()
+            stop()
             raise
-
-
-ENGINES = {"local": _local, "ray": cluster.run}
-
-
-RUNNING: set[subprocess.Popen[bytes]] = set()
-"""Jobs under way in this process."""
 
 
 def call(arguments: Sequence[str], threads: int) -> int:

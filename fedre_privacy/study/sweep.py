@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fedre_privacy.core import files
+from fedre_privacy.core.engines import JOBS, engine_named
 from fedre_privacy.core.errors import FedreError, IncompatibleError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.lock import held, remove_left, remove_stale
@@ -27,7 +28,6 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.runs.training import train
 
 from .jobs import REFUSED, Job, Place
-from .processes import ENGINES
 from .results import Attacked, JobResult
 
 
@@ -42,59 +42,50 @@ def run_job(
     What was interrupted before goes on; what another process does is waited for and taken up. A run
     whose uploads were pruned is trained again. An attack that refuses what it finds is recorded
     with its reason, a failure with its traceback.
-
-    Args:
-        page: called with every finished attack, to write its page.
     """
     with held(place.turn(job), wait=True):
         found = place.read(job)  # another benchmark may have done it in the meantime
         if found is not None and found["status"] == COMPLETE:
             return found
-        return _run_job(job, place, device, page)
-
-
-def _run_job(
-    job: Job, place: Place, device: torch.device, page: Callable[[AttackResult], object]
-) -> JobResult:
-    started = time.monotonic()
-    result = job.result()
-    try:
-        folder = place.runs / job.training.run_name
-        pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
-        run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
-        result["run"], result["final"] = run.name, run.record["final"]
-        result["dim"] = run.record["dim"]
-        result["architectures"] = run.record["architectures"]
-        result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
-        for settings in job.attacks:
-            entry: Attacked = {
-                "attack": settings.attack.name,
-                "answers": question_of(settings).name,
-                "target": settings.target,
-                "threat": settings.threat.name,
-                "rounds_limit": _rounds_limit(settings),
-                "verdict": REFUSED,
-                "because": "",
-            }
-            result["attacks"].append(entry)
-            try:
-                done = attack(run, settings, device=device, wait=True)
-                page(done)
-            except IncompatibleError as error:  # such as prototypes that nothing can recover
-                entry["because"] = str(error)
-                continue
-            verdict = done.card.verdict
-            entry["verdict"], entry["because"] = verdict.word, verdict.because
-            entry["round"], entry["folder"] = done.trial.round, done.folder.name
-            entry["counterfactual"] = done.trial.counterfactual
-            entry["measures"] = [asdict(measure) for measure in done.card.measures]
-        result["status"] = COMPLETE
-    except Exception as error:
-        result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
-        result["traceback"] = traceback.format_exc()
-    result["wall_s"] = time.monotonic() - started
-    files.write_json(place.result(job), result)
-    return result
+        started = time.monotonic()
+        result = job.result()
+        try:
+            folder = place.runs / job.training.run_name
+            pruned = status_of(folder) == COMPLETE and not (folder / "uploads").is_dir()
+            run = train(job.training, runs=place.runs, device=device, restart=pruned, wait=True)
+            result["run"], result["final"] = run.name, run.record["final"]
+            result["dim"] = run.record["dim"]
+            result["architectures"] = run.record["architectures"]
+            result["predicted"] = predicted_leakage(job.training, run.record["class_counts"])
+            for settings in job.attacks:
+                entry: Attacked = {
+                    "attack": settings.attack.name,
+                    "answers": question_of(settings).name,
+                    "target": settings.target,
+                    "threat": settings.threat.name,
+                    "rounds_limit": _rounds_limit(settings),
+                    "verdict": REFUSED,
+                    "because": "",
+                }
+                result["attacks"].append(entry)
+                try:
+                    done = attack(run, settings, device=device, wait=True)
+                    page(done)
+                except IncompatibleError as error:  # such as prototypes that nothing can recover
+                    entry["because"] = str(error)
+                    continue
+                verdict = done.card.verdict
+                entry["verdict"], entry["because"] = verdict.word, verdict.because
+                entry["round"], entry["folder"] = done.trial.round, done.folder.name
+                entry["counterfactual"] = done.trial.counterfactual
+                entry["measures"] = [asdict(measure) for measure in done.card.measures]
+            result["status"] = COMPLETE
+        except Exception as error:
+            result["failure"] = str(error) if isinstance(error, FedreError) else repr(error)
+            result["traceback"] = traceback.format_exc()
+        result["wall_s"] = time.monotonic() - started
+        files.write_json(place.result(job), result)
+        return result
 
 
 def _rounds_limit(settings: AttackSettings) -> int | None:
@@ -157,6 +148,7 @@ def run_jobs(
     Raises:
         MissingExtraError: Ray is asked for and not installed.
     """
+    run_jobs = engine_named(engine, JOBS)
     waiting = []
     for job in jobs:
         found = place.read(job)
@@ -178,7 +170,7 @@ def run_jobs(
     }  # fmt: skip
     started = time.monotonic()
     for number, (job, code) in enumerate(
-        ENGINES[engine](waiting, place, arguments, workers, threads), start=1
+        run_jobs(waiting, place, arguments, workers, threads), start=1
     ):
         found = place.read(job)
         if found is None:  # the process died before it could write

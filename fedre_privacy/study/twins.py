@@ -6,7 +6,7 @@ The twin of a run has the same settings and seed, without the steering.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.detectors.base import detectors
 from fedre_privacy.eval.intervals import clustered, ends
+from fedre_privacy.eval.measures import COMPARISON
 from fedre_privacy.eval.roc import roc
 from fedre_privacy.play.attack import AttackResult
 from fedre_privacy.runs.receipts import receipts
@@ -25,13 +26,6 @@ from fedre_privacy.runs.settings import TrainSettings
 MOMENTS = ("acc_post_local", "acc_post_broadcast")
 FALSE_ALARMS = 0.01
 """Share of honest receipts at which a detector may raise an alarm."""
-GAINS: Mapping[str, str] = {
-    "psnr": "psnr (dB)",
-    "hit1": "found",
-    "identified": "identified",
-    "centred_cosine": "centred cosine",
-}
-"""Columns of single targets that are compared where an attack has them, and what they are."""
 
 
 def honest_twin(settings: TrainSettings) -> TrainSettings:
@@ -95,7 +89,8 @@ class Twins:
     def leakage(self, play: Callable[[Run], AttackResult]) -> pd.DataFrame:
         """What the same attack finds more of the same targets of the steered runs.
 
-        Targets of clients that no steering is about are left out.
+        Targets of clients that no steering is about are left out. Measures are those by which
+        variants are compared, as far as single targets have them.
 
         Args:
             play: the attack on one run; it answers images or prototypes.
@@ -108,7 +103,9 @@ class Twins:
         """
         joined = []
         for seed, pair in enumerate(zip(self.honest, self.steered, strict=True)):
-            frames = [play(run).frame() for run in pair]
+            results = [play(run) for run in pair]
+            frames = [result.frame() for result in results]
+            measures = results[0].card.whole(COMPARISON)
             own = [f[f["group"] == "target"] if "group" in f else f for f in frames]
             same = [key for key in ("target", "client", "label") if key in own[0]]
             both = own[0].merge(own[1], on=same, suffixes=("", "_steered"))
@@ -121,7 +118,8 @@ class Twins:
                 next_step="Attack another round, more targets, or other clients.",
             )
         out = []
-        for name in GAINS:
+        for measure in measures:
+            name = measure.key
             if name not in rows:
                 continue
             before, after = (
@@ -130,7 +128,7 @@ class Twins:
             )
             out.append(
                 {
-                    "measure": GAINS[name],
+                    "measure": measure.heading,
                     "honest": float(before.nanmean()),
                     "steered": float(after.nanmean()),
                     "floor": float(rows[f"{name}_floor"].mean())

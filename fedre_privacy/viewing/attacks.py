@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import pandas as pd
@@ -12,9 +11,10 @@ import torch
 
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
-from fedre_privacy.core.schema import MOST_TEXT
+from fedre_privacy.core.schema import MOST_TEXT, converted
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.eval.measures import BETTER, TABLE, Measure, group_name
+from fedre_privacy.pages.attack import flags_of
 from fedre_privacy.play.attack import PICTURES
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.settings import NAIVE
@@ -25,7 +25,6 @@ from .folders import (
     digest,
     facets_of,
     failure_of,
-    flags_of,
     made_with,
     name_of,
     seed_of,
@@ -48,15 +47,14 @@ BESIDE = {
 }
 """What stands beside the targets of an attack, by group of its measures."""
 
-_KNOWN = {field.name for field in fields(Measure)}
-
 
 def read_attack(place: ResultFolder) -> Entry:
     """The entry of an attack, with its targets where it is complete."""
     status = files.read_json(place.folder / "record.json", StateRecord)["status"]
-    record = files.read_json(place.checked("record.json", status), AttackRecord)
+    path = place.checked("record.json", status)
+    record = files.read_json(path, AttackRecord)
     settings = settings_of(place, status)
-    measures = [Measure(**_known(m)) for m in record.get("measures", ())]
+    measures = [converted(m, Measure, path) for m in record.get("measures", ())]
     whole = [m for m in measures if not m.group]
     lead = _leading(whole)
     word = record["verdict"]["word"] if "verdict" in record else ""
@@ -104,10 +102,6 @@ def _leading(measures: Sequence[Measure]) -> Measure | None:
     return next((m for m in measures if m.over is not None), None)
 
 
-def _known(given: Values) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key in _KNOWN}
-
-
 def _tables(record: AttackRecord, measures: Sequence[Measure]) -> Iterator[Table]:
     rows = [
         {
@@ -149,18 +143,15 @@ def _targets(
     owners = rows["client"] if "client" in rows else rows.index
     clusters = tuple(f"{place.split or place.path} {owner}" for owner in owners)
     if "support_size" in rows:
-        rows["behind"] = rows["support_size"].map(_behind)
+        rows["behind"] = rows["support_size"].map(
+            lambda size: "1 image" if size == 1 else "2-30 images" if size <= 30 else ">30 images"
+        )
     scores = {m.key: (m.heading, m.higher_is_more_leakage) for m in measures if m.key in rows}
     if not place.truth:
         rows = rows[[name for name in rows if _is_open(str(name), scores)]]
     columns = {str(name): _column(rows[name]) for name in rows}
     doubts = tuple(name for name in DOUBTS if name in columns)
     return Targets(columns, scores, doubts, keys, clusters, pictures)
-
-
-def _behind(size: float) -> str:
-    """The group of a target by the number of images behind it."""
-    return "1 image" if size == 1 else "2-30 images" if size <= 30 else ">30 images"
 
 
 def _is_open(name: str, scores: Mapping[str, object]) -> bool:

@@ -23,7 +23,6 @@ class Score:
     Args:
         title: of the measure, with its unit.
         over: difference to the floor, positive for more leakage.
-        text: the same in words, with its interval.
     """
 
     title: str
@@ -38,6 +37,12 @@ class Table:
     title: str
     rows: Sequence[Row]
 
+    def plain(self) -> dict[str, Any]:
+        """Its headings, and its cells row by row."""
+        heads = list(dict.fromkeys(str(key) for row in self.rows for key in row))
+        rows = [[row.get(head, "") for head in heads] for row in self.rows]
+        return {"title": self.title, "heads": heads, "rows": rows}
+
 
 @dataclass(frozen=True)
 class Sheets:
@@ -45,8 +50,6 @@ class Sheets:
 
     Args:
         width, height: of one picture, in pixels.
-        across, each: pictures in a row of a sheet, and on a sheet.
-        pngs: the sheets, in order.
         which: the picture of each target; None: that of its own number.
     """
 
@@ -82,13 +85,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Panel:
-    """A frontier of a benchmark.
-
-    Args:
-        title: question, measure and unit.
-        points: one of each variant.
-        best: labels of the Pareto set.
-    """
+    """A frontier of a benchmark."""
 
     title: str
     points: tuple[Point, ...]
@@ -100,25 +97,11 @@ class Entry:
     """One run, attack, audit, membership game or benchmark.
 
     Args:
-        kind: one of those.
         path: of its folder, relative to the folder that is viewed, with slashes.
         status: complete, partial, failed or damaged.
-        problem: why it is not complete.
         facets: what it can be filtered by: protocol, scheme, defence, data, attack, target,
             adversary, verdict, as far as they apply.
-        seed: of the training.
-        started: when.
-        because: the verdict's reason.
-        score: its leading measure.
         n: targets, guesses or trainings behind it.
-        accuracy: of the training.
-        flags: COUNTERFACTUAL and the like, each with what it means.
-        facts: names with what they are.
-        tables: results in words.
-        settings: as they stand in a settings file.
-        parent: path of the run that it belongs to.
-        targets: of an attack.
-        panels: of a benchmark.
     """
 
     kind: str

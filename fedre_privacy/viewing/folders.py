@@ -17,11 +17,10 @@ from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.schema import check
 from fedre_privacy.defenses.base import defenses
 from fedre_privacy.entanglement.base import schemes
-from fedre_privacy.pages.attack import COUNTERFACTUAL, STEERED
 from fedre_privacy.pages.shared import versions
 from fedre_privacy.partition.base import partitions
 from fedre_privacy.runs.folder import COMPLETE, PARTIAL
-from fedre_privacy.steering.base import ACTIVE, steerings
+from fedre_privacy.steering.base import steerings
 
 from .records import SettingsRecord, Values
 
@@ -31,7 +30,6 @@ class ResultFolder:
     """A folder with a result.
 
     Args:
-        root: of everything that is viewed.
         truth: whether what is private is read.
         split: names data and partition of the run that it belongs to; empty where not known.
     """
@@ -138,12 +136,6 @@ def failure_of(status: str, failure: str, place: ResultFolder) -> str:
     return without_root(failure, place) or (
         usual if status == PARTIAL else "no reason was recorded"
     )
-
-
-def flags_of(active: str, system: str, counterfactual: bool) -> dict[str, str]:
-    """What a reader must know before any number, by the word that marks it."""
-    out = {"COUNTERFACTUAL": f"{COUNTERFACTUAL} {system} did."} if counterfactual else {}
-    return out | ({ACTIVE: f"{active.removeprefix(ACTIVE).strip()}: {STEERED}"} if active else {})
 
 
 def made_with(record: Mapping[str, Any], folder: Path, status: str) -> dict[str, str]:

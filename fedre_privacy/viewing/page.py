@@ -23,7 +23,7 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.pages.html import Html, filled
 from fedre_privacy.pages.shared import NAME
 
-from .entries import DAMAGED, Entry, Sheets, Table, Targets
+from .entries import DAMAGED, Entry, Sheets, Targets
 from .reading import collect
 
 MOST_INSIDE = 64 << 20
@@ -38,8 +38,6 @@ class View:
     """A page of many results.
 
     Args:
-        path: the HTML file.
-        entries: what it shows.
         truth: whether it holds what is private.
     """
 
@@ -61,7 +59,6 @@ def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: b
     It needs no server and no network. Calling again shows what has come since.
 
     Args:
-        folder: holds run folders; it may come from a stranger.
         out: an HTML file, or a folder for the page with its pictures beside it; None:
             ``view.html`` in `folder`, or the folder ``view`` there where pictures are many.
         truth: include what is private: images that answers were scored against, members, counts of
@@ -81,10 +78,6 @@ def view(folder: str | Path = "runs", out: str | Path | None = None, *, truth: b
 
 def write_page(entries: Sequence[Entry], root: Path, given: Path, *, truth: bool) -> Path:
     """Write the page of results that were read; see `view`.
-
-    Args:
-        given: the HTML file, or a folder.
-        truth: what they were read with.
 
     Returns:
         The HTML file.
@@ -150,10 +143,9 @@ def _blocks(
     """The data of the page, as (id, JSON): the list first, then each result by itself.
 
     Args:
-        pictures: filled with sheets by name.
         inside: whether sheets lie in the page.
     """
-    ids = {entry.path: _id(entry.path) for entry in entries}
+    ids = {entry.path: hashlib.sha256(entry.path.encode()).hexdigest()[:12] for entry in entries}
     numbers: dict[str, int] = {}
     listed, single = [], []
     for entry in entries:
@@ -163,30 +155,20 @@ def _blocks(
             "because": entry.because,
             "flags": dict(entry.flags),
             "facts": dict(entry.facts),
-            "tables": [_table(table) for table in entry.tables],
-            "settings": _yaml(entry.settings),
+            "tables": [table.plain() for table in entry.tables],
+            "settings": yaml.safe_dump(dict(entry.settings), sort_keys=False)
+            if entry.settings
+            else "",
             "parent": told["parent"],
             "report": _report(root, entry, path) if truth else None,
             "targets": None
             if entry.targets is None
             else _targets(entry.targets, numbers, pictures, inside=inside),
-            "panels": [
-                {
-                    "title": panel.title,
-                    "points": [_finite(asdict(point)) for point in panel.points],
-                    "best": panel.best,
-                }
-                for panel in entry.panels
-            ],
+            "panels": [asdict(panel) for panel in entry.panels],
         }
         single.append((f"e{ids[entry.path]}", _json(more)))
     index = {"title": _title(root), "truth": truth, "entries": listed}
     return [("index", _json(index)), *single]
-
-
-def _id(path: str) -> str:
-    """A name in addresses that stays the same when other results come."""
-    return hashlib.sha256(path.encode()).hexdigest()[:12]
 
 
 def _listed(entry: Entry) -> dict[str, Any]:
@@ -198,16 +180,6 @@ def _listed(entry: Entry) -> dict[str, Any]:
         "started": entry.started, "score": None if entry.score is None else asdict(entry.score),
         "n": entry.n, "accuracy": entry.accuracy, "pairs": scored,
     }  # fmt: skip
-
-
-def _table(table: Table) -> dict[str, Any]:
-    heads = list(dict.fromkeys(str(key) for row in table.rows for key in row))
-    rows = [[row.get(head, "") for head in heads] for row in table.rows]
-    return {"title": table.title, "heads": heads, "rows": rows}
-
-
-def _yaml(settings: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(settings), sort_keys=False) if settings else ""
 
 
 def _report(root: Path, entry: Entry, path: Path) -> str | None:
@@ -246,14 +218,6 @@ def _sheets(sheets: Sheets, pictures: dict[str, bytes], *, inside: bool) -> dict
         "each": sheets.each, "which": sheets.which,
         "from": [f"#{name}" if inside else f"{PICTURES}/{name}.png" for name in names],
     }  # fmt: skip
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with None for NaN and infinity, which JSON has not."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
 
 
 def _json(value: Mapping[str, Any]) -> Html:

@@ -24,37 +24,6 @@ class VerdictRecord(TypedDict):
     findings: NotRequired[list[tuple[Word, Line]]]
 
 
-class MeasureRecord(TypedDict):
-    """A `Measure` as `asdict` writes it."""
-
-    key: Word
-    title: Line
-    definition: Line
-    unit: Word
-    digits: Count
-    percent: bool
-    higher_is_more_leakage: bool
-    bounds: tuple[Number, Number] | None
-    shown: Word
-    group: Word
-    value: Number | None
-    sd: Number | None
-    quantiles: tuple[Number, Number, Number] | None
-    interval: tuple[Number, Number] | None
-    floor: Number | None
-    floor_interval: tuple[Number, Number] | None
-    floor_name: Line | None
-    floors_chosen: dict[Word, Count]
-    against: Word
-    over: Number | None
-    over_interval: tuple[Number, Number] | None
-    p: Number | None
-    n: Count
-    targets: Count
-    clients: Count
-    note: Line
-
-
 class AttackRecord(TypedDict, total=False):
     """``record.json`` of an attack; what is not there before the end is absent."""
 
@@ -71,7 +40,7 @@ class AttackRecord(TypedDict, total=False):
     n: Count
     compared_with: Line
     verdict: VerdictRecord
-    measures: list[MeasureRecord]
+    measures: list[Values]
     floors: dict[Word, Line]
     notes: list[Line]
     versions: dict[Word, Word]

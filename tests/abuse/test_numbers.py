@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import math
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -36,10 +35,9 @@ from fedre_privacy.play.questions.base import question_of
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.training import train
+from fedre_privacy.testing import federation
+from fedre_privacy.testing.attack_checks import asked
 
-CONTRACTS = Path(__file__).parent.parent / "contracts"
-contracts = runpy.run_path(str(CONTRACTS / "conftest.py"))
-asked = runpy.run_path(str(CONTRACTS / "test_questions.py"))["asked"]
 ELSEWHERE = {"analytic"}
 """Reads networks that no built-in architecture is."""
 ATTACKS = sorted(set(attacks.names()) - ELSEWHERE)
@@ -109,7 +107,7 @@ def settings_of(protocol: str, case: str, path: Path, steering: tuple[str, ...])
         "record": {"keep_every": 1},
     }
     laid = {key: {**values, **over.get(key, {})} for key, values in sections.items()}
-    made = contracts["settings_of"](protocol, **laid, steering=list(steering))
+    made = federation.settings_of(protocol, **laid, steering=list(steering))
     small = getattr(made.protocol, "small", None)
     if small is None:
         return made
@@ -175,7 +173,7 @@ def test_a_training_works_or_says_why_not(protocol, case, ended):
 
 @pytest.mark.parametrize(("name", "case"), PLAYED)
 def test_an_attack_works_or_says_why_not(name, case, ended):
-    protocol, settings = asked(name)
+    protocol, settings = asked(attacks.get(name))
     run = ended(protocol, case, settings.attack.steered[:1])
     if isinstance(run, FedreError):
         return
@@ -194,7 +192,7 @@ def test_an_attack_works_or_says_why_not(name, case, ended):
 @pytest.mark.parametrize("name", ["average", "pixel", "labels", "loss-membership"])
 def test_figures_and_pages_are_drawn_or_it_says_why_not(name, case, ended):
     """One attack of each question, with all that is written."""
-    protocol, settings = asked(name)
+    protocol, settings = asked(attacks.get(name))
     run = ended(protocol, case)
     if isinstance(run, FedreError):
         return
@@ -225,7 +223,7 @@ def spoilt(upload: Upload, value: float) -> Upload:
     "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS]
 )
 def test_targets_that_are_not_finite_are_refused_or_scored_as_lost(name, ended):
-    protocol, settings = asked(name)
+    protocol, settings = asked(attacks.get(name))
     trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     for value in (math.nan, math.inf, -math.inf):
         targets = tuple(spoilt(upload, value) for upload in trial.observation.targets)
@@ -245,7 +243,7 @@ STEPPED = [name for name in ATTACKS if "lr" in {knob.name for knob in knobs(atta
 @pytest.mark.parametrize("value", [1e30, 1e4, 1e-46])
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_attack_with_an_absurd_step_size_scores_or_says_that_it_diverged(name, value, ended):
-    protocol, settings = asked(name)
+    protocol, settings = asked(attacks.get(name))
     trial = prepare_attack(ended(protocol, USUAL, settings.attack.steered[:1]), settings)
     try:
         found = replace(settings.attack, lr=value)(trial.observation, Context(seed=3))

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedre_privacy.attacks.base import Context, confidence_of, mismatch
-from fedre_privacy.attacks.calibration.features import features
-from fedre_privacy.attacks.calibration.logistic import fit
+from fedre_privacy.attacks.calibration.calibrated import features, fit
 from fedre_privacy.attacks.calibration.victims import (
     LINEUP,
     counts_of,

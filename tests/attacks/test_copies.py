@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.mixtures.copies import Basis, Copies, log_odds
+from fedre_privacy.attacks.shadow_membership import Basis, Copies, log_odds
 from fedre_privacy.core.rng import stream
 from fedre_privacy.eval.membership import auc
 

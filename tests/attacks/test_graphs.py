@@ -24,7 +24,6 @@ from fedre_privacy.attacks.dip import DeepImagePrior
 from fedre_privacy.attacks.gradient.match import UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import cosine
 from fedre_privacy.attacks.gradient.search import Found, signed_adam
-from fedre_privacy.attacks.gradient.unroll import LocalSteps
 from fedre_privacy.attacks.gradient.victims import Victim
 from fedre_privacy.attacks.inversion import amortised
 from fedre_privacy.attacks.inversion import solve as inversion
@@ -36,6 +35,7 @@ from fedre_privacy.attacks.running.graphs import (
     side_stream,
 )
 from fedre_privacy.attacks.running.objectives import l2rel
+from fedre_privacy.attacks.update_inversion import LocalSteps
 
 COUNT = 5
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.gradient.head_changes import head_of
+from fedre_privacy.attacks.labels import unmix
 from fedre_privacy.attacks.mixtures.encodings import common_divisor, effective_number
-from fedre_privacy.attacks.mixtures.unmixing import unmix
 from fedre_privacy.attacks.running.messages import messages_of
 from fedre_privacy.core.artifacts import (
     ClassLogits,

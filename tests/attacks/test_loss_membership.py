@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedre_privacy.attacks.base import Attack, attacks, mismatch
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.loss_membership import AUTO
-from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.artifacts import (
     Artifact,
     Counts,
@@ -38,6 +37,7 @@ from fedre_privacy.core.types import (
 )
 from fedre_privacy.eval.membership import auc
 from fedre_privacy.models.split import parameters_of
+from fedre_privacy.protocols.fedkd import pack
 from fedre_privacy.runs.settings import Evaluation
 from fedre_privacy.threats.base import threats
 

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedre_privacy.attacks.gradient.matrix_classes import class_shares
-from fedre_privacy.attacks.initial_matrix import InitialMatrix
-from fedre_privacy.attacks.matrix import MatrixClasses
+from fedre_privacy.attacks.matrix import InitialMatrix, MatrixClasses, class_shares
 from fedre_privacy.core.artifacts import MatrixBlocks
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import Broadcast, Observation, Upload

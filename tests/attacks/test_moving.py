@@ -7,8 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from fedre_privacy.attacks.inversion.moving import PENALTIES, moved, without_fold, without_own
-from fedre_privacy.attacks.inversion.waves import Waves
+from fedre_privacy.attacks.inversion.moving import (
+    PENALTIES,
+    Waves,
+    moved,
+    without_fold,
+    without_own,
+)
 
 HERE = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.inversion import solve as inversion
+from fedre_privacy.attacks.inversion import image_search
 from fedre_privacy.attacks.inversion.optimise import (
     Budget,
     better_of,
@@ -23,6 +23,7 @@ from fedre_privacy.attacks.inversion.optimise import (
 )
 from fedre_privacy.attacks.pixel import PixelInversion
 from fedre_privacy.attacks.running import tiles
+from fedre_privacy.attacks.running.driver import in_tiles_of
 from fedre_privacy.attacks.running.objectives import l2rel
 from fedre_privacy.core.artifacts import Representations
 from fedre_privacy.core.errors import OutOfMemoryError
@@ -356,9 +357,10 @@ def test_a_search_that_goes_nowhere_is_begun_anew(observe, rotation, originals, 
     problem = observe([rows], {(0, 1): net})
 
     def fits(stuck: float) -> Tensor:
-        monkeypatch.setattr(inversion, "STUCK", stuck)
-        prior, budget = Sometimes(16), Budget(steps=200, lr=0.05, average=0.0, tv=0.0)
-        return inversion.invert(problem, Context(), prior, l2rel, budget, chunk=None).fit
+        monkeypatch.setattr(image_search, "STUCK", stuck)
+        attack = PixelInversion(steps=200, lr=0.05, average=0.0, tv=0.0)
+        monkeypatch.setattr(PixelInversion, "prior_for", lambda *_: Sometimes(16))
+        return attack.run(problem, Context()).fit
 
     once, again = fits(math.inf), fits(0.5)
     assert 0 < int((again > 0.1).sum()) < int((once > 0.1).sum()) < len(once)
@@ -481,15 +483,18 @@ class TestFullMemory:
     def pieces(fits: int, count: int, tile: int) -> tuple[list[int], list[str]]:
         notes: list[str] = []
 
-        def piece(start: int, stop: int, stopped) -> dict[str, Tensor]:
-            if stop - start > fits:
+        def work(numbers: list[int], tick) -> dict[str, Tensor]:
+            if len(numbers) > fits:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return {"rows": torch.arange(start, stop)}
+            sizes.append(len(numbers))
+            return {"rows": torch.tensor(numbers), "trace": torch.zeros(1, len(numbers))}
 
-        context = Context(report=lambda event: notes.append(event.data["text"]))
-        made = tiles.in_turn(piece, count, tile, context)
-        assert torch.cat([p["rows"] for p in made]).tolist() == list(range(count))
-        return [len(p["rows"]) for p in made], notes
+        sizes: list[int] = []
+        report, device = lambda event: notes.append(event.data["text"]), torch.device("cuda")
+        context = Context(report=report, device=device)
+        made = in_tiles_of(work, range(count), context, steps=1, cpu=1, gpu=tile)
+        assert made["rows"].tolist() == list(range(count))
+        return sizes, notes
 
     def test_everything_fits(self):
         assert self.pieces(8, 20, 8) == ([8, 8, 4], [])

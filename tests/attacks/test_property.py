@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedre_privacy.attacks.property import _tilted, _wanted
+from fedre_privacy.attacks.property import _tilted, _wanted, fitted_shares
 from fedre_privacy.attacks.running.features import Scale, blocks_of, counts_told
-from fedre_privacy.attacks.running.logistic import fitted_shares
 from fedre_privacy.core.artifacts import Counts, HeadState, Prototypes, Representations
 from fedre_privacy.core.channels import NOTHING
 from fedre_privacy.core.rng import stream

@@ -3,8 +3,7 @@
 import pytest
 
 from fedre_privacy.auditing.claims import CONSISTENT, REFUTED
-from fedre_privacy.auditing.record_uploads import numbered, sends_for_a_record
-from fedre_privacy.auditing.recorded import audit_claim, plan_audit
+from fedre_privacy.auditing.recorded import audit_claim, numbered, plan_audit, sends_for_a_record
 from fedre_privacy.defenses import apply, gaussian, noise
 from fedre_privacy.runs.resolving import resolve_training
 

@@ -23,7 +23,7 @@ from fedre_privacy.models.families import members_of
 from fedre_privacy.protocols.base import protocols
 
 ROOT = Path(__file__).parents[2]
-SHARED = ("tools", "scheduling", "kit", "tables")
+SHARED = ("tools", "scheduling", "kit", "tables", "experiments")
 """Modules of benchmarks that are no command."""
 BENCHMARKS = tuple(
     sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
@@ -209,14 +209,14 @@ FORMS = (
         "",
         "--seeds 1 --trained 2 --round 2 --set data.size=16 --set data.per_class=12 "
         "--set model.dim=16 --set train.clients=4 --out runs --attacks=",
-        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *consistency |nothing was steered)",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *norm |nothing was steered)",
     ),
     Form(
         "active_servers",
         "--data",
         "--seeds 1 --trained 2 --round 2 --set data.per_class=12 --set model.dim=16 "
         "--set train.clients=4 --out runs --attacks=",
-        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *consistency |nothing was steered)",
+        r"ACTIVE SERVER(.|\n)*post_broadcast(.|\n)*(^ *norm |nothing was steered)",
     ),
     Form("fuzz", "--input", "--subjects fedproto", r"^all +1 "),
     Form("fuzz", "", "--seconds 5 --jobs 1 --subjects fedproto", r"^all +\d+ "),

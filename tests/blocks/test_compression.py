@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.artifacts import LowRankModel
+from fedre_privacy.protocols.fedkd import pack
 
 
 def _shapes(state):

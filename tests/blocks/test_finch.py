@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedre_privacy.blocks.finch import cluster_means, finch
+from fedre_privacy.protocols.fpl import cluster_means, finch
 
 
 def _around(*angles):

@@ -69,7 +69,7 @@ def test_every_kind_has_a_complete_example_of_forty_lines_at_most():
     groups = {group.removeprefix("fedre_privacy.") for group in points()}
     assert groups == {
         "entanglement", "protocols", "defenses", "attacks", "eval.metrics", "threats", "data",
-        "partition", "play.questions", "steering", "detectors", "models.zoo",
+        "partition", "play.questions", "steering", "detectors", "models.zoo", "attacks.shadows",
     }  # fmt: skip
     assert all(len(block.splitlines()) <= LONGEST for block in blocks())
     assert re.search(r"^kind|^    kind = ", "\n".join(blocks()), re.MULTILINE)

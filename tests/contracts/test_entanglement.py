@@ -1,4 +1,4 @@
-"""What every entanglement scheme promises; a new one is tested by being registered."""
+"""Schemes on top of each other, the published ones by hand, and their random weights."""
 
 from __future__ import annotations
 
@@ -9,44 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedre_privacy.core.config import build_plugin, knobs, plain_plugin
+from fedre_privacy.core.config import build_plugin, plain_plugin
 from fedre_privacy.core.registry import typed
 from fedre_privacy.core.rng import derive, stream
-from fedre_privacy.core.types import Emission
 from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
-    Draw,
     Entanglement,
-    by_class,
     schemes,
     spread_over_classes,
 )
 from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
+from fedre_privacy.testing import scheme_checks
+from fedre_privacy.testing.scheme_checks import CLASSES, LABELS, draw_of, some_reps
 
-CLASSES, DIM = 6, 7
-LABELS = {
-    "uneven": torch.tensor([0, 3, 3, 3, 5, 0, 3, 5, 5, 5, 3]),
-    "one class": torch.full((4,), 2),
-    "one sample": torch.tensor([4]),
-    "last class only once": torch.tensor([0, 0, 0, 5]),
-    "all classes": torch.arange(CLASSES).repeat(3),
-}
 NAMES = schemes.names()
 PLAIN = ["rap", "rar", "rsp", "rsr", "var", "vap"]
-BUILT_ON_OTHERS = [
-    name for name in NAMES if any(knob.name == "base" for knob in knobs(schemes.get(name)))
-]
 PER_SAMPLE = {"rar", "rsr"}
 """Schemes that draw for every sample, so that the order of samples matters."""
 OWN = "my_schemes:TopHeavy"
 CASES = [
     *({"name": name} for name in NAMES),
-    *({"name": name, "base": base} for name in BUILT_ON_OTHERS for base in ("rar", "rsr", "vap")),
     {"name": "quantised", "base": {"name": "min-count", "min_count": 2, "base": "decoy"}},
     {"name": "slow", "base": {"name": "decoy", "vectors": "private"}},
     {"name": "refuse-single", "base": {"name": "m-of-n", "m": 2, "base": OWN}},
     {"name": OWN},
 ]
+"""Schemes as they are, and on top of each other."""
 
 
 def title(case) -> str:
@@ -87,103 +75,9 @@ def scheme(request, make) -> Entanglement:
     return make(request.param)
 
 
-def some_reps(labels: Tensor, seed: int = 0) -> Tensor:
-    return torch.randn(len(labels), DIM, generator=stream(seed, "reps"))
-
-
-def draw_of(labels: Tensor, seed: int = 0, client: int = 2, round: int = 5) -> Draw:
-    return Draw(
-        labels=labels,
-        num_classes=CLASSES,
-        dim=DIM,
-        seed=seed,
-        secret=seed,
-        client=client,
-        round=round,
-    )
-
-
-def same(one: Emission | None, other: Emission | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    pairs = [(one.artifact.tensors()[n], t) for n, t in other.artifact.tensors().items()]
-    pairs += [(one.mixture.weight, other.mixture.weight)]
-    pairs += [(one.mixture.sample, other.mixture.sample)]
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-class TestEveryScheme:
-    def test_weights_are_a_distribution_or_leave_room_for_decoys(self, scheme, labels):
-        mix = scheme.mix(draw_of(labels))
-        if mix is None:
-            return
-        assert mix.weights.shape == (len(labels),) and mix.weights.dtype == torch.float64
-        assert bool((mix.weights >= 0).all())
-        total = float(mix.weights.sum())
-        assert 0 < total < 1 if mix.decoy is not None else abs(total - 1) < 1e-12
-
-    def test_upload_is_the_explicit_sum(self, scheme, labels):
-        reps, draw = some_reps(labels), draw_of(labels)
-        mix, emission = scheme.mix(draw), scheme(reps, draw)
-        if mix is None:
-            assert emission is None
-            return
-        mixed = torch.zeros(DIM, dtype=torch.float64)
-        for weight, rep in zip(mix.weights.tolist(), reps, strict=True):
-            mixed = mixed + weight * rep.double()
-        if mix.decoy is not None:
-            mixed = mixed + mix.decoy * reps.double().mean(0).square().sum().sqrt()
-        upload = emission.artifact
-        assert upload.rep.dtype == upload.encoding.dtype == torch.float32
-        assert torch.allclose(upload.rep.double(), mixed, atol=1e-6, rtol=0)
-
-    def test_encoding_lies_on_the_simplex(self, scheme, labels):
-        draw = draw_of(labels)
-        emission, mix = scheme(some_reps(labels), draw), scheme.mix(draw)
-        if emission is None:
-            return
-        encoding = emission.artifact.encoding
-        assert encoding.shape == (CLASSES,) and bool((encoding >= 0).all())
-        assert float(encoding.sum()) == pytest.approx(1, abs=1e-6)
-        true = by_class(mix.weights, draw).float()
-        held = torch.bincount(labels, minlength=CLASSES) > 0
-        if not all(layer.exact for layer in scheme.layers()):
-            return
-        if mix.decoy is None:
-            assert not encoding[~held].any()
-        # what is said about the samples is true
-        assert torch.allclose(encoding[held], true[held], atol=1e-6, rtol=0)
-        decoys = float(encoding[~held].sum())
-        assert float(true.sum()) == pytest.approx(1 - decoys, abs=1e-6)
-
-    def test_the_recorded_mixture_is_the_used_one(self, scheme, labels):
-        reps, draw = some_reps(labels), draw_of(labels)
-        mix, emission = scheme.mix(draw), scheme(reps, draw)
-        if emission is None:
-            return
-        mixture = emission.mixture
-        assert mixture.num_rows == 1 and set(mixture.row.tolist()) == {0}
-        dense = torch.zeros(len(labels), dtype=torch.float64)
-        dense[mixture.sample] = mixture.weight.double()
-        assert torch.allclose(dense, mix.weights, atol=1e-7, rtol=0)
-        assert mixture.support(0).tolist() == mix.weights.nonzero().squeeze(1).tolist()
-        if mix.decoy is None:
-            assert torch.allclose(mixture.mean(reps)[0], emission.artifact.rep, atol=1e-6, rtol=0)
-
-    def test_same_draw_same_bytes(self, scheme, labels):
-        reps, draw = some_reps(labels), draw_of(labels)
-        before = torch.random.get_rng_state()
-        first = scheme(reps, draw)
-        torch.rand(3)
-        torch.random.set_rng_state(before)
-        second = scheme(reps, draw)
-        assert torch.equal(torch.random.get_rng_state(), before)  # no global randomness
-        assert same(first, second)
-
-    def test_inputs_are_left_alone(self, scheme, labels):
-        reps, given = some_reps(labels), labels.clone()
-        scheme(reps, draw_of(given))
-        assert torch.equal(reps, some_reps(labels)) and torch.equal(given, labels)
+@pytest.mark.parametrize("check", scheme_checks.CHECKS, ids=lambda check: check.__name__)
+def test_schemes_keep_the_promises_on_top_of_each_other(scheme, check):
+    check(scheme)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if innermost(c) not in PER_SAMPLE], ids=title)
@@ -215,7 +109,7 @@ def test_random_schemes_change_with_seed_client_and_round(name):
 
 
 def test_streams_of_a_draw():
-    draw = draw_of(LABELS["uneven"], seed=9)
+    draw = draw_of(LABELS["uneven classes"], seed=9)
     first = {
         "round": draw.rng(),
         "purpose": draw.rng("decoy"),
@@ -272,7 +166,7 @@ def test_rap_with_equal_weights_is_vap(labels, monkeypatch):
 
 def test_rap_weights_stay_with_their_class_when_another_is_missing():
     full, _ = mix("rap", LABELS["all classes"], seed=2)
-    part, _ = mix("rap", LABELS["uneven"], seed=2)
+    part, _ = mix("rap", LABELS["uneven classes"], seed=2)
     present = [0, 3, 5]
     kept = full.encoding[present] / full.encoding[present].sum()
     assert torch.allclose(part.encoding[present], kept, atol=1e-6)
@@ -307,7 +201,7 @@ def test_rsr_uploads_one_representation_unmixed(labels, seed):
 
 
 def test_rsr_reaches_every_sample_and_rsp_every_class():
-    labels = LABELS["uneven"]
+    labels = LABELS["uneven classes"]
     samples = {int(schemes.get("rsr")().sample_weights(labels, CLASSES, stream(s, "w")).argmax())
                for s in range(200)}  # fmt: skip
     classes = {int(mix("rsp", labels, s)[0].encoding.argmax()) for s in range(40)}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.mixtures.bounded import factors_that_agree
+from fedre_privacy.attacks.mixtures.defended import factors_that_agree
 from fedre_privacy.attacks.mixtures.linear import total_least_squares
 from fedre_privacy.attacks.running.channels import (
     noise_std,

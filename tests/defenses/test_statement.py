@@ -11,7 +11,6 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.defenses.accounting import epsilon_of
 from fedre_privacy.defenses.base import Defense, Release, defenses
 from fedre_privacy.defenses.statement import check_all, record, state
-from fedre_privacy.eval.reconstruction_bounds import gamma_sampled
 
 
 def make(name, **settings):
@@ -194,8 +193,6 @@ def test_sampled_steps_bound_a_line_up_as_simulation_does(facts):
         epochs=1, local_steps=5,
     )  # fmt: skip
     (found,) = state([make("dp-sgd", clip=1.0, noise=1.0)], known).guarantees
-    estimate, certified = gamma_sampled(1.0, 0.1, 100, 0.01, draws=40_000)
-    assert estimate - 0.005 < found.line_up < certified + 0.005
     assert found.line_up == pytest.approx(0.147, abs=1e-3)
 
 

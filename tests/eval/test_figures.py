@@ -20,13 +20,13 @@ from fedre_privacy.eval.report import (
     save_figure,
     training_curves,
 )
-from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point, frontier
 from fedre_privacy.eval.report.matrix import Cell, matrix
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.report.prototype_map import prototype_map
 from fedre_privacy.eval.report.rounds import RoundPoint, leakage_by_rounds
+from fedre_privacy.reproduction.boundary import ClientView, decision_boundaries
 
 
 def texts(figure):

@@ -9,8 +9,12 @@ import torch
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import RecoveredPrototypes
-from fedre_privacy.eval.prototype_scores import TruePrototypes, evaluate_prototypes
-from fedre_privacy.eval.vectors import drift, score_vectors
+from fedre_privacy.eval.prototype_scores import (
+    TruePrototypes,
+    drift,
+    evaluate_prototypes,
+    score_vectors,
+)
 
 TRUTH = torch.tensor([[0.0, 0.0, 5.0], [2.0, 0.0, 5.0], [1.0, 3.0, 5.0], [4.0, 0.0, 3.0]])
 CLIENTS = torch.tensor([1, 1, 1, 8])

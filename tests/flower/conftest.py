@@ -11,8 +11,7 @@ import torch
 
 from fedre_privacy.core import files
 from fedre_privacy.flower.client import ACCEPTED, Worker
-from fedre_privacy.flower.server import Facts, serve
-from fedre_privacy.flower.truth import bring
+from fedre_privacy.flower.server import serve_work, with_clients
 from fedre_privacy.flower.wire import unpack
 from fedre_privacy.runs.resolving import required, resolve_training
 from fedre_privacy.runs.settings import TrainSettings
@@ -76,19 +75,8 @@ class Bytes:
             files.write_yaml(path, settings.plain())
 
     def __call__(self, work: Work) -> None:
-        self.accept(work.settings)
-        facts = Facts(
-            image_shape=work.prepared.setting.image_shape,
-            num_classes=work.prepared.setting.num_classes,
-        )
-        serve(
-            work.settings, facts, work.folder, self.ask,
-            resume=work.resume, report=work.report, on_row=work.on_row,
-        )  # fmt: skip
-        if work.settings.record.truth:
-            places = [self.folder / str(k) / work.settings.run_name for k in range(CLIENTS)]
-            rounds = work.settings.train.rounds
-            bring(work.prepared.record, rounds, work.folder, places)
+        places = [self.folder / str(k) for k in range(CLIENTS)]
+        with_clients(work, places, lambda: serve_work(work, self.ask))
 
 
 def recorded(folder: Path) -> dict[str, bytes]:

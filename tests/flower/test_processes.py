@@ -38,7 +38,7 @@ def test_killed_nodes_and_a_killed_server_change_no_byte(tmp_path):
         def trouble(event):
             if event.data.get("round") == 1:
                 kill(federation.client_folder(0) / "supernode.pid")
-                kill(federation.folder / "server" / settings.run_name / "server.pid")
+                os.kill(federation.server, signal.SIGKILL)
 
         with pytest.raises(FedreError, match="ended without a word"):
             train(settings, runs=tmp_path / "there", engine=federation, report=trouble)

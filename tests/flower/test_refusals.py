@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedre_privacy as fp
+from fedre_privacy.core import engines
 from fedre_privacy.core.errors import (
     DamagedInputError,
     IncompatibleError,
@@ -16,7 +17,7 @@ from fedre_privacy.core.errors import (
     MissingExtraError,
     MissingInputError,
 )
-from fedre_privacy.flower import client, commands, server, wire
+from fedre_privacy.flower import client, server, wire
 from fedre_privacy.flower.client import Worker
 from fedre_privacy.flower.loopback import Loopback
 from fedre_privacy.runs.training import train
@@ -159,18 +160,24 @@ def test_what_cannot_have_clients_elsewhere():
 
 
 def test_without_flower_there_is_one_clear_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="fedre-privacy\\[flower\\]"):
         Loopback(tmp_path / "fed", 2, CPU).__enter__()
     assert not (tmp_path / "fed").exists()
+    monkeypatch.setattr(
+        engines.importlib.util, "find_spec", lambda name: None if name == "ray" else object()
+    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.42.0")
+    with pytest.raises(MissingExtraError, match=r"needs the package ray(.|\n)*flower,ray"):
+        engines.BUILT_IN["flower-simulation"].check()
 
 
 @pytest.mark.parametrize("found", ["1.9.0", "1.50.1", "2.0"])
 def test_other_versions_of_flower_are_refused(monkeypatch, found):
-    monkeypatch.setattr(commands.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(commands, "version", lambda name: found)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     with pytest.raises(MissingExtraError, match=found):
-        commands.require_flower()
+        engines.BUILT_IN["flower"].check()
 
 
 @needs_flower
@@ -186,6 +193,6 @@ def test_a_port_that_is_taken_is_named(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
 def test_without_flower_nothing_is_begun_and_nothing_goes(tmp_path):
     for restart in (False, True):
-        with pytest.raises(MissingExtraError, match="needs Flower"):
+        with pytest.raises(MissingExtraError, match="needs the package flwr"):
             fp.train("fedre", engine="flower", runs=tmp_path, restart=restart)
     assert list(tmp_path.iterdir()) == []

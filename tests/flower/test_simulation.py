@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from fedre_privacy.core.errors import IncompatibleError, MissingExtraError
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.flower import simulation
 from fedre_privacy.runs.folder import status_of
 from fedre_privacy.runs.training import train
@@ -44,10 +44,3 @@ def test_the_simulation_goes_on_where_it_ended_with_the_bytes_of_one_process(tmp
 def test_what_cannot_have_clients_elsewhere_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(IncompatibleError, match="single uploads"):
         train(tiny("fedavg", defense=["secagg"]), runs=tmp_path, engine=simulation.simulation)
-
-
-def test_without_ray_there_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(simulation, "require_flower", lambda: None)
-    monkeypatch.setattr(simulation.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"needs Ray.*\n?.*flower,ray"):
-        simulation.require_simulation()

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
     "job": {"runs", "study", "pages", "core"},
-    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door", "flower"},
+    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door"},
     "api": {
         "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
         "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",
@@ -81,10 +81,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "api", "runs", "play", "study", "pages", "auditing", "reproduction", "core", "attacks.base",
+        "attacks.shadows.base",
         "viewing", "publish",
         "data.base", "entanglement.base", "eval.metrics.base", "eval.lower_bounds", "models.zoo",
         "partition.base", "protocols.base", "defenses.base", "presets", "sealed.door", "threats",
         "blocks.traffic", "steering.base", "detectors.base",
+    },
+    "testing": {
+        "core", "data", "models", "partition", "entanglement", "protocols", "blocks", "defenses",
+        "attacks", "eval", "threats", "steering", "detectors", "federation", "runs", "play",
+        "study.suite", "reproduction.recorded",
     },
     "__main__": {"cli", "__version__"},
 }  # fmt: skip

@@ -185,7 +185,8 @@ def test_links_lead_somewhere():
 
 
 MADE_BY_THE_SITE = (
-    "attacks", "protocols", "schemes", "defences", "steerings", "detectors", "metrics", "datasets",
+    "attacks", "protocols", "schemes", "defences", "steerings", "detectors", "shadow-attacks", "metrics",
+    "datasets",
     "partitions", "fedre-attack", "fedre-train", "fedre-benchmark", "fedre-audit", "fedre-membership",
     "fedre-view",
 )  # fmt: skip

@@ -79,4 +79,4 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             _, *arguments = commands[job.name]
             yield job, sweep_job.main(*arguments)
 
-    monkeypatch.setitem(processes.ENGINES, "local", here)
+    monkeypatch.setattr(processes, "local", here)

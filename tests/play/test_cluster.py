@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +24,11 @@ import pandas as pd
 import pytest
 
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
+from fedre_privacy.core.files import write_yaml
 from fedre_privacy.core.registry import import_plugins, typed
 from fedre_privacy.job import WORKER
 from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study import cluster, parcels, there
+from fedre_privacy.study import cluster
 from fedre_privacy.study.benchmark import BenchmarkResult
 from fedre_privacy.study.description import Benchmark, planned, read_sweep
 from fedre_privacy.study.jobs import Place
@@ -98,69 +103,74 @@ def numbers(runs: Path) -> dict[str, bytes]:
 # --- without Ray -----------------------------------------------------------------------------
 
 
-def packed(folder: Path) -> tuple[Any, Place, there.Parcel]:
+def luggage(folder: Path) -> tuple[Any, Place, list[str], bytes]:
     """The first job of the benchmark, as it travels."""
     job = planned(asked())[0]
     place = Place(folder / "b", folder / "r")
     settings = folder / "b" / "jobs" / f"{job.name}.yaml"
-    parcels.files.write_yaml(settings, job.plain())
+    write_yaml(settings, job.plain())
     words = [WORKER, str(settings), str(place.folder), str(place.runs), "cpu", *job.plugins()]
-    return job, place, parcels.pack(job, place, words, 1)
+    return job, place, *cluster.luggage(job, place, words)
 
 
 @pytest.mark.slow
 def test_a_job_brings_all_it_needs_and_comes_back_as_bytes(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, place, parcel = packed(here)
-    data = there.tree(Path("mine.npz"))
+    monkeypatch.setenv(cluster.MOVED, "{}")
+    job, place, words, content = luggage(here)
+    data = cluster.pack({"mine.npz": Path("mine.npz")})
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)  # no images and no scheme here
-    answer = there.work(parcel, parcels.code(job.plugins()), parcels.versions(), data)
-    assert answer["code"] == 0, answer["said"]
-    parcels.take_up(job, place, answer["files"])
+    code, said, made = cluster.work(words, content, cluster.versions(), "mine.npz", data)
+    assert code == 0, said
+    cluster.unload(job, place, made)
     found = place.read(job)
     assert found is not None and found["status"] == "complete"
     run = place.runs / job.training.run_name
     before = {path.name for path in run.iterdir()}
+    trained = (run / "models" / "r0001.safetensors").stat()
     shutil.rmtree(run / "attacks")
 
-    _, _, again = packed(here) if (os.chdir(here) is None) else (None, None, parcel)
+    monkeypatch.chdir(here)
+    _, _, words, content = luggage(here)
     monkeypatch.chdir(elsewhere)
-    answer = there.work(again, parcels.code(job.plugins()), parcels.versions(), data)
-    trained = [name for name in answer["files"] if name.endswith("models/r0001.safetensors")]
-    assert answer["code"] == 0 and not trained  # a run that is complete travels, and is kept
-    parcels.take_up(job, place, answer["files"])
+    code, said, made = cluster.work(words, content, cluster.versions(), "mine.npz", data)
+    assert code == 0, said
+    cluster.unload(job, place, made)  # a run that is complete travels, and is kept
     assert {path.name for path in run.iterdir()} == before
+    assert (run / "models" / "r0001.safetensors").stat().st_mtime_ns == trained.st_mtime_ns
+    assert sorted(path.name for path in place.runs.iterdir()) == [run.name]
 
 
 def test_a_machine_with_other_versions_does_no_job(here: Path) -> None:
-    job, _, parcel = packed(here)
-    answer = there.work(parcel, {}, {"torch": "1.0", "none-such": "2"})
-    assert answer["code"] == 1 and answer["files"] == {}
-    assert "torch" in answer["said"] and "not 1.0; none-such none, not 2" in answer["said"]
+    _, _, words, content = luggage(here)
+    code, said, made = cluster.work(words, content, {"torch": "1.0"})
+    assert (code, made) == (1, b"")
+    assert "torch" in said and "not {'torch': '1.0'}: its numbers could be others" in said
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "/etc/passwd",
-        "runs/../../x",
-        "benchmark/../x",
-        "elsewhere/x",
-        "runs/a/../../../x",
-        "runs/a//etc/passwd",
-        "runs//etc/passwd",
-        "benchmark/",
-    ],
-)
+def test_code_travels_with_modules_of_ones_own_and_what_lies_beside(here: Path) -> None:
+    asked()
+    (here / "code").mkdir()
+    import clustered  # noqa: F401
+
+    cluster.copy_code(here / "code", ["clustered"])
+    found = {str(path.relative_to(here / "code")) for path in (here / "code").rglob("*.py")}
+    assert {"clustered.py", "clustered_helper.py", "fedre_privacy/attacks/base.py",
+            "fedre_privacy/job.py", "fedre_privacy/eval/metrics/psnr.py"} <= found  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "runs/../../x"])
 def test_files_that_lead_elsewhere_are_refused(here: Path, name: str) -> None:
-    job, place, _ = packed(here)
-    before = sorted(here.rglob("*"))
-    with pytest.raises(DamagedInputError, match="A job sent a file under the path"):
-        parcels.take_up(job, place, {name: b"x"})
-    assert sorted(here.rglob("*")) == before
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    (here / "in").mkdir()
+    with contextlib.suppress(DamagedInputError):
+        cluster.unpack(made.getvalue(), here / "in" / "place")
+    assert not [path for path in here.rglob("x") if here / "in" / "place" not in path.parents]
 
 
 # --- a cluster of two ------------------------------------------------------------------------
@@ -239,30 +249,28 @@ def with_group(leader: int) -> None:
 
 
 class Killer(threading.Thread):
-    """Kills the first processes of a job, or the workers that started them.
+    """Kills processes in which a job runs, so many."""
 
-    Args:
-        job: name of it. victims: "process" or "worker" each.
-    """
-
-    def __init__(self, job: str, victims: list[str]) -> None:
+    def __init__(self, job: str, victims: int) -> None:
         super().__init__(daemon=True)
         self.job, self.victims = job, victims
 
     def run(self) -> None:
         seen: set[int] = set()
         while self.victims:
-            for path in Path("/proc").glob("[0-9]*"):
-                pid = int(path.name)
-                try:
-                    words = (path / "cmdline").read_bytes().split(b"\0")
-                    above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                except (OSError, IndexError):
-                    continue
-                mine = WORKER.encode() in words and self.job in b" ".join(words).decode()
-                if mine and pid not in seen and self.victims:
-                    seen.add(pid)
-                    os.kill(above if self.victims.pop(0) == "worker" else pid, signal.SIGKILL)
+            for place in Path(tempfile.gettempdir()).glob(f"fedre-job-*/benchmark/jobs/{self.job}"):
+                room = place.parents[2]
+                for path in Path("/proc").glob("[0-9]*"):
+                    try:
+                        mine = os.readlink(path / "cwd") == str(room)
+                        words = (path / "cmdline").read_bytes()
+                    except OSError:
+                        continue
+                    pid = int(path.name)
+                    if mine and b"ray::" in words and pid not in seen and self.victims:
+                        seen.add(pid)
+                        self.victims -= 1
+                        os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
 
 
@@ -281,11 +289,11 @@ def test_killed_processes_and_workers_change_no_number(
     joined(address)
     wanted = asked()
     one, two = (job.name for job in wanted.jobs)
-    killers = [Killer(one, ["process"]), Killer(two, ["worker"])]
+    killers = [Killer(one, 1), Killer(two, 2)]
     for killer in killers:
         killer.start()
     far = benchmark(wanted, here, "ray")
-    assert [killer.victims for killer in killers] == [[], []]
+    assert [killer.victims for killer in killers] == [0, 0]
     near = benchmark(wanted, here, "local")
     assert not near.summary.empty and near.failures() == far.failures() == []
     pd.testing.assert_frame_equal(near.summary, far.summary)
@@ -299,7 +307,7 @@ def test_a_job_that_dies_again_and_again_is_recorded_as_failed(
 ) -> None:
     joined(address)
     wanted = asked()
-    Killer(wanted.jobs[0].name, ["process"] * cluster.TRIES).start()
+    Killer(wanted.jobs[0].name, cluster.TRIES).start()
     made = benchmark(wanted, here, "ray")
     (failure,) = made.failures()
     assert "the process ended with code -9: Given up after 3 times." in failure

@@ -20,7 +20,7 @@ from fedre_privacy.eval.membership import RECEIVED
 from fedre_privacy.eval.source_scores import evaluate_sources
 from fedre_privacy.play.attack import attack, prepare_attack
 from fedre_privacy.play.fit import check_fit
-from fedre_privacy.play.questions.source import HOLDERS, draw_sources, shared
+from fedre_privacy.play.questions.candidates import HOLDERS, draw_sources, shared
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.training import train
 

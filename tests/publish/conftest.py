@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 import fedre_privacy as fp
 from fedre_privacy.api import AttackResult, Run
 from fedre_privacy.play import attack as pipeline
-from fedre_privacy.publish.comparing import TOLERANCE
-from fedre_privacy.publish.format import SCORES, Claim, Verification, content_hash
+from fedre_privacy.publish.format import Claim, Verification, content_hash
+from fedre_privacy.publish.names import SCORES, TOLERANCE
 from fedre_privacy.publish.repeating import plan, verified
 
 TINY = {"data.size": 16, "data.per_class": 12}

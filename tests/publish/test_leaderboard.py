@@ -16,8 +16,9 @@ from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import MissingInputError
 from fedre_privacy.publish.claims import read_claim
 from fedre_privacy.publish.comparing import contradiction
-from fedre_privacy.publish.format import OTHERWISE, REPEATS, Verification, write
+from fedre_privacy.publish.format import Verification, write
 from fedre_privacy.publish.leaderboard import UNCHECKED, collect, write_leaderboard
+from fedre_privacy.publish.names import OTHERWISE, REPEATS
 
 from .conftest import edited
 

@@ -30,7 +30,8 @@ from fedre_privacy.publish.comparing import (
     outcome,
     state,
 )
-from fedre_privacy.publish.format import (
+from fedre_privacy.publish.format import Compared, Made, Numbers, read
+from fedre_privacy.publish.names import (
     ATTACK,
     OTHERWISE,
     REPEATS,
@@ -38,10 +39,6 @@ from fedre_privacy.publish.format import (
     SPLIT,
     TRAINING,
     WITHIN,
-    Compared,
-    Made,
-    Numbers,
-    read,
 )
 from fedre_privacy.publish.repeating import plan, repeat
 from fedre_privacy.runs.run import Run

@@ -15,8 +15,9 @@ from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError, DamagedInputError, FedreError
 from fedre_privacy.publish.claims import agree, command_of, read_claim
 from fedre_privacy.publish.comparing import OTHER, state
-from fedre_privacy.publish.format import MOST_BYTES, OTHERWISE, REPEATS, SCORES, content_hash, read
+from fedre_privacy.publish.format import MOST_BYTES, content_hash, read
 from fedre_privacy.publish.leaderboard import write_leaderboard
+from fedre_privacy.publish.names import OTHERWISE, REPEATS, SCORES
 from fedre_privacy.publish.repeating import plan, repeat
 
 

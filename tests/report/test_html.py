@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.pages import html
-from fedre_privacy.pages.html import Html, Link, Section, Target
+from fedre_privacy.pages.html import Html, Link, Target
 
 STYLE = (html.TEMPLATES / "page.css").read_text(encoding="utf-8")
 SCRIPT = (html.TEMPLATES / "page.js").read_text(encoding="utf-8")
@@ -25,23 +25,27 @@ SHOWN = NASTY.replace("\x1b", r"\x1b").replace("\0", r"\x00").replace("\u202e", 
 
 
 def page(*bodies: Html) -> str:
-    sections = [Section(f"Part {n}", body) for n, body in enumerate(bodies)]
-    return html.page("A page", html.paragraph("lead"), sections)
+    return whole_page("A page", [(f"Part {n}", body) for n, body in enumerate(bodies)])
+
+
+def whole_page(title: str, sections: list[tuple[str, Html]]) -> str:
+    lead = html.pieces.paragraph("lead")
+    return html.filled("page.html", title=title, lead=lead, sections=sections)
 
 
 def test_every_text_is_escaped(read):
     dot = html.png(torch.zeros(1, 2, 2))
     target = Target(NASTY, {NASTY: dot}, {NASTY: NASTY}, NASTY)
     bodies = [
-        html.paragraph(NASTY), html.heading(NASTY), html.bullets([NASTY]),
-        html.facts({NASTY: NASTY}), html.preformatted(NASTY, label=NASTY),
-        html.verdict(NASTY, NASTY), html.flag(NASTY, NASTY),
-        html.details(NASTY, html.paragraph(NASTY)),
+        html.pieces.paragraph(NASTY), html.pieces.heading(NASTY), html.pieces.bullets([NASTY]),
+        html.pieces.facts({NASTY: NASTY}), html.pieces.preformatted(NASTY, label=NASTY),
+        html.pieces.verdict(NASTY, NASTY), html.pieces.flag(NASTY, NASTY),
+        html.pieces.details(NASTY, html.pieces.paragraph(NASTY)),
         html.table([{NASTY: NASTY, "link": Link(NASTY, NASTY)}], label=NASTY),
-        html.figure(dot, alt=NASTY, caption=NASTY), html.gallery([target]),
+        html.pieces.figure(dot, alt=NASTY, caption=NASTY), html.pieces.gallery([target]),
         html.fragment([{NASTY: NASTY}], title=NASTY, foot=NASTY),
     ]  # fmt: skip
-    whole = html.page(NASTY, Html(""), [Section(NASTY, body) for body in bodies])
+    whole = whole_page(NASTY, [(NASTY, body) for body in bodies])
     assert whole.count("<script>") == 1
     assert "alert('x')" not in whole.replace(SCRIPT, "")
     assert not set("\x1b\0\u202e") & set(whole)
@@ -54,13 +58,15 @@ def test_every_text_is_escaped(read):
 
 
 def test_sections_without_content_are_left_out(read):
-    found = read(page(html.table([], label="none"), html.paragraph("here"), html.bullets([])))
+    found = read(
+        page(html.table([], label="none"), html.pieces.paragraph("here"), html.pieces.bullets([]))
+    )
     assert found.ids == ["part-1"] and "#part-1" in found.links and "#part-0" not in found.links
 
 
 def test_equal_titles_get_different_ids(read):
-    body = html.paragraph("x")
-    found = read(html.page("t", Html(""), [Section("Same", body), Section("same!", body)]))
+    body = html.pieces.paragraph("x")
+    found = read(whole_page("t", [("Same", body), ("same!", body)]))
     assert found.ids == ["same", "same-2"]
 
 
@@ -108,7 +114,7 @@ def test_a_page_is_the_same_each_time():
 
 
 def test_the_page_scrolls_only_within_boxes(read):
-    whole = page(html.table([{"a": 1}], label="t"), html.preformatted("x" * 500, label="p"))
+    whole = page(html.table([{"a": 1}], label="t"), html.pieces.preformatted("x" * 500, label="p"))
     assert "overflow-x: auto" in STYLE and "max-width: 100%" in STYLE
     assert "width=device-width" in whole
     before_table = whole[: whole.index("<table")]

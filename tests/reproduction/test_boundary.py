@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedre_privacy.core.errors import IncompatibleError
-from fedre_privacy.eval.report.boundary import ClientView, decision_boundaries
+from fedre_privacy.reproduction.boundary import ClientView, decision_boundaries
 
 
 def view(probability) -> ClientView:
@@ -61,11 +60,3 @@ def test_the_line_is_where_both_classes_are_equally_likely():
 def test_a_constant_prediction_says_so():
     figure = draw({"A": [view(lambda points: torch.full((len(points),), 0.2))]})
     assert "class 0 everywhere" in [text.get_text() for text in figure.axes[0].texts]
-
-
-def test_unequal_clients_and_absent_means_are_refused():
-    with pytest.raises(IncompatibleError, match="same number of clients"):
-        draw({"A": [view(diagonal)], "B": []})
-    only_a = pd.DataFrame({"method": ["A"], "acc_post_broadcast": [0.6]})
-    with pytest.raises(IncompatibleError, match="B"):
-        draw({"A": [view(diagonal)], "B": [view(diagonal)]}, only_a)

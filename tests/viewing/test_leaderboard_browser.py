@@ -8,9 +8,9 @@ import pytest
 
 import fedre_privacy as fp
 from fedre_privacy.publish.claims import read_claim
-from fedre_privacy.publish.comparing import TOLERANCE
-from fedre_privacy.publish.format import SCORES, sealed, write
+from fedre_privacy.publish.format import sealed, write
 from fedre_privacy.publish.leaderboard import write_leaderboard
+from fedre_privacy.publish.names import SCORES, TOLERANCE
 from fedre_privacy.publish.repeating import plan, verified
 
 pytestmark = pytest.mark.slow

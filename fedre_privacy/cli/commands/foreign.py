@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.play.attack import attack_into
 from fedre_privacy.play.foreign import Recorded, foreign_folder, read_foreign
-from fedre_privacy.play.given import normalising_as, prepare_given
+from fedre_privacy.play.given_trial import normalising_as, prepare_given
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.settings import TRAIN_SECTIONS

@@ -41,10 +41,6 @@ class Architecture(ABC):
         """Check the image size and return the backbone with its feature length d_k.
 
         Initialisation draws from torch's global generator.
-
-        Args:
-            image_shape: (C, H, W); any number of channels from 1.
-
         Raises:
             IncompatibleError: the architecture does not take images of this size.
         """
@@ -67,7 +63,6 @@ def set_channels(conv: nn.Conv2d, channels: int, initialise: Callable[[Tensor], 
 
     Args:
         conv: the convolution, left as it is if the number fits already.
-        channels: input channels wanted.
         initialise: writes the weight in place.
     """
     if conv.in_channels == channels:

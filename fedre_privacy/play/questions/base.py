@@ -10,28 +10,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED, Attack
+from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
+from fedre_privacy.attacks.running.explained import rows_explained
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.blame import blamed, is_plugin
-from fedre_privacy.core.outcomes import Outcome
+from fedre_privacy.core.cores import single_threaded
+from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.types import Knowledge, Observation, Upload
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card
+from fedre_privacy.eval.explained import Explained
 from fedre_privacy.eval.report.measures import measure_chart
 from fedre_privacy.eval.verdict import weakened
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.runs.recording import SECRET, Recording
-from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.run import SECRET, Run
 from fedre_privacy.runs.settings import NAIVE, AttackSettings
 
 from ..adaptation import Adaptation, adaptations, sentence
-from ..targets import KINDS
+from ..given import Given
+from ..targets import KINDS, TargetSource
 
 NAMES = {
     "entangled": "entangled representations",
@@ -47,15 +52,15 @@ class Trial:
     """An attack ready to run: what the attacker gets, and what the evaluator keeps.
 
     Args:
-        run: the recording that is attacked.
+        run: what is attacked: a run's folder, or what was given in its place. The attack itself
+            gets none of it.
         attack_seed: the seed that the attack is given.
         kind: what is attacked, in the words of ``--target``.
         counterfactual: the protocol does not upload it.
-        round: the attacked round.
         departs: how what was uploaded differs from what is declared (`declared.departure`).
     """
 
-    run: Recording
+    run: Run | Given
     settings: AttackSettings
     attack_seed: int
     observation: Observation
@@ -63,6 +68,22 @@ class Trial:
     counterfactual: bool
     round: int
     departs: str = field(default="", kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        source: TargetSource,
+        settings: AttackSettings,
+        observation: Observation,
+        kind: str,
+        counterfactual: bool = False,
+        **more: Any,
+    ) -> Self:
+        """The trial of a recorded round; `more` is what a question's own trial holds."""
+        return cls(
+            source.run, settings, source.attack_seed, observation, kind, counterfactual,
+            source.round, **more,
+        )  # fmt: skip
 
     def hidden(self) -> list[Path]:
         """What the attack must not be able to open."""
@@ -209,9 +230,12 @@ class Question(ABC):
     """Whether its truth needs no trained model, so that a round whose extractors were not kept can
     be asked about by an attacker who holds none."""
 
-    @abstractmethod
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        """Kinds of artifacts that the attack must be able to read."""
+        """Kinds of artifacts that the attack must be able to read.
+
+        Those of the target that it reads; all of them where it reads none.
+        """
+        return readable(settings.attack, kinds_of(protocol, settings.target))
 
     @abstractmethod
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> Trial:
@@ -270,6 +294,12 @@ def kinds_of(protocol: Protocol, target: str) -> set[type[Artifact]]:
     return {k for k in carried if k.updates} if target == "update" else carried
 
 
+def readable(attack: Attack, kinds: Iterable[type[Artifact]]) -> set[type[Artifact]]:
+    """What an attack reads of some kinds; all of them where it reads none."""
+    every = set(kinds)
+    return {kind for kind in every if can_read(attack, kind)} or every
+
+
 def is_uploaded(target: str) -> bool:
     """Whether a target means whatever was uploaded: it is "uploaded", or names a question."""
     return target == "uploaded" or asked_by(target) is not None
@@ -287,3 +317,34 @@ def only_kinds(uploads: Iterable[Upload], kinds: set[type[Artifact]]) -> tuple[U
         for u in uploads
     )
     return tuple(upload for upload in kept if upload.artifacts)
+
+
+def explained_by(
+    attack: Attack, observation: Observation, found: Reconstruction
+) -> Explained | None:
+    """The measure of an attack's answers to the targets of an observation, and of any others.
+
+    Vectors are compared with what extractors make of images, or as the attack says
+    (`Attack.explained`); gradients and updates as the attack says, with the labels it found.
+
+    Returns:
+        None where the attacker cannot compute what images would come to, or answered nothing.
+    """
+
+    def share(images: Tensor) -> Tensor:
+        with single_threaded(torch.device("cpu")):  # sums do not depend on the number of threads
+            with blamed(attack):
+                told = attack.explained(observation, images, found.labels)
+            if told is None and not observation.images_per_target:
+                told = rows_explained(observation, images, observation.extractors)
+        return torch.full((len(images),), torch.nan) if told is None else told
+
+    if not bool(share(found.images).isfinite().any()):
+        return None
+    compared = (
+        "the squared cosine between it and what the client would send of the answer; of an attack "
+        "in closed form, the share of its layer's gradient in the span of the answer's inputs"
+    )
+    if not observation.images_per_target:
+        compared = "1 - ||f(x) - r||^2 / ||r||^2, with f(x) by the extractor or model that is held"
+    return Explained(share=share, compared=compared)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,8 @@ from fedre_privacy.runs.coins import NULL
 
 from ..targets import TargetSource
 
+HOLDERS = 10
+"""Clients that an image is asked about, at most, where its client is sought."""
 FEWEST = 6
 """Members, and as many others, below which nothing can be said."""
 
@@ -56,7 +59,6 @@ def draw_candidates(
     Args:
         public: images that no client trained on.
         per_client: members asked about per client, at most.
-        seed: of the evaluator.
 
     Raises:
         IncompatibleError: fewer than `FEWEST` of each kind are left.
@@ -101,6 +103,74 @@ def draw_candidates(
         order < number,
         joined([own for own, _ in sizes], [other for _, other in sizes]),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class SourceCandidates:
+    """What the attacker is asked, and what only the evaluator knows about it; see `SourceTrial`."""
+
+    candidates: Candidates
+    own: Tensor
+    records: Tensor
+
+
+def draw_sources(source: TargetSource, per_client: int, seed: int) -> SourceCandidates:
+    """Draw training images of classes that several clients hold, in random order of pairs.
+
+    Of each class every client that is asked about gives equally many images, so that neither the
+    class nor a client's size tells the source. Images whose bytes occur twice are left out.
+
+    Args:
+        per_client: images of a client, at most.
+
+    Raises:
+        IncompatibleError: fewer than `FEWEST` images are left.
+    """
+    data = source.data
+    copies = Counter(digests(data.images[torch.cat([*source.train, *source.test])]))
+    wished = {k: members_of(source, copies, k, per_client, seed) for k in source.clients}
+    rng = evaluator_stream(seed, "holders")
+    rows, owners, asked = [], [], []
+    for label in range(data.num_classes):
+        held = {k: own[data.labels[own] == label] for k, own in wished.items()}
+        each, holders = shared({k: len(own) for k, own in held.items()})
+        order = torch.randperm(len(holders), generator=rng)[:HOLDERS].tolist()
+        holders = [holders[i] for i in order]
+        for owner in holders:
+            rows.append(held[owner][:each].repeat_interleave(len(holders)))
+            owners.append(torch.full((len(rows[-1]),), owner))
+            asked.append(torch.tensor(holders).repeat(each))
+    number = sum(len(part.unique()) for part in rows)
+    if number < FEWEST:
+        raise IncompatibleError(
+            f"Only {plural(number, 'training image')} can be asked about: of classes that "
+            f"several clients hold, each as many; {FEWEST} are needed.",
+            next_step="Use a partition whose clients share classes, such as --partition iid.",
+        )
+    pairs = sum(len(part) for part in rows)
+    shuffled = torch.randperm(pairs, generator=evaluator_stream(seed, "order of pairs"))
+    chosen, owner_of, clients = (torch.cat(part)[shuffled] for part in (rows, owners, asked))
+    return SourceCandidates(
+        Candidates(data.images[chosen].float() / 255, data.labels[chosen], clients),
+        owner_of == clients,
+        torch.unique(chosen, return_inverse=True)[1],
+    )
+
+
+def shared(counts: Mapping[int, int]) -> tuple[int, list[int]]:
+    """How many images each client gives, and which clients can give so many.
+
+    The number with the most images in all, of two clients at least; of equals the smallest.
+
+    Args:
+        counts: client to images that it has.
+    """
+    best: tuple[int, list[int]] = (0, [])
+    for each in sorted(set(counts.values()) - {0}):
+        able = [k for k, count in counts.items() if count >= each]
+        if len(able) > 1 and each * len(able) > best[0] * len(best[1]):
+            best = each, able
+    return best
 
 
 def digests(images: Tensor) -> list[bytes]:

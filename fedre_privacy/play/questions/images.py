@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED, Attack, can_read
+from fedre_privacy.attacks.base import RECOVERED, can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.state import Samples
 from fedre_privacy.core import files
@@ -32,11 +32,10 @@ from fedre_privacy.sealed.modules import Modules
 
 from ..agreement import Agreement
 from ..declared import departure
-from ..explained import explained_by
 from ..limits import Limit, unbiased_limit
 from ..observe import held_out, observe
 from ..targets import TargetGroup, TargetSource
-from .base import Question, Trial, kinds_of, questions
+from .base import Question, Trial, explained_by, kinds_of, questions
 from .recover import recover
 
 OUTPUTS = ClassLogits.kind
@@ -60,7 +59,6 @@ class ImageTrial(Trial):
     Args:
         groups: "target"; where they apply "true" (the true prototypes behind recovered ones),
             "actual" (the real upload) and "ceiling" (single representations).
-        public: held-out images for floors and galleries.
         recovered: the prototypes worked out of the uploads, where those are attacked.
         unit: what ``truth.target_clients`` numbers, see `evaluate`.
         limit: what no unbiased attack can beat, or None where nothing of the kind holds.
@@ -150,14 +148,12 @@ class ImagesQuestion(Question):
             groups = self._groups(source, settings, kind, recovered)
         targets = [upload for group in groups.values() for upload in group.uploads]
         observation = observe(source, settings, targets, aux, images_per_target=per_target)
-        return ImageTrial(
-            run,
+        return ImageTrial.of(
+            source,
             settings,
-            source.attack_seed,
             observation,
             kind,
             groups[TARGET].counterfactual,
-            source.round,
             groups=groups,
             public=public,
             recovered=recovered,
@@ -204,8 +200,12 @@ class ImagesQuestion(Question):
             groups[CEILING] = source.group(
                 "representations", evaluation.ceiling, behind=kind == RECOVERED
             )
-        read = {name for name, group in groups.items() if _reads(settings.attack, group)}
-        return {name: group for name, group in groups.items() if name in read | {TARGET}}
+        return {
+            name: group
+            for name, group in groups.items()
+            if name == TARGET
+            or all(can_read(settings.attack, type(a)) for u in group.uploads for a in u.artifacts)
+        }
 
     def score(self, trial: ImageTrial, outcome: Reconstruction) -> Scores:
         """Score the targets, and beside them the other groups; `rows` has the targets of all."""
@@ -287,10 +287,6 @@ def _worst(settings: AttackSettings) -> bool:
     evaluation = settings.evaluation
     free = evaluation.fewest_first is None and evaluation.max_images is None
     return free and settings.target == "prototypes"
-
-
-def _reads(attack: Attack, group: TargetGroup) -> bool:
-    return all(can_read(attack, type(a)) for upload in group.uploads for a in upload.artifacts)
 
 
 def _columns(

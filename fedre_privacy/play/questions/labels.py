@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedre_privacy.attacks.base import attacks, can_read, needed_for, readers
+from fedre_privacy.attacks.base import attacks, needed_for, readers
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
@@ -21,7 +21,7 @@ from fedre_privacy.threats.base import granting
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Question, Trial, only_kinds, questions
+from .base import Question, Trial, only_kinds, questions, readable
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +43,14 @@ class LabelsQuestion(Question):
     from_recording = True
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
-        return readable or set(protocol.uploads)
+        return readable(settings.attack, protocol.uploads)
 
     def outcome(self) -> type[LabelEstimate]:
         return LabelEstimate
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> LabelTrial:
-        evaluation = settings.evaluation
         source = TargetSource.asked(run, data, settings)
-        _, aux = held_out(source, evaluation.public)
+        _, aux = held_out(source, settings.evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         if not targets:
             held = {type(a) for upload in source.uploads.values() for a in upload.artifacts}
@@ -69,16 +67,8 @@ class LabelsQuestion(Question):
                 next_step=f"Use {', or '.join(ways)}." if ways else "See: fedre-attack list.",
             )
         observation = observe(source, settings, targets, aux)
-        return LabelTrial(
-            run,
-            settings,
-            source.attack_seed,
-            observation,
-            "labels",
-            False,
-            source.round,
-            torch.tensor(run.record["class_counts"]),
-        )
+        counts = torch.tensor(run.record["class_counts"])
+        return LabelTrial.of(source, settings, observation, "labels", counts=counts)
 
     def score(self, trial: LabelTrial, outcome: LabelEstimate) -> Card:
         return evaluate_labels(outcome, trial.counts)

@@ -1,4 +1,4 @@
-"""Was this image among the client's training data?"""
+"""Was this image among the client's training data, or else whose image is it?"""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedre_privacy.attacks.base import RECOVERED, can_read, needed_for
+from fedre_privacy.attacks.base import RECOVERED, needed_for
 from fedre_privacy.attacks.gradient.sent_models import exchanges, losses, settle
 from fedre_privacy.attacks.running.messages import asked_of
-from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Role
 from fedre_privacy.core.outcomes import MembershipScores
 from fedre_privacy.core.types import Candidates, Knowledge, Observation, Upload
+from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card, PublicImages
 from fedre_privacy.eval.membership import (
@@ -27,15 +27,15 @@ from fedre_privacy.eval.membership import (
     evaluate_membership,
 )
 from fedre_privacy.eval.report.roc import roc_figure
-from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.eval.source_scores import evaluate_sources
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
 from ..declared import departure
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Question, Trial, is_uploaded, kinds_of, only_kinds, questions
-from .candidates import by_image_alone, draw_candidates
+from .base import Question, Trial, is_uploaded, kinds_of, only_kinds, questions, readable
+from .candidates import by_image_alone, draw_candidates, draw_sources
 from .recover import recover
 
 ALL = 1 << 30
@@ -71,9 +71,6 @@ class MembershipQuestion(Question):
     is_target = True
     simulates = True
 
-    def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        return readable_kinds(protocol, settings)
-
     def outcome(self) -> type[MembershipScores]:
         return MembershipScores
 
@@ -83,18 +80,14 @@ class MembershipQuestion(Question):
         public, aux = held_out(source, ALL)
         asked = draw_candidates(source, public, evaluation.candidates, source.seed)
         seen = asked_about(source, settings, aux, asked.candidates)
-        return MembershipTrial(
-            run,
+        return MembershipTrial.of(
+            source,
             settings,
-            source.attack_seed,
             seen.observation,
             seen.kind,
             seen.counterfactual,
-            source.round,
             departs="" if seen.counterfactual else departure(source),
-            candidates=asked.candidates,
-            members=asked.members,
-            class_sizes=asked.class_sizes,
+            **vars(asked),
             baseline=seen.baseline,
             floor=by_image_alone(asked.candidates, aux),
             beside=seen.beside,
@@ -127,11 +120,69 @@ class MembershipQuestion(Question):
         return drawn
 
 
-def readable_kinds(protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-    """What the attack reads of a protocol's uploads; all of them where it reads none."""
-    kinds = kinds_of(protocol, settings.target)
-    readable = {k for k in kinds if can_read(settings.attack, k)}
-    return readable or kinds
+@dataclass(frozen=True, eq=False)
+class SourceTrial(Trial):
+    """Pairs of an image and a client, and what only the evaluator knows about them.
+
+    Shape: own (R,) bool, whether the client trained on the image; records (R,) which image;
+    baseline (R,) scores of a model without the upload.
+    """
+
+    candidates: Candidates = field(kw_only=True)
+    own: Tensor = field(kw_only=True)
+    records: Tensor = field(kw_only=True)
+    baseline: Tensor = field(kw_only=True)
+    beside: ModelRule = field(kw_only=True)
+
+    def unknown(self) -> str:
+        images = int(self.own.sum())
+        return (
+            f"the client of {plural(images, 'training image')}, each asked about "
+            f"{len(self.own) / images:.3g} clients in the mean that hold its class"
+        )
+
+
+@questions.register("source")
+class SourceQuestion(Question):
+    """Tell which client trained on an image, of those that hold its class.
+
+    Every attack that answers `membership` answers it: it scores an image with each client.
+    """
+
+    is_target = True
+    simulates = True
+    answered_by = "membership"
+
+    def outcome(self) -> type[MembershipScores]:
+        return MembershipScores
+
+    def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> SourceTrial:
+        source = TargetSource.asked(run, data, settings)
+        asked = draw_sources(source, settings.evaluation.candidates, source.seed)
+        _, aux = held_out(source, ALL)
+        seen = asked_about(source, settings, aux, asked.candidates)
+        return SourceTrial.of(
+            source,
+            settings,
+            seen.observation,
+            "sources of images",
+            seen.counterfactual,
+            **vars(asked),
+            baseline=seen.baseline,
+            beside=seen.beside,
+        )
+
+    def score(self, trial: SourceTrial, outcome: MembershipScores) -> Card:
+        return evaluate_sources(
+            outcome.scores,
+            trial.own,
+            trial.records,
+            trial.candidates.clients,
+            trial.candidates.labels,
+            baseline=trial.baseline,
+            beside=trial.beside,
+            notes=outcome.notes,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +190,6 @@ class Asked:
     """An observation that holds candidates, and what a model tells of them without the upload.
 
     Args:
-        kind: what is attacked, in words.
-        counterfactual: the protocol does not upload it.
         baseline: scores of the candidates (M,).
         beside: which model they are of.
     """
@@ -157,11 +206,15 @@ def asked_about(
 ) -> Asked:
     """Observe a run's uploads together with candidates, and score these without the uploads."""
     run = source.run
-    kinds = readable_kinds(run.settings.protocol, settings)
+    kinds = readable(settings.attack, kinds_of(run.settings.protocol, settings.target))
     models = all(kind.updates or Role.TRAINED in kind.roles for kind in kinds)
     needed = Knowledge.EXTRACTOR in needed_for(settings.attack, kinds)
     granted = Knowledge.EXTRACTOR in settings.threat.grants
-    kind, uploads, counterfactual = (_models if models else _rows)(run, settings, source, aux)
+    kind, counterfactual = "update", False
+    if models:
+        uploads = only_kinds(source.uploads.values(), set(settings.attack.consumes))
+    else:
+        kind, uploads, counterfactual = _rows(run, settings, source, aux)
     observation = observe(source, settings, uploads, aux, candidates=candidates)
     return Asked(
         observation,
@@ -172,12 +225,10 @@ def asked_about(
     )
 
 
-Targets = tuple[str, tuple[Upload, ...], bool]
-"""What is attacked in words, the uploads, and whether they are counterfactual."""
-
-
-def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
-    """Representations, prototypes or mixtures of them."""
+def _rows(
+    run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages
+) -> tuple[str, tuple[Upload, ...], bool]:
+    """Vectors that are attacked: their kind, the uploads, whether these are counterfactual."""
     recovered = None
     if settings.target == RECOVERED:
         recovered = recover(run, settings, source, aux)
@@ -185,12 +236,6 @@ def _rows(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicI
     kind = source.kind_of(wanted)
     group = source.group(kind, ALL, recovered=recovered)
     return kind, group.uploads, group.counterfactual
-
-
-def _models(run: Run, settings: AttackSettings, source: TargetSource, aux: PublicImages) -> Targets:
-    """Parameters or gradients, as they were uploaded."""
-    uploads = only_kinds(source.uploads.values(), set(settings.attack.consumes))
-    return "update", uploads, False
 
 
 def _before(observation: Observation) -> Tensor:

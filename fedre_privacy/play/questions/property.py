@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.attacks.running.features import classes_told, counts_told
-from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel
 from fedre_privacy.core.outcomes import PropertyScores
 from fedre_privacy.core.types import Property
@@ -17,14 +16,12 @@ from fedre_privacy.core.units import plural
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.eval import Card, PublicImages
 from fedre_privacy.eval.property_scores import evaluate_properties
-from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import AttackSettings
 
 from ..observe import held_out, observe
 from ..targets import TargetSource
 from .base import Question, Trial, only_kinds, questions
-from .membership import readable_kinds
 
 LARGE = 0.3
 """Share above which a class is a large one."""
@@ -60,28 +57,21 @@ class PropertyQuestion(Question):
     is_target = True
     from_recording = True
 
-    def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        return readable_kinds(protocol, settings)
-
     def outcome(self) -> type[PropertyScores]:
         return PropertyScores
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PropertyTrial:
-        evaluation = settings.evaluation
         source = TargetSource.asked(run, data, settings)
-        public, aux = held_out(source, evaluation.public)
+        public, aux = held_out(source, settings.evaluation.public)
         properties = properties_of(public, data.classes)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         observation = observe(source, settings, targets, aux, properties=properties)
         clients = sorted(upload.client for upload in targets)
-        return PropertyTrial(
-            run,
+        return PropertyTrial.of(
+            source,
             settings,
-            source.attack_seed,
             observation,
             "properties",
-            False,
-            source.round,
             clients=torch.tensor(clients),
             shares=_shares(source, properties, clients),
             told=_told(source, properties, public, clients, observation.channel),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.attacks.base import can_read
 from fedre_privacy.blocks.local import represent
 from fedre_privacy.blocks.prototypes import class_means
 from fedre_privacy.blocks.state import Samples
@@ -24,7 +23,7 @@ from fedre_privacy.runs.settings import AttackSettings
 from ..declared import departure
 from ..observe import held_out, observe
 from ..targets import TargetSource
-from .base import Question, Trial, only_kinds, questions
+from .base import Question, Trial, only_kinds, questions, readable
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,54 +43,44 @@ class PrototypesQuestion(Question):
     """Recover the class prototypes behind mixtures or head updates."""
 
     def kinds(self, protocol: Protocol, settings: AttackSettings) -> set[type[Artifact]]:
-        readable = {k for k in protocol.uploads if can_read(settings.attack, k)}
-        return readable or set(protocol.uploads)
+        return readable(settings.attack, protocol.uploads)
 
     def outcome(self) -> type[RecoveredPrototypes]:
         return RecoveredPrototypes
 
     def prepare(self, run: Run, settings: AttackSettings, data: ImageData) -> PrototypeTrial:
-        evaluation = settings.evaluation
         source = TargetSource.asked(run, data, settings)
-        public, aux = held_out(source, evaluation.public)
+        public, aux = held_out(source, settings.evaluation.public)
         targets = only_kinds(source.uploads.values(), set(settings.attack.consumes))
         observation = observe(source, settings, targets, aux)
-        parts: dict[str, list[Tensor]] = {
-            name: [] for name in ("vectors", "clients", "labels", "counts", "upload", "public")
-        }
+        parts: dict[str, list[Tensor]] = {}
         for upload in targets:
             own = source.train[upload.client]
-            extractor = source.extractor_behind(upload.client)
-            reps = represent(extractor, Samples(data.images[own], data.labels[own]))
-            labels = data.labels[own]
+            extractor, labels = source.extractor_behind(upload.client), data.labels[own]
+            reps = represent(extractor, Samples(data.images[own], labels))
             made = class_means(reps, labels, data.num_classes).artifact
             if not isinstance(made, Prototypes):
                 raise TypeError("class_means returned no prototypes")
-            parts["vectors"].append(made.means)
-            parts["labels"].append(made.labels)
-            parts["clients"].append(torch.full((len(made.labels),), upload.client))
-            counts = torch.bincount(labels, minlength=data.num_classes)
-            parts["counts"].append(counts[made.labels])
-            parts["upload"].append(_upload_floor(upload.artifacts, len(made.labels)))
-            parts["public"].append(_public_floor(extractor, public, made))
-        joined = {
-            name: torch.cat(tensors) for name, tensors in parts.items() if all(map(len, tensors))
-        }
-        return PrototypeTrial(
-            run,
+            found = {
+                "vectors": made.means,
+                "clients": torch.full((len(made.labels),), upload.client),
+                "labels": made.labels,
+                "counts": torch.bincount(labels, minlength=data.num_classes)[made.labels],
+                "upload": _upload_floor(upload.artifacts, len(made.labels)),
+                "public": _public_floor(extractor, public, made),
+            }
+            for name, tensor in found.items():
+                parts.setdefault(name, []).append(tensor)
+        joined = {name: torch.cat(own) for name, own in parts.items() if all(map(len, own))}
+        floors = {name: own for name, own in joined.items() if name in ("upload", "public")}
+        return PrototypeTrial.of(
+            source,
             settings,
-            source.attack_seed,
             observation,
             "prototypes behind the uploads",
-            False,
-            source.round,
             departs=departure(source),
             truth=TruePrototypes(
-                vectors=joined["vectors"],
-                clients=joined["clients"],
-                labels=joined["labels"],
-                counts=joined["counts"],
-                floors={name: joined[name] for name in ("upload", "public") if name in joined},
+                **{k: v for k, v in joined.items() if k not in floors}, floors=floors
             ),
         )
 

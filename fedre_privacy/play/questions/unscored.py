@@ -23,8 +23,7 @@ from fedre_privacy.eval import Card, Measure, Verdict
 from fedre_privacy.eval.measures import over_floor
 from fedre_privacy.eval.report.sheets import image_sheet
 
-from ..explained import explained_by
-from .base import Trial
+from .base import Trial, explained_by
 
 NOT_SCORED = "not scored"
 
@@ -61,12 +60,51 @@ class UnscoredTrial(Trial):
         return super().unknown()
 
     def score(self, outcome: Reconstruction | LabelEstimate) -> Card:
-        """A card of evidence."""
-        return unscored(self, outcome)
+        """A card of evidence; `rows` as in `evidence`, or of labels."""
+        measures: tuple[Measure, ...] = ()
+        if isinstance(outcome, LabelEstimate):
+            rows, lost = label_rows(outcome), 0
+        else:
+            rows, lost = evidence(self.observation, outcome), int(outcome.diverged.sum())
+            told = {"confidence": outcome.confidence, "certified": outcome.certified}
+            rows = rows.assign(**{name: own.numpy() for name, own in told.items() if len(own)})
+            measures = shares(self, outcome)
+        because = "no truth was given"
+        for one in measures:
+            because += (
+                f". The answers explain {one.number(one.value)} of what was uploaded, "
+                f"{one.floor_name} {one.number(one.floor)}"
+            )
+        if "residual" in rows:
+            because += f". {explained(rows)}"
+        return Unscored(
+            measures=measures,
+            verdict=Verdict(NOT_SCORED, because, ""),
+            rows=rows,
+            n=len(rows) - lost,
+            targets=len(rows),
+            diverged=lost,
+            compared_with="no truth was given, so nothing is compared with it",
+        )
 
     def figures(self, outcome: Reconstruction | LabelEstimate, card: Card) -> dict[str, Figure]:
         """What was recovered, where that is images."""
-        return unscored_figures(self, outcome, card) if isinstance(outcome, Reconstruction) else {}
+        if not isinstance(outcome, Reconstruction):
+            return {}
+        if outcome.images.shape[1] not in (1, 3):
+            return {}
+        rank = "residual" if "residual" in card.rows else "fit"
+        order = torch.tensor(card.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
+        picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
+        caption = " ".join(f"{heading}: {text}." for heading, text in self.lines().items())
+        sheet = image_sheet(
+            {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
+            [_note(card.rows.iloc[int(i)]) for i in picked],
+            title=f"{self.settings.attack.name} on {self.kind} of {self.run.name}",
+            caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
+            "given, so nothing is scored.",
+        )
+        return {"figure": sheet}
 
     def write(self, folder: Path, outcome: Reconstruction | LabelEstimate) -> None:
         """Write nothing more: there is no truth to write about."""
@@ -85,35 +123,6 @@ class Unscored(Card):
     def record(self) -> dict[str, Any]:
         """As any card, with the table."""
         return {**super().record(), "table": self.table()}
-
-
-def unscored(trial: Trial, outcome: Reconstruction | LabelEstimate) -> Unscored:
-    """The card of answers whose truth nobody gave; `rows` as in `evidence`, or of labels."""
-    measures: tuple[Measure, ...] = ()
-    if isinstance(outcome, LabelEstimate):
-        rows, lost = label_rows(outcome), 0
-    else:
-        rows, lost = evidence(trial.observation, outcome), int(outcome.diverged.sum())
-        told = {"confidence": outcome.confidence, "certified": outcome.certified}
-        rows = rows.assign(**{name: own.numpy() for name, own in told.items() if len(own)})
-        measures = shares(trial, outcome)
-    because = "no truth was given"
-    for one in measures:
-        because += (
-            f". The answers explain {one.number(one.value)} of what was uploaded, "
-            f"{one.floor_name} {one.number(one.floor)}"
-        )
-    if "residual" in rows:
-        because += f". {explained(rows)}"
-    return Unscored(
-        measures=measures,
-        verdict=Verdict(NOT_SCORED, because, ""),
-        rows=rows,
-        n=len(rows) - lost,
-        targets=len(rows),
-        diverged=lost,
-        compared_with="no truth was given, so nothing is compared with it",
-    )
 
 
 def shares(trial: Trial, outcome: Reconstruction) -> tuple[Measure, ...]:
@@ -146,24 +155,6 @@ def shares(trial: Trial, outcome: Reconstruction) -> tuple[Measure, ...]:
     )
     own = explained(outcome.images, outcome.images)
     return (over_floor(measure, own, told[best], clients, floor_name=best),)
-
-
-def unscored_figures(trial: Trial, outcome: Reconstruction, card: Card) -> dict[str, Figure]:
-    """What was recovered, at evenly spaced ranks of the evidence."""
-    if outcome.images.shape[1] not in (1, 3):
-        return {}
-    rank = "residual" if "residual" in card.rows else "fit"
-    order = torch.tensor(card.rows[rank].to_numpy()).nan_to_num(torch.inf).argsort()
-    picked = order[torch.linspace(0, len(order) - 1, min(len(order), 12)).round().long()]
-    caption = " ".join(f"{heading}: {text}." for heading, text in trial.lines().items())
-    sheet = image_sheet(
-        {"recovered": outcome.images[picked], "before fitting": outcome.prior[picked]},
-        [_note(card.rows.iloc[int(i)]) for i in picked],
-        title=f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}",
-        caption=f"{caption} Rows: evenly spaced ranks by {rank}, lowest first. No truth was "
-        "given, so nothing is scored.",
-    )
-    return {"figure": sheet}
 
 
 def _note(row: pd.Series[Any]) -> str:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fedre_privacy.attacks.base import Context, attacks
 from fedre_privacy.attacks.dip import DeepImagePrior
-from fedre_privacy.attacks.joint_disentangle import JointDisentangle
-from fedre_privacy.attacks.mixtures.views import prototype_views, spread
+from fedre_privacy.attacks.joint_disentangle import JointDisentangle, prototype_views, spread
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.channels import Bound, Channel, Masking
 from fedre_privacy.core.errors import IncompatibleError

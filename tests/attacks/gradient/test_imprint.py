@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import attacks
-from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.artifacts import GradientState, LowRankChange, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.rng import stream
 from fedre_privacy.models.split import load_parameters
+from fedre_privacy.protocols.fedkd import pack
 from fedre_privacy.steering.base import Held, View, steerings
 
 

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from fedre_privacy.attacks.gradient.match import Beside, UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import DISTANCES, cosine, l2rel, layer_weights
 from fedre_privacy.attacks.gradient.search import Descent, align, lbfgs, relative_tv, signed_adam
-from fedre_privacy.attacks.gradient.unroll import LocalSteps
 from fedre_privacy.attacks.gradient.victims import Victim
+from fedre_privacy.attacks.update_inversion import LocalSteps
 from fedre_privacy.models.families import ModelSettings, build_model
 
 CPU = torch.device("cpu")

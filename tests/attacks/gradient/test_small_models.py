@@ -5,7 +5,6 @@ import torch
 
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.gradient.victims import victims_of
-from fedre_privacy.blocks.compression import pack
 from fedre_privacy.core.artifacts import (
     GradientState,
     LowRankChange,
@@ -15,6 +14,7 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.types import LocalTraining
+from fedre_privacy.protocols.fedkd import pack
 
 TRAINING = LocalTraining(0.1, 2, 8, {0: 2})
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.attacks.base import Context, attacks
-from fedre_privacy.attacks.gradient.disaggregate import apart
+from fedre_privacy.attacks.spear import apart
 from fedre_privacy.core.artifacts import GradientState, ModelState
 from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.models.split import Normalise, SplitModel
