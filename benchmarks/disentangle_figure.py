@@ -5,9 +5,10 @@
         --set eval.ceiling=0 --targets 100                                  (for each run)
     python benchmarks/disentangle_figure.py --rows rows.csv --attacks RUN/attacks/dip-... [...]
 
-Writes results/data/disentangling.csv (means over prototypes), results/data/recovered_images.csv (one
-row per image and source) and docs/images/disentangling.png in this checkout, or below another folder
-(--out), and prints the table of images. Without options the figure is drawn again from the two CSV files.
+Writes results/data/disentangling.csv (means over prototypes), results/data/recovered_images.csv
+(one row per image and source) and docs/images/disentangling.png in this checkout, or below another
+folder (--out), and prints the table of images. Without options the figure is drawn again from the
+two CSV files.
 """
 
 from __future__ import annotations

@@ -113,9 +113,9 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from ("", f"**{(group.title or 'options').capitalize()}**", "")
         yield from ("| option | |", "|---|---|")
         for action in shown:
-            value = "" if action.nargs == 0 else f" {formatter._format_args(action, action.dest.upper())}"
-            names = ", ".join(f"`{name}{value}`" for name in action.option_strings)
-            names = names or f"`{formatter._format_args(action, action.dest.upper())}`"
+            value = formatter._format_args(action, action.dest.upper())
+            after = f" {value}" if action.nargs != 0 else ""
+            names = ", ".join(f"`{name}{after}`" for name in action.option_strings) or f"`{value}`"
             says = html.escape(formatter._expand_help(action) if action.help else "", quote=False)
             yield f"| {names.replace('|', chr(92) + '|')} | {says.replace('|', chr(92) + '|')} |"
 
@@ -155,13 +155,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = result.read_text(encoding="utf-8").replace("](../docs/", "](../")
         files.append(File.generated(config, f"results/{result.name}", content=text))
     for data in sorted(RESULTS.glob("data/*.csv")):
-        files.append(
-            File.generated(config, f"results/data/{data.name}", content=data.read_bytes())
-        )
+        files.append(File.generated(config, f"results/data/{data.name}", content=data.read_bytes()))
     for name in COMMANDS:
-        files.append(
-            File.generated(config, f"reference/{name}.md", content=command_page(name))
-        )
+        files.append(File.generated(config, f"reference/{name}.md", content=command_page(name)))
     for name, (title, what, registry) in PAGES.items():
         text = page(title, what, registry)
         files.append(File.generated(config, f"reference/{name}.md", content=text))

@@ -1,11 +1,11 @@
-"""The pages for users are short and plain, their links lead somewhere, and results are made of data."""
+"""Pages for users are short and plain, links lead somewhere, and results are made of data."""
 
 from __future__ import annotations
 
 import csv
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +26,7 @@ LONGEST_PARAGRAPH = 120
 
 MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 DATE = re.compile(rf"\b\d{{1,2}} (?:{MONTH})\b|\b(?:{MONTH}) \d|\b20\d\d-\d\d-\d\d\b")
-DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+(?![\w.])")
+DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+(?!\w|\.\d)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -185,10 +185,9 @@ def test_links_lead_somewhere():
 
 
 MADE_BY_THE_SITE = (
-    "attacks", "protocols", "schemes", "defences", "steerings", "detectors", "shadow-attacks", "metrics",
-    "datasets",
-    "partitions", "fedre-attack", "fedre-train", "fedre-benchmark", "fedre-audit", "fedre-membership",
-    "fedre-view",
+    "attacks", "protocols", "schemes", "defences", "steerings", "detectors", "shadow-attacks",
+    "metrics", "datasets", "partitions", "fedre-attack", "fedre-train", "fedre-benchmark",
+    "fedre-audit", "fedre-membership", "fedre-view",
 )  # fmt: skip
 
 
