@@ -92,14 +92,19 @@ def settings_of(part: type) -> list[str]:
 
 
 def page(title: str, what: str, registry: Registry) -> str:
-    """The text of a page: one entry a part, from its docstring and its settings."""
-    lines = [f"# {title}", "", f"Names are {what}.", ""]
-    for name in registry.names():
-        part = registry.get(name)
-        if part.__module__.startswith("fedre_privacy."):
-            lines += [f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
-            lines += [*settings_of(part), ""]
-            lines += [f"In Python: `{part.__module__}.{part.__qualname__}`", ""]
+    """The text of a page: what there is, then an entry a part of its docstring and settings."""
+    own = {name: registry.get(name) for name in registry.names()}
+    own = {n: part for n, part in own.items() if part.__module__.startswith("fedre_privacy.")}
+    lines = [f"# {title}", "", f"Names are {what}.", "", "| name | what it is |", "|---|---|"]
+    for name, part in own.items():
+        first = html.escape((inspect.getdoc(part) or "").split("\n\n")[0], quote=False)
+        lines.append(
+            f"| [{name}](#{name}) | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
+        )
+    for name, part in own.items():
+        lines += ["", f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
+        lines += [*settings_of(part), ""]
+        lines += [f"In Python: `{part.__module__}.{part.__qualname__}`"]
     return "\n".join(lines)
 
 

@@ -158,6 +158,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (folder / "my_schemes.py").write_text(classes_in("add_your_own.md", {"TopHeavy"}))
     (folder / "my_pair.py").write_text(classes_in("tutorial.md", {"Pair"}))
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))
+    (folder / "my_protocol.py").write_text(classes_in("my_protocol.md", {"ShortMeans"}))
     (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))
     (folder / "my_steering.py").write_text(classes_in("add_your_own.md", {"OneClass"}))
