@@ -5,9 +5,10 @@
         --set eval.ceiling=0 --targets 100                                  (for each run)
     python benchmarks/disentangle_figure.py --rows rows.csv --attacks RUN/attacks/dip-... [...]
 
-Writes data/disentangling.csv (means over prototypes), data/recovered_images.csv (one row per image
-and source) and images/disentangling.png under docs, or another folder (--out), and prints the table
-of images. Without options the figure is drawn again from the two CSV files.
+Writes results/data/disentangling.csv (means over prototypes), results/data/recovered_images.csv
+(one row per image and source) and docs/images/disentangling.png in this checkout, or below another
+folder (--out), and prints the table of images. Without options the figure is drawn again from the
+two CSV files.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from fedre_privacy.eval.report.style import (
 )
 from fedre_privacy.runs.run import Run
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-MEANS, IMAGES = Path("data/disentangling.csv"), Path("data/recovered_images.csv")
-FIGURE = Path("images/disentangling.png")
+ROOT = Path(__file__).resolve().parent.parent
+MEANS = Path("results/data/disentangling.csv")
+IMAGES = Path("results/data/recovered_images.csv")
+FIGURE = Path("docs/images/disentangling.png")
 
 ROUNDS = ("1 n", "2 n", "3 n", "all")
 BUCKETS = {"all": (1, 10**9), "1": (1, 1), "2-30": (2, 30), "> 30": (31, 10**9)}
@@ -232,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
     options = tools.options(__doc__)
     options.add_argument("--rows", nargs="+", type=Path, help="scores of the solvers")
     options.add_argument("--attacks", nargs="+", type=Path, help="folders of image attacks")
-    options.add_argument("--out", type=Path, default=DOCS, help="folder of tables and figure")
+    options.add_argument("--out", type=Path, default=ROOT, help="folder of tables and figure")
     return options
 
 

@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --size cpu --jobs 2 --minutes 90 --data FILE.npz
     python benchmarks/gpu.py --rehearse --data FILE.npz    both lists on a CPU, at toy sizes
     python benchmarks/gpu.py --table                       the results so far, as Markdown
-    python benchmarks/gpu.py --fill docs/learning.md       the tables of a page, written anew
+    python benchmarks/gpu.py --fill results/learning.md    the tables of a page, written anew
     python benchmarks/gpu.py --size cpu --figure STEM      accuracies of a campaign, drawn
 
 On a GPU there are two lists, each in order of value: the kit, which measures speed and runs alone,

@@ -1,4 +1,4 @@
-"""The kit: numbers of docs/performance.md that need a GPU, in order of value."""
+"""The kit: numbers of results/performance.md that need a GPU, in order of value."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Pages of the reference that follow from what is registered, and the notebooks."""
+"""Pages of the reference that follow from parts and commands, results, and the notebooks."""
 
 from __future__ import annotations
 
+import argparse
 import html
 import inspect
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from fedre_privacy.steering.base import steerings
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
+RESULTS = ROOT / "results"
 AT_THE_TOP = ("CHANGELOG.md", "CONTRIBUTING.md")
 """Pages that lie where people look for them first: at the top of the repository."""
 
@@ -41,6 +45,19 @@ PAGES: dict[str, tuple[str, str, Registry]] = {
     "datasets": ("Data sets", "what `--dataset` takes", datasets),
     "partitions": ("Partitions", "what `--partition` takes", partitions),
 }
+
+COMMANDS: dict[str, dict[str, str]] = {
+    "fedre-train": {"": "train", "curves": "curves"},
+    "fedre-attack": {"": "attack", "verify": "verify"},
+    "fedre-benchmark": {
+        "": "benchmark", "claim": "claim", "verify": "repeat", "leaderboard": "leaderboard",
+        "--communication": "communication", "--toy": "toy",
+    },
+    "fedre-audit": {"": "audit"},
+    "fedre-membership": {"": "membership"},
+    "fedre-view": {"": "view"},
+}  # fmt: skip
+"""By command: its first words, and the module in `fedre_privacy.cli` that has their parser."""
 
 
 FACT = re.compile(r"^\s*([A-Z][a-z]+):\s+(?=\S)")
@@ -75,20 +92,58 @@ def settings_of(part: type) -> list[str]:
 
 
 def page(title: str, what: str, registry: Registry) -> str:
-    """The text of a page: one entry a part, from its docstring and its settings."""
-    lines = [f"# {title}", "", f"Names are {what}.", ""]
-    for name in registry.names():
-        part = registry.get(name)
-        if part.__module__.startswith("fedre_privacy."):
-            lines += [f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
-            lines += [*settings_of(part), ""]
-            lines += [f"In Python: `{part.__module__}.{part.__qualname__}`", ""]
+    """The text of a page: what there is, then an entry a part of its docstring and settings."""
+    own = {name: registry.get(name) for name in registry.names()}
+    own = {n: part for n, part in own.items() if part.__module__.startswith("fedre_privacy.")}
+    lines = [f"# {title}", "", f"Names are {what}.", "", "| name | what it is |", "|---|---|"]
+    for name, part in own.items():
+        first = html.escape((inspect.getdoc(part) or "").split("\n\n")[0], quote=False)
+        lines.append(
+            f"| [{name}](#{name}) | {' '.join(first.split()).replace('|', chr(92) + '|')} |"
+        )
+    for name, part in own.items():
+        lines += ["", f"## {name}", "", *described(inspect.getdoc(part) or ""), ""]
+        lines += [*settings_of(part), ""]
+        lines += [f"In Python: `{part.__module__}.{part.__qualname__}`"]
     return "\n".join(lines)
 
 
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The options of a parser, a table for each of its groups."""
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        shown = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
+        if not shown:
+            continue
+        yield from ("", f"**{(group.title or 'options').capitalize()}**", "")
+        yield from ("| option | |", "|---|---|")
+        for action in shown:
+            value = formatter._format_args(action, action.dest.upper())
+            after = f" {value}" if action.nargs != 0 else ""
+            names = ", ".join(f"`{name}{after}`" for name in action.option_strings) or f"`{value}`"
+            says = html.escape(formatter._expand_help(action) if action.help else "", quote=False)
+            yield f"| {names.replace('|', chr(92) + '|')} | {says.replace('|', chr(92) + '|')} |"
+
+
+def command_page(name: str) -> str:
+    """The text of a command's page, from its parsers."""
+    lines = [f"# {name}", ""]
+    for words, module in COMMANDS[name].items():
+        parser = import_module(f"fedre_privacy.cli.{module}").parser()
+        if words:
+            lines += [f"## {name} {words}", ""]
+        lines += [html.escape(parser.description or "", quote=False), ""]
+        lines += ["```text", parser.format_usage().strip(), "```", *options_of(parser), ""]
+        lines += [html.escape(parser.epilog or "", quote=False), ""]
+    return "\n".join(lines)
+
+
+BESIDE = re.compile(r"\]\(\.\./(notebooks|results)/")
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Notebooks lie beside the documentation in the repository, and below it in the site."""
-    return markdown.replace("](../notebooks/", "](notebooks/")
+    """What lies beside the documentation in the repository lies below it in the site."""
+    return BESIDE.sub(r"](\1/", markdown)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -101,6 +156,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         where = f"notebooks/{notebook.name}"
         files.append(File.generated(config, where, content=notebook.read_bytes()))
+    for result in sorted(RESULTS.glob("*.md")):
+        text = result.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        files.append(File.generated(config, f"results/{result.name}", content=text))
+    for data in sorted(RESULTS.glob("data/*.csv")):
+        files.append(File.generated(config, f"results/data/{data.name}", content=data.read_bytes()))
+    for name in COMMANDS:
+        files.append(File.generated(config, f"reference/{name}.md", content=command_page(name)))
     for name, (title, what, registry) in PAGES.items():
         text = page(title, what, registry)
         files.append(File.generated(config, f"reference/{name}.md", content=text))

@@ -38,7 +38,7 @@ class FedRE(Protocol):
                 half, the paper's algorithm, followed here, does. It descends the sum of the loss
                 over a round's pairs, at 0.01 in one half and 0.001 in the other, which for ten
                 pairs is 0.1 and 0.01 on their mean; here 0.01 on the mean, which learns better
-                (docs/learning.md), ``server.reduction=sum`` for the sum.
+                (results/learning.md), ``server.reduction=sum`` for the sum.
     """
 
     uploads = (EntangledRep,)

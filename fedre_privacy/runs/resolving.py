@@ -49,7 +49,7 @@ what it needs is taken."""
 
 WITH_IMAGES = "ensemble-kalman"
 """Attack on images of a server that holds extractors and public images: stronger than the default
-one (docs/performance.md)."""
+one (results/performance.md)."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Every benchmark command that README.md, docs/*.md and the Makefile show runs at a small size."""
+"""Every benchmark command that a page or the Makefile shows runs at a small size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ SHARED = ("tools", "scheduling", "kit", "tables", "experiments")
 BENCHMARKS = tuple(
     sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 )
-PAGES = (ROOT / "Makefile", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "Makefile",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(page for folder in ("docs", "results") for page in sorted((ROOT / folder).glob("*.md"))),
+)
 FILE = rf"(?:benchmarks/)?(?:{'|'.join(BENCHMARKS)})\.py"
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINE = re.compile(rf"^(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
@@ -253,7 +257,7 @@ FORMS = (
         "--clients 2 --samples 12 --batch 4 --repeats 1 --device cpu",
         r"^\w+ +0\.\d+ +0\.\d+( +[\d.]+){5} +[\d.]+%$",
     ),
-    Form("disentangle_figure", "", "--out docs", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
+    Form("disentangle_figure", "", "--out .", r"^recovered prototype +n +\d+ +PSNR [\d.]+"),
     Form(
         "property",
         "",
@@ -437,8 +441,8 @@ def reader(tmp_path_factory) -> Path:
     (folder / "before.json").write_text("{}")
     (folder / "runs" / "learning").mkdir(parents=True)
     (folder / "runs" / "learning" / "learning.csv").write_text(LEARNT)
-    (folder / "docs").mkdir()
-    shutil.copytree(ROOT / "docs" / "data", folder / "docs" / "data")
+    (folder / "docs" / "images").mkdir(parents=True)
+    shutil.copytree(ROOT / "results" / "data", folder / "results" / "data")
     return folder
 
 

@@ -230,7 +230,7 @@ def test_a_page_is_filled_between_its_marks_and_nowhere_else(made, tmp_path):
 
 def test_tables_in_the_docs_are_those_of_the_results(load, repo):
     tables = load("tables")
-    for page in (repo / "docs").glob("*.md"):
+    for page in [*(repo / "docs").glob("*.md"), *(repo / "results").glob("*.md")]:
         text = page.read_text(encoding="utf-8")
         assert tables.fill(page, repo / "benchmarks" / "results") == text, page.name
 
@@ -239,7 +239,7 @@ GPU = re.compile(r"\b(?:[AHBLV]\d{2,3}0?|RTX|GTX|T4)\b(?!\.)")
 
 
 def test_a_number_of_a_gpu_has_a_file_or_says_that_it_has_none(repo):
-    for page in [*(repo / "docs").glob("*.md"), repo / "README.md"]:
+    for page in [*repo.glob("*.md"), *repo.glob("docs/*.md"), *repo.glob("results/*.md")]:
         text = re.sub(r"<!-- results: .*?<!-- end -->", "", page.read_text("utf-8"), flags=re.S)
         for section in re.split(r"^## ", text, flags=re.M):
             if GPU.search(section) and re.search(r"\d\.\d", section):

@@ -1,4 +1,4 @@
-"""Every command that README.md and docs/*.md show is one that the commands accept as it stands."""
+"""Every command that a page shows is one that the commands accept as it stands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ from fedre_privacy.runs import preparing
 from fedre_privacy.runs.run import Run, find_run
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(page for folder in ("docs", "results") for page in sorted((ROOT / folder).glob("*.md"))),
+]
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`(fedre-(?:train|attack|benchmark|audit|membership|view)\s[^`]*)`")
 COMMAND = re.compile(r"(?:\.venv/bin/)?(fedre-(?:train|attack|benchmark|audit|membership|view))\b")
@@ -155,6 +158,7 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     (folder / "my_schemes.py").write_text(classes_in("add_your_own.md", {"TopHeavy"}))
     (folder / "my_pair.py").write_text(classes_in("tutorial.md", {"Pair"}))
     (folder / "my_protocols.py").write_text(classes_in("add_your_own.md", {"MeanHead"}))
+    (folder / "my_protocol.py").write_text(classes_in("my_protocol.md", {"ShortMeans"}))
     (folder / "my_attack.py").write_text(classes_in("add_your_own.md", {"NearestPublic"}))
     (folder / "my_defenses.py").write_text(classes_in("add_your_own.md", {"UniformNoise"}))
     (folder / "my_steering.py").write_text(classes_in("add_your_own.md", {"OneClass"}))

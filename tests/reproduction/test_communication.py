@@ -243,7 +243,7 @@ def test_fedral_uploads() -> None:
 
 
 def test_numbers_of_the_models_named_in_the_text(shares: dict[str, Shares]) -> None:
-    """docs/communication.md: ResNet-18 at d = 512 instead of ResNet-50 at d = 2048."""
+    """With the models of the text: ResNet-18 at d = 512 instead of ResNet-50 at d = 2048."""
     size = count_parameters("resnet18", (3, 64, 64), 200)["total"]
     facts = replace(comm.sizes_of("tinyimagenet", shares["tinyimagenet"]), dim=512, model=size)
     up = {name: comm.scalars(name, facts).up for name in ("fedavg", "fedgh", "fedre", "lg-fedavg")}
