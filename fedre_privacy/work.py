@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
 from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.play import attack as attacking
+from fedre_privacy.play.attack import AttackResult as AttackResult
 from fedre_privacy.play.fit import check_ahead, check_rounds
 from fedre_privacy.play.worlds import WorldsPlan, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
@@ -39,6 +39,7 @@ from fedre_privacy.runs.resolving import check_sections
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.benchmark import BenchmarkResult as BenchmarkResult
 from fedre_privacy.study.description import Benchmark, read_sweep
 
 IN_PROCESS = "in-process"
@@ -87,32 +88,22 @@ class Run(recorded.Run):
         return fragment(self.table(), title=self.name, foot=self.record["summary"])
 
 
-class AttackResult(attacking.AttackResult):
-    """What an attack recovered and how well; what `attack` returns."""
-
-    def _repr_html_(self) -> str:
-        trial = self.trial
-        words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
-        flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
-        return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
+def _attack_html(result: AttackResult) -> str:
+    trial = result.trial
+    words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
+    title = f"{words}  COUNTERFACTUAL" if trial.counterfactual else words
+    foot = f"{result.verdict()}. Everything is in {result.folder / NAME}."
+    return fragment(result.table(), title=title, foot=foot)
 
 
-class BenchmarkResult(benchmarking.BenchmarkResult):
-    """Variants side by side; what `benchmark` returns."""
+def _benchmark_html(result: BenchmarkResult) -> str:
+    failed = f"FAILED: {'; '.join(result.failures())}. " if result.failures() else ""
+    foot = f"{failed}Everything is in {result.folder / NAME}."
+    return fragment(result.table(), title=result.folder.name, foot=foot)
 
-    def frame(self) -> pd.DataFrame:
-        """One row per variant, attack and measure: means over seeds, as in ``summary.csv``."""
-        return self.summary
 
-    def _repr_html_(self) -> str:
-        failed = self.failures()
-        foot = f"FAILED: {'; '.join(failed)}. " if failed else ""
-        return fragment(
-            self.table(),
-            title=self.folder.name,
-            foot=f"{foot}Everything is in {self.folder / NAME}.",
-        )
+AttackResult._repr_html_ = _attack_html
+BenchmarkResult._repr_html_ = _benchmark_html
 
 
 def run_training(
@@ -169,7 +160,7 @@ def run_attack(
         isolation=isolation,
     )  # fmt: skip
     attack_page(result)
-    return AttackResult(**_fields(result))
+    return result
 
 
 def run_membership(
@@ -242,8 +233,4 @@ def run_benchmark(
         workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
     )  # fmt: skip
     write_benchmark_report(result)
-    return BenchmarkResult(**_fields(result))
-
-
-def _fields(result: Any) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return result

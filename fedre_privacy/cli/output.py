@@ -22,7 +22,10 @@ from rich.cells import cell_len
 from fedre_privacy.core.errors import FedreError, Interrupted
 from fedre_privacy.core.events import Event
 from fedre_privacy.core.interrupts import check, stoppable
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.text import visible
+
+from .subcommands import called
 
 if TYPE_CHECKING:  # a help page moves no bar
     from rich.progress import Progress, TaskID
@@ -232,62 +235,57 @@ def command(
     argv: Sequence[str] | None,
     *,
     folder: str = "runs_dir",
+    name: str = "",
 ) -> int:
-    """Read a command's options, run it, and return its exit code.
+    """Run a command, or the one inside it that is asked for; return its exit code.
 
     Args:
         parser: with ``--json`` and ``--quiet`` (`options.add_output_options`).
+        body: does the work; plugins are imported before, and ``--preset list`` is answered here.
         folder: the option that says where the traceback of an unexpected error is written.
+        name: by which others are found inside it (`subcommands`); empty: there are none.
     """
-    options = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    code = called(name, parser, given) if name else None
+    if code is not None:
+        return code
+    options = parser.parse_args(given)
     output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(
-        lambda out: body(options, out),
-        output,
-        lambda: getattr(options, folder) / "log.txt",
-        resume=" with --resume" if hasattr(options, "resume") else " again",
-    )
+    try:
+        with stoppable():
+            import_plugins(getattr(options, "plugin", ()))
+            if "list" in getattr(options, "preset", ()):
+                from .lists import list_presets
+
+                return list_presets(output)
+            return body(options, output)
+    except (Exception, KeyboardInterrupt) as error:
+        resume = " with --resume" if hasattr(options, "resume") else " again"
+        return ended(error, output, lambda: getattr(options, folder) / "log.txt", resume=resume)
 
 
-def guarded(
-    body: Callable[[Output], int],
-    output: Output,
-    log: Callable[[], Path],
-    *,
-    resume: str = " again",
+def ended(
+    error: BaseException, output: Output, log: Callable[[], Path], *, resume: str = " again"
 ) -> int:
-    """Run a command; turn every way it can end into a message and an exit code.
+    """Turn what ended a command into a message and an exit code.
 
     Args:
         log: where the traceback of an unexpected error is written.
         resume: how the same command is given to go on after an interruption.
     """
-    try:
-        with stoppable():
-            return body(output)
-    except FedreError as error:
-        return _refused(error, output)
-    except KeyboardInterrupt:
-        return _refused(
-            Interrupted(
-                "Interrupted. What was finished is kept.",
-                next_step=f"Give the same command{resume} to go on.",
-            ),
-            output,
-        )
-    except BrokenPipeError:  # whoever read our output has left, as `head` does
+    if isinstance(error, KeyboardInterrupt):
+        again = f"Give the same command{resume} to go on."
+        error = Interrupted("Interrupted. What was finished is kept.", next_step=again)
+    if isinstance(error, BrokenPipeError):  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:
-        from fedre_privacy.core.system import told
+    from fedre_privacy.core.system import told
 
-        refused = told(error)
-        if refused is not None:
-            return _refused(refused, output)
-        return _unexpected(error, output, log())
+    refused = told(error)
+    return _unexpected(error, output, log()) if refused is None else _refused(refused, output)
 
 
-def _unexpected(error: Exception, output: Output, path: Path) -> int:
+def _unexpected(error: BaseException, output: Output, path: Path) -> int:
     output.stop()
     text = f"Unexpected error: {type(error).__name__}: {_first_line(error)}"
     try:

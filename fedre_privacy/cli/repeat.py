@@ -8,18 +8,19 @@ from pathlib import Path
 
 import shtab
 
-from fedre_privacy.core.declared import declared
+from fedre_privacy.core.options import Constant
 from fedre_privacy.core.registry import import_plugins
 
+from .index import loaded
 from .options import add_output_options, add_plugin_option
 from .output import Output, command
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    parts = declared("fedre_privacy.publish.format", "PARTS")
-    tolerance = declared("fedre_privacy.publish.comparing", "TOLERANCE")
-    again = declared("fedre_privacy.publish.repeating", "AGAIN")
+    parts = loaded(Constant("fedre_privacy.publish.format:PARTS"))
+    tolerance = loaded(Constant("fedre_privacy.publish.comparing:TOLERANCE"))
+    again = loaded(Constant("fedre_privacy.publish.repeating:AGAIN"))
     made = argparse.ArgumentParser(
         prog="fedre-benchmark verify",
         allow_abbrev=False,

@@ -25,6 +25,8 @@ from fedre_privacy.steering.base import Steering, declaration
 from fedre_privacy.threats.base import threats
 
 from .coins import Coins
+from .options import ATTACK_SECTIONS as ATTACK_SECTIONS
+from .options import TRAIN_SECTIONS as TRAIN_SECTIONS
 
 TARGETS = (
     "uploaded",
@@ -260,10 +262,3 @@ class AttackSettings:
         """``attack-target-hash``."""
         digest = files.settings_hash(self.plain())[:6]
         return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
-
-
-TRAIN_SECTIONS = (
-    "data", "partition", "model", "protocol", "train", "record", "defense", "coins", "steering",
-)  # fmt: skip
-
-ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")
