@@ -25,6 +25,8 @@ def add_options(group: argparse._ActionsContainer, options: Mapping[str, Option]
         parse: dict[str, Any] = {"help": option.text(loaded), "default": loaded(option.default)}
         if option.metavar:
             parse["metavar"] = option.metavar
+        if option.choices:
+            parse["choices"] = loaded(option.choices)
         parse |= {key: loaded(value) for key, value in option.parse.items()}
         if parse.get("type") is Path and parse["default"] is not None:
             parse["default"] = Path(parse["default"])

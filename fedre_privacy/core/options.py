@@ -31,26 +31,28 @@ def loaded(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of commands and of the functions of `fedre_privacy.api`.
+    """One option of commands and functions, declared by ``Annotated[type, help, Option(...)]``.
 
     Args:
-        help: what it is, for help pages and docstrings; words of a `Constant` are listed.
         metavar: what stands for its value in help pages.
         usual: what holds where it is left out, in words; empty: its default.
         at: dotted name of the setting or section that it gives; empty: it is no setting.
         default: value where it is left out.
+        choices: values that the command line takes; None: any.
         flag: on the command line; empty: ``--`` and its name; ``-``: only functions take it.
-        parse: further arguments of `argparse.ArgumentParser.add_argument`; those of whole numbers
-            and switches follow from the type.
+        parse: further arguments of `argparse.ArgumentParser.add_argument`; those of numbers and
+            switches follow from the type.
+        help: what it is; words of a `Constant` are listed.
     """
 
-    help: str
     metavar: str | None = None
     usual: str = ""
     at: str = ""
     default: Any = None
+    choices: Constant | None = None
     flag: str = ""
     parse: Mapping[str, Any] = field(default_factory=dict)
+    help: str = ""
 
     def text(self, load: Callable[[Any], Any] = loaded) -> str:
         """Return its help, and what holds where it is left out.
@@ -68,11 +70,14 @@ def _words(value: Any) -> str:
 
 
 def option_in(declaration: Any) -> Option:
-    """Return what ``Annotated[type, Option(...)]`` declares, parsed as its type is."""
-    (found,) = (one for one in declaration.__metadata__ if isinstance(one, Option))
-    kinds: dict[Any, dict[str, Any]] = {bool: {"action": "store_true"}}
-    kinds |= {kind: {"type": one} for one in (int, float) for kind in (one, one | None)}
-    return replace(found, parse=kinds.get(declaration.__origin__, {}) | {**found.parse})
+    """Return what ``Annotated[type, help, Option(...)]`` declares."""
+    help, option = declaration.__metadata__
+    kind, parse = declaration.__origin__, dict(option.parse)
+    if kind in (bool, bool | None):
+        parse = {"action": "store_true", **parse}
+    elif kind in (int, int | None, float):
+        parse = {"type": float if kind is float else int, **parse}
+    return replace(option, help=help, parse=parse)
 
 
 def options_of(*groups: type) -> dict[str, Option]:
