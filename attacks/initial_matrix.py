@@ -44,6 +44,7 @@ class InitialMatrix(Attack):
     )
     recovers = "labels"
     answers = "labels"
+    usual_for = {"labels": 3}
     earliest = True
     first_alone = True
     suite = (SuiteEntry(MatrixBlocks, "public-init", place=60),)

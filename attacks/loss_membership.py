@@ -74,6 +74,7 @@ class LossMembership(Attack):
     }
     recovers = "membership"
     answers = "membership"
+    usual_for = {"membership": 3, "source": 4}
     suite = (
         SuiteEntry(ModelState, "realistic", "membership", 50),
         SuiteEntry(SmallModelState, "realistic", "membership", 50),

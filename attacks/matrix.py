@@ -52,6 +52,7 @@ class MatrixClasses(Attack):
     )
     recovers = "labels"
     answers = "labels"
+    usual_for = {"labels": 2}
     suite = (SuiteEntry(MatrixBlocks, "strong", place=60),)
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +43,8 @@ class AdamW(torch.optim.AdamW):
 @_uncompiled
 class LBFGS(torch.optim.LBFGS):
     """`torch.optim.LBFGS`."""
+
+    step: Any
 
 
 class Group(TypedDict):

@@ -71,6 +71,7 @@ def _words(value: Any) -> str:
 
 def option_in(declaration: Any) -> Option:
     """Return what ``Annotated[type, help, Option(...)]`` declares."""
+    option: Option
     help, option = declaration.__metadata__
     kind, parse = declaration.__origin__, dict(option.parse)
     if kind in (bool, bool | None):

@@ -61,7 +61,7 @@ ATTACK = Annotated[
 ]
 TARGET = Annotated[
     str | None,
-    Constant("fedre_privacy.runs.settings:TARGETS"),
+    Constant("fedre_privacy.runs.settings:target_names"),
     Option("K", "uploaded, what the protocol really sends", "target"),
 ]
 ISOLATION = Annotated[

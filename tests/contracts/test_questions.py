@@ -26,7 +26,7 @@ from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.base import questions
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolving import resolve_attack
-from fedre_privacy.runs.settings import TARGETS, AttackSettings
+from fedre_privacy.runs.settings import AttackSettings, target_names
 from fedre_privacy.threats.base import threats
 
 settings_of = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["settings_of"]
@@ -85,7 +85,7 @@ def test_declarations(name):
     assert all(kind in attack.consumes for kind in attack.needs_for)
     for entry in attack.suite:
         assert can_read(attack, entry.reads) or entry.target == "recovered-prototypes"
-        assert entry.target in TARGETS and entry.threat in threats.names()
+        assert entry.target in target_names() and entry.threat in threats.names()
         if entry.via:
             assert attacks.get(entry.via).answers == "prototypes"
     problems: list[str] = []
