@@ -14,10 +14,11 @@ from fedre_privacy.core.options import option_in
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.runs.options import ATTACKING, ISOLATION
 
+from .command import command
 from .lists import list_all
 from .options import add_common_options, add_options, add_training_options
-from .output import Output, command
-from .subcommands import epilog, usage
+from .output import Output
+from .subcommands import called, epilog, usage
 
 if TYPE_CHECKING:
     from fedre_privacy.play.attack import AttackResult
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, name="attack")
+    return command(parser(), run, argv, others=called)
 
 
 def _lists_all(options: argparse.Namespace) -> bool:

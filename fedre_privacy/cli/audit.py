@@ -12,9 +12,10 @@ from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.core.options import Constant, options_of
 from fedre_privacy.runs.options import AuditOptions
 
+from .command import command
 from .index import loaded
 from .options import add_common_options, add_options, add_training_options
-from .output import Output, command
+from .output import Output
 
 if TYPE_CHECKING:
     from fedre_privacy.runs.run import Run

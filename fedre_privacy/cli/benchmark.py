@@ -14,14 +14,15 @@ from fedre_privacy.core.options import options_of
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
 from fedre_privacy.runs.options import ComparedOptions
 
+from .command import command
 from .options import (
     add_options,
     add_output_options,
     add_settings_options,
     add_training_options,
 )
-from .output import Output, command
-from .subcommands import epilog, inside, usage
+from .output import Output
+from .subcommands import called, epilog, inside, usage
 
 if TYPE_CHECKING:
     from fedre_privacy.study.description import Benchmark
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, name="benchmark")
+    return command(parser(), run, argv, others=called)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fedre_privacy.reproduction.published_tables import DATA_SETS
 
+from .command import command
 from .options import add_output_options, add_plugin_option
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

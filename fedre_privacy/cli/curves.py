@@ -8,9 +8,10 @@ from pathlib import Path
 
 from fedre_privacy.core.options import Constant
 
+from .command import command
 from .index import loaded
 from .options import add_output_options, add_plugin_option, add_runs_option
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,9 +12,10 @@ from fedre_privacy.core.options import Constant, option_in, options_of
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.runs.options import ISOLATION, WorldsOptions
 
+from .command import command
 from .index import loaded
 from .options import add_common_options, add_options, add_training_options
-from .output import Output, command
+from .output import Output
 
 if TYPE_CHECKING:
     from fedre_privacy.play.worlds import WorldsPlan

@@ -15,7 +15,7 @@ from typing import Any
 from fedre_privacy.core.registry import entry_points
 
 Main = Callable[[Sequence[str]], int]
-GROUP = "fedre_privacy.commands"
+GROUP = f"{__name__.partition('.')[0]}.commands"
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ def inside(command: str) -> dict[str, SubCommand]:
     }
 
 
-def called(command: str, parser: argparse.ArgumentParser, given: Sequence[str]) -> int | None:
+def called(parser: argparse.ArgumentParser, given: Sequence[str]) -> int | None:
     """Run the command inside a command that words ask for; return its exit code.
 
     Args:
-        command: name of the outer one, ``benchmark``; parser: its own.
+        parser: of the outer command.
 
     Returns:
         None where the words ask for none.
     """
+    command = parser.prog.removeprefix("fedre-")
     known = inside(command)
     first = [word for word in given[:1] if not word.startswith("-")]
     flags = [word for word in given if word.startswith("--")]

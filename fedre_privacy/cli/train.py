@@ -11,9 +11,10 @@ from fedre_privacy.core.options import options_of
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.runs.options import TrainOptions
 
+from .command import command
 from .options import add_common_options, add_options, add_training_options
-from .output import Output, command
-from .subcommands import usage
+from .output import Output
+from .subcommands import called, usage
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), run, argv, name="train")
+    return command(parser(), run, argv, others=called)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from .command import command
 from .options import add_output_options
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli.output import Output, ended
+from fedre_privacy.cli.command import ended
+from fedre_privacy.cli.output import Output
 from fedre_privacy.core import files, interrupts
 from fedre_privacy.core.events import Event
 
