@@ -298,7 +298,7 @@ def benchmark(
         wanted,
         runs=Path(options["runs"]),
         out=None if out is None else Path(out),
-        jobs=options["jobs"],
+        workers=options["jobs"],
         engine=options["engine"],
         device=choose_device(options["device"]),
         retry=options["retry"],

@@ -37,7 +37,6 @@ from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.resolving import check_sections
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.benchmark import BenchmarkResult as BenchmarkResult
 from fedre_privacy.study.description import Benchmark, read_sweep
@@ -144,43 +143,27 @@ def run_training(
     return Run(run.folder)
 
 
-def run_attack(
-    run: recorded.Run,
-    settings: AttackSettings,
-    *,
-    device: torch.device,
-    resume: bool = False,
-    restart: bool = False,
-    report: Report = silent,
-    isolation: str = AUTO,
-) -> AttackResult:
-    """Attack a recorded run by resolved settings and write its page; see `api.attack`."""
-    result = attacking.attack(
-        run, settings, device=device, resume=resume, restart=restart, report=report,
-        isolation=isolation,
-    )  # fmt: skip
+def run_attack(run: recorded.Run, settings: AttackSettings, **how: Any) -> AttackResult:
+    """Attack a recorded run by resolved settings and write its page.
+
+    Args:
+        how: see `play.attack.attack`.
+    """
+    result = attacking.attack(run, settings, **how)
     attack_page(result)
     return result
 
 
-def run_membership(
-    plan: WorldsPlan,
-    *,
-    runs: Path = Path("runs"),
-    device: torch.device = torch.device("cpu"),  # noqa: B008
-    restart: bool = False,
-    isolation: str = AUTO,
-    report: Report = silent,
-) -> WorldsResult:
+def run_membership(plan: WorldsPlan, **how: Any) -> WorldsResult:
     """Train the worlds of a plan, attack each, and write what was found into their folder.
+
+    Args:
+        how: see `play.worlds.play_worlds`.
 
     Raises:
         FedreError: of a training or an attack.
     """
-    played = play_worlds(
-        plan, runs=runs, device=device, restart=restart, isolation=isolation, report=report
-    )
-    done = WorldsResult(played)
+    done = WorldsResult(play_worlds(plan, **how))
     done.write()
     write_worlds_report(done)
     return done
@@ -216,21 +199,17 @@ def comparison(
 
 
 def run_benchmark(
-    wanted: Benchmark,
-    *,
-    runs: Path,
-    out: Path | None = None,
-    jobs: int = 1,
-    engine: str = "local",
-    device: torch.device,
-    retry: bool = False,
-    prune: bool = False,
-    report: Report = silent,
+    wanted: Benchmark, *, runs: Path, device: torch.device, out: Path | None = None, **how: Any
 ) -> BenchmarkResult:
-    """Run what a benchmark compares and write its page; see `api.benchmark`."""
+    """Run what a benchmark compares and write its page.
+
+    Args:
+        out: folder of the benchmark; None: one in `runs`.
+        how: see `study.benchmark.benchmark`.
+    """
+    folder = out or runs / "benchmarks" / wanted.name
     result = benchmarking.benchmark(
-        wanted, folder=out or runs / "benchmarks" / wanted.name, runs=runs, device=str(device),
-        workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
-    )  # fmt: skip
+        wanted, folder=folder, runs=runs, device=str(device), worker=WORKER, **how
+    )
     write_benchmark_report(result)
     return result

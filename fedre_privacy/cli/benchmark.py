@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    tables = {word: one for word, one in inside("benchmark").items() if word.startswith("--")}
+    tables = {word: one for word, one in inside("fedre-benchmark").items() if word.startswith("--")}
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
         usage=usage(
@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=epilog("fedre-benchmark"),
     )
     group = made.add_argument_group("published tables")
-    for word, table in tables.items():
-        group.add_argument(word, action="store_true", help=table.help)
+    for word, (_, help) in tables.items():
+        group.add_argument(word, action="store_true", help=help)
     made.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to compare")
     group = made.add_argument_group("what to compare")
     group.add_argument("--protocols", metavar="P,Q", help="protocols, or all")
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.dry_run:
         return _rehearse(jobs, device, output, prune=options.prune)
     result = run_benchmark(
-        wanted, runs=options.runs_dir, out=options.out, jobs=options.jobs, engine=options.engine,
+        wanted, runs=options.runs_dir, out=options.out, workers=options.jobs, engine=options.engine,
         device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
     )  # fmt: skip
     output.text()
