@@ -1,6 +1,7 @@
 """What the built-in parts say, kept in a file: help pages and lists import no part to say it.
 
-After a change of a part or of a constant that a help page names, write the file anew with
+A list asks the parts themselves where a file of theirs has come or gone. After another change of a
+part, or of a constant that a help page names, write the file anew with
 ``python -m fedre_privacy.cli.index``; a test compares it with the parts.
 """
 
@@ -52,6 +53,7 @@ def current() -> dict[str, Any]:
     lists = importlib.import_module(f"{__package__}.lists")
     return {
         "constants": {name: _plain(name.load()) for name in sorted(_asked)},
+        "files": lists.files(),
         "parts": lists.registered(),
     }
 

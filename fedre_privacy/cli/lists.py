@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from fedre_privacy.core.registry import Named, brought
@@ -86,8 +87,8 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
 
 def list_all(output: Output) -> int:
     """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
-    # what another package brings is known only by importing it
-    kept = not _imported() and not brought()
+    # what another package brings, or a new file, is known only by importing it
+    kept = not _imported() and not brought() and stored()["files"] == files()
     listed = {**(stored()["parts"] if kept else registered()), "presets": list(presets())}
     broken = listed.pop("broken")
     others = {title: listed[title] for title in (*OTHERS, "presets")}
@@ -108,6 +109,18 @@ def registry(home: str) -> Named[Any]:
     """The registry that a module makes."""
     (found,) = [one for one in vars(importlib.import_module(home)).values() if _is_of(one, home)]
     return found  # type: ignore[no-any-return]
+
+
+def files() -> list[str]:
+    """Files that may register built-in parts, each with the module of its registry."""
+    found = []
+    for home in HOMES:
+        ours, room, *inner = home.split(".")[:-1]
+        spec = importlib.util.find_spec(f"{ours}.{room}")
+        assert spec is not None and spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], *inner)
+        found += [f"{home}: {path.stem}" for path in sorted(folder.glob("*.py"))]
+    return found
 
 
 def _is_of(value: object, home: str) -> bool:

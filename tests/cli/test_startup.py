@@ -63,6 +63,16 @@ def test_the_index_is_what_the_parts_say():
     assert len(index.stored()["parts"]["attacks"]) > 20
     assert index.stored()["parts"]["attacks"][0]["from"] == "built in"
     assert len(index.stored()["constants"]) > 12
+    assert "fedre_privacy.attacks.base: dip" in index.stored()["files"]
+
+
+def test_a_new_file_is_asked_for_what_it_registers(monkeypatch, capsys):
+    lists.list_all(Output(as_json=False, quiet=False))
+    usual = capsys.readouterr().out
+    monkeypatch.setattr(lists, "_imported", lambda: False)
+    monkeypatch.setattr(lists, "stored", lambda: {"files": [], "parts": {}})
+    lists.list_all(Output(as_json=False, quiet=False))
+    assert capsys.readouterr().out == usual
 
 
 def test_a_constant_that_the_index_lacks_is_imported():
