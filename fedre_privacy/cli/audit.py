@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fedre_privacy.core.errors import RefutedError
 from fedre_privacy.core.options import Constant, options_of
@@ -16,10 +15,6 @@ from .command import command
 from .index import loaded
 from .options import add_common_options, add_options, add_training_options
 from .output import Output
-
-if TYPE_CHECKING:
-    from fedre_privacy.runs.run import Run
-    from fedre_privacy.runs.settings import TrainSettings
 
 LEVELS = ("mechanism", "run")
 
@@ -77,16 +72,20 @@ def run(options: argparse.Namespace, output: Output) -> int:
     from fedre_privacy.auditing.claims import REFUTED, check_audit
     from fedre_privacy.auditing.recorded import plan_audit
     from fedre_privacy.play.attack import require_complete
+    from fedre_privacy.runs.coins import Coins
     from fedre_privacy.runs.device import choose_device
-    from fedre_privacy.runs.run import find_run
 
     from .commands.explain import explain
     from .commands.result import print_run, rehearsed
+    from .commands.settled import recorded_or_asked
 
     inside = options.level == "run"
     check_audit(options.canaries if inside else options.trials, options.alpha)
-    recorded = None if options.run is None else find_run(options.run, options.runs_dir)
-    settings = _settings(options, recorded)
+    recorded, settings = recorded_or_asked(options, see="fedre-audit --explain")
+    if recorded is None and inside and settings.coins is None:
+        each = math.ceil(options.canaries / settings.train.clients)
+        coins = Coins(game=options.game, slots=max(each, 2), canary=options.canary)
+        settings = settings.in_world(coins)
     if options.explain:
         explain(settings, None, output)
         return 0
@@ -123,23 +122,6 @@ def run(options: argparse.Namespace, output: Output) -> int:
             next_step="Look at what the defence adds, bounds and counts before you rely on it.",
         )
     return 0
-
-
-def _settings(options: argparse.Namespace, recorded: Run | None) -> TrainSettings:
-    """Those of the recorded run, or those that the options make."""
-    from fedre_privacy.runs.coins import Coins
-
-    from .commands.settled import refuse_training_options, training_settings
-
-    if recorded is not None:
-        refuse_training_options(options, recorded)
-        return recorded.settings
-    settings = training_settings(options, see="fedre-audit --explain")
-    if options.level == "run" and settings.coins is None:
-        each = math.ceil(options.canaries / settings.train.clients)
-        coins = Coins(game=options.game, slots=max(each, 2), canary=options.canary)
-        settings = settings.in_world(coins)
-    return settings
 
 
 if __name__ == "__main__":

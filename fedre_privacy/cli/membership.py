@@ -76,16 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _plan(options: argparse.Namespace) -> WorldsPlan:
     from fedre_privacy.play.worlds import plan_worlds
     from fedre_privacy.runs.coins import Coins
-    from fedre_privacy.runs.run import find_run
 
-    from .commands.settled import refuse_training_options, training_settings
+    from .commands.settled import recorded_or_asked
 
-    if options.run is not None:
-        run = find_run(options.run, options.runs_dir)
-        refuse_training_options(options, run)
-        settings = run.settings
-    else:
-        settings = training_settings(options, see="fedre-train --explain")
+    _, settings = recorded_or_asked(options, see="fedre-train --explain")
     try:
         rates = tuple(float(text) for text in options.fpr.split(",") if text.strip())
     except ValueError:

@@ -10,8 +10,8 @@ from typing import Any
 import shtab
 
 from fedre_privacy import __version__
-from fedre_privacy.core.options import Option, option_in
-from fedre_privacy.runs.options import DEVICE, PRESET, RESTART, RESUME, RUNS, SET, TRAINING
+from fedre_privacy.core.options import Option, option_in, options_of
+from fedre_privacy.runs.options import PRESET, RUNS, SET, TRAINING, PlaceOptions, UnfinishedOptions
 
 from .index import loaded
 
@@ -67,8 +67,8 @@ def add_settings_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         "--config", type=Path, metavar="FILE", help="settings in YAML; options win"
     ).complete = shtab.FILE  # type: ignore[attr-defined]
     add_plugin_option(group)
-    places = {"set": SET, "runs": RUNS, "device": DEVICE}
-    add_options(group, {name: option_in(one) for name, one in places.items()})
+    add_options(group, {"set": option_in(SET), "runs": option_in(RUNS)})
+    add_options(group, options_of(PlaceOptions))
     shtab.add_argument_to(
         parser, "--print-completion", help="print a completion script of a shell, and stop"
     )
@@ -88,7 +88,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """How to run and what to print."""
     group = add_settings_options(parser)
-    add_options(group, {"resume": option_in(RESUME), "restart": option_in(RESTART)})
+    add_options(group, options_of(UnfinishedOptions))
     group.add_argument(
         "--dry-run",
         action="store_true",

@@ -90,14 +90,26 @@ RUNS = Annotated[
     "folder of run folders",
     Option("DIR", default="runs", flag="--runs-dir", parse={"type": Path}),
 ]
-DEVICE = Annotated[str, "auto, cpu, cuda or cuda:N", Option("D", default="auto")]
-RESUME = Annotated[bool, "go on with what was interrupted", Option(default=False)]
-RESTART = Annotated[
-    bool, "remove what was made with these settings and begin anew", Option(default=False)
-]
-REPORT = Annotated[
-    Report, "called with an `Event` now and then", Option(usual="silent", default=silent, flag="-")
-]
+
+
+class PlaceOptions(TypedDict, total=False):
+    """Where something runs, and who hears of it."""
+
+    device: Annotated[str, "auto, cpu, cuda or cuda:N", Option("D", default="auto")]
+    report: Annotated[
+        Report,
+        "called with an `Event` now and then",
+        Option(usual="silent", default=silent, flag="-"),
+    ]
+
+
+class UnfinishedOptions(TypedDict, total=False):
+    """What becomes of an earlier training or attack with the same settings."""
+
+    resume: Annotated[bool, "go on with what was interrupted", Option(default=False)]
+    restart: Annotated[
+        bool, "remove what was made with these settings and begin anew", Option(default=False)
+    ]
 
 
 class SharedOptions(TypedDict, total=False):
@@ -195,16 +207,12 @@ ATTACKING = {
 """Options of an attack by name."""
 
 
-class TrainOptions(TrainingOptions, total=False):
+class TrainOptions(TrainingOptions, UnfinishedOptions, PlaceOptions, total=False):
     """What `api.train` takes by keyword."""
 
     set: SET
     preset: PRESET
     runs: RUNS
-    device: DEVICE
-    resume: RESUME
-    restart: RESTART
-    report: REPORT
     engine: Annotated[
         str,
         "where clients are: in this process, each in its own on a Flower federation that is "
@@ -216,14 +224,10 @@ class TrainOptions(TrainingOptions, total=False):
     ]
 
 
-class RecordedOptions(AttackOptions, total=False):
+class RecordedOptions(AttackOptions, UnfinishedOptions, PlaceOptions, total=False):
     """What `api.attack` takes by keyword."""
 
     set: SET
-    device: DEVICE
-    resume: RESUME
-    restart: RESTART
-    report: REPORT
     isolation: ISOLATION
 
 
@@ -279,11 +283,8 @@ class WorldsOptions(TypedDict, total=False):
     ]
 
 
-class MembershipOptions(WorldsOptions, total=False):
+class MembershipOptions(WorldsOptions, PlaceOptions, total=False):
     """What `api.membership` takes by keyword."""
-
-    device: DEVICE
-    report: REPORT
 
 
 class ComparedOptions(TypedDict, total=False):
@@ -314,7 +315,7 @@ class ComparedOptions(TypedDict, total=False):
     prune: Annotated[bool, "remove models and uploads of finished runs", Option(default=False)]
 
 
-class BenchmarkOptions(SharedOptions, ComparedOptions, total=False):
+class BenchmarkOptions(SharedOptions, ComparedOptions, PlaceOptions, total=False):
     """What `api.benchmark` takes by keyword."""
 
     defenses: Annotated[
@@ -339,5 +340,3 @@ class BenchmarkOptions(SharedOptions, ComparedOptions, total=False):
     dataset: DATASET
     set: SET
     runs: RUNS
-    device: DEVICE
-    report: REPORT

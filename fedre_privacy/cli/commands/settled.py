@@ -11,7 +11,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.presets import preset
 from fedre_privacy.runs.options import TRAINING
 from fedre_privacy.runs.resolving import check_sections, required, resolve_training
-from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.run import Run, find_run
 from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS, TrainSettings
 from fedre_privacy.runs.values import in_sections, layered, training_values
 
@@ -60,6 +60,22 @@ def training_settings(
     found = list(problems)
     check_sections(values, where, found)
     return required(resolve_training(values, where, found), found, see=see)
+
+
+def recorded_or_asked(options: argparse.Namespace, *, see: str) -> tuple[Run | None, TrainSettings]:
+    """The recorded run that is named and its settings, or None and those that options ask for.
+
+    Args:
+        see: the command that lists all settings.
+
+    Raises:
+        ConfigError: options of a training beside a recorded run, or wrong ones.
+    """
+    if options.run is None:
+        return None, training_settings(options, see=see)
+    run = find_run(options.run, options.runs_dir)
+    refuse_training_options(options, run)
+    return run, run.settings
 
 
 def assigned(options: argparse.Namespace, sections: Sequence[str]) -> list[str]:
