@@ -26,7 +26,8 @@ def add_options(group: argparse._ActionsContainer, options: Mapping[str, Option]
         if option.metavar:
             parse["metavar"] = option.metavar
         if option.choices:
-            parse["choices"] = loaded(option.choices)
+            choices = option.choices
+            parse["choices"] = list(choices()) if callable(choices) else loaded(choices)
         parse |= {key: loaded(value) for key, value in option.parse.items()}
         if parse.get("type") is Path and parse["default"] is not None:
             parse["default"] = Path(parse["default"])

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,7 +38,7 @@ class Option:
         usual: what holds where it is left out, in words; empty: its default.
         at: dotted name of the setting or section that it gives; empty: it is no setting.
         default: value where it is left out.
-        choices: values that the command line takes; None: any.
+        choices: values that the command line takes, or what returns them; None: any.
         flag: on the command line; empty: ``--`` and its name; ``-``: only functions take it.
         parse: further arguments of `argparse.ArgumentParser.add_argument`; those of numbers and
             switches follow from the type.
@@ -49,7 +49,7 @@ class Option:
     usual: str = ""
     at: str = ""
     default: Any = None
-    choices: Constant | None = None
+    choices: Constant | Callable[[], Iterable[str]] | None = None
     flag: str = ""
     parse: Mapping[str, Any] = field(default_factory=dict)
     help: str = ""
