@@ -83,30 +83,33 @@ def resolve_training(
 ) -> TrainSettings | None:
     """Build the training settings; problems are appended."""
 
-    def group(cls: type[Any], key: str) -> Any:
-        section = values.get(key) or {}
-        if not isinstance(section, Mapping):
-            problems.append(f"'{key}' is a group of settings, not {short(section)}.")
-            return None
-        return build(cls, section, at=key, problems=problems, where=where)
-
     parts: dict[str, Any] = {}
     for key, registry in (("data", datasets), ("partition", partitions), ("protocol", protocols)):
         value = values.get(key) or {}
         if isinstance(value, Mapping):
             value = {"name": DEFAULTS[key], **value}
         parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
-    parts["model"] = group(ModelSettings, "model")
-    parts["train"] = group(Training, "train")
-    parts["record"] = group(RecordSettings, "record")
+    parts["model"] = _group(ModelSettings, "model", values, where, problems)
+    parts["train"] = _group(Training, "train", values, where, problems)
+    parts["record"] = _group(RecordSettings, "record", values, where, problems)
     parts["defense"] = resolve_list(defenses, "defense", values.get("defense"), where, problems)
     parts["steering"] = resolve_list(steerings, "steering", values.get("steering"), where, problems)
     if any(part is None for part in parts.values()):
         return None
-    coins = group(Coins, "coins") if values.get("coins") else None
+    coins = _group(Coins, "coins", values, where, problems) if values.get("coins") else None
     if coins is None and values.get("coins"):
         return None
     return TrainSettings(**parts, coins=coins)
+
+
+def _group(
+    cls: type[T], key: str, values: Values, where: Mapping[str, str], problems: list[str]
+) -> T | None:
+    section = values.get(key) or {}
+    if isinstance(section, Mapping):
+        return build(cls, section, at=key, problems=problems, where=where)
+    problems.append(f"'{key}' is a group of settings, not {short(section)}.")
+    return None
 
 
 def resolve_list(
@@ -212,12 +215,7 @@ def resolve_attack(
     if attack is None and value["name"] in known:
         problems.append(f"'{value['name']}' is a target, not an attack (--target, target=).")
     problems.extend(unknown_threat)
-    section = values.get("eval") or {}
-    evaluation = None
-    if isinstance(section, Mapping):
-        evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
-    else:
-        problems.append(f"'eval' is a group of settings, not {short(section)}.")
+    evaluation = _group(Evaluation, "eval", values, where, problems)
     chosen: dict[str, Metric] = {}
     own = values.get("metrics") or {}
     if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
