@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,14 +67,11 @@ def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
     reasons: list[str] = []
     for unit in (CLIENT, RECORD):
         own = [(d, cost) for d, cost in costs if cost.unit == unit]
-        if not own:
-            continue
-        lacking = _lacking(unit, own, facts)
-        if lacking:
-            # what hides a whole client hides each of its records
-            reasons += [lacking] if not guarantees else []
-        else:
+        lacking = _lacking(unit, own, facts) if own else None
+        if own and not lacking:
             guarantees.append(_compose(unit, own, facts))
+        elif lacking and not guarantees:  # what hides a whole client hides each of its records
+            reasons.append(lacking)
     return Statement(
         tuple(guarantees),
         tuple(reasons),
@@ -150,16 +148,8 @@ def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
     return {
         "defense": [defense.public(facts) for defense in defenses],
         "privacy": {
-            **_plain(dataclasses.asdict(statement)),
+            **json.loads(json.dumps(dataclasses.asdict(statement))),
             "says": statement.lines(),
             "bound": statement.bound(),
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

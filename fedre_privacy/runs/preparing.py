@@ -29,6 +29,7 @@ from fedre_privacy.models.families import (
     has_batch_norm,
     representation_dim,
 )
+from fedre_privacy.models.split import SplitModel
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import IntArray, Split, split
 from fedre_privacy.protocols.base import protocols
@@ -143,9 +144,7 @@ def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> li
         return []
 
     def lack(model: ModelSettings, client: int) -> str:
-        with torch.device("meta"):
-            built = build_model(model, client, setting.image_shape, setting.num_classes)
-        return one.lacks(built)
+        return one.lacks(_without_memory(model, client, setting))
 
     sent = settings.protocol.shared_model() or settings.model
     names = {architecture_of(sent.name, k): k for k in range(settings.train.clients)}
@@ -235,10 +234,7 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     def model(client: int) -> nn.Module:
         name = setting.architectures[client]
         if name not in built:
-            with torch.device("meta"):
-                built[name] = build_model(
-                    settings.model, client, setting.image_shape, setting.num_classes
-                )
+            built[name] = _without_memory(settings.model, client, setting)
         return built[name]
 
     return Facts(
@@ -285,15 +281,18 @@ def _summing() -> tuple[str, ...]:
 
 def models_bytes(settings: TrainSettings, setting: Setting) -> int:
     """Parameters of all clients' models together (bytes)."""
-    by_name: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for client, name in enumerate(setting.architectures):
-        if name not in by_name:
-            with torch.device("meta"):
-                model = build_model(
-                    settings.model, client, setting.image_shape, setting.num_classes
-                )
-            by_name[name] = sum(p.numel() * p.element_size() for p in model.parameters())
-    return sum(by_name[name] for name in setting.architectures)
+        if name not in sizes:
+            model = _without_memory(settings.model, client, setting)
+            sizes[name] = sum(p.numel() * p.element_size() for p in model.parameters())
+    return sum(sizes[name] for name in setting.architectures)
+
+
+def _without_memory(settings: ModelSettings, client: int, setting: Setting) -> SplitModel:
+    """A client's model whose parameters have shapes alone."""
+    with torch.device("meta"):
+        return build_model(settings, client, setting.image_shape, setting.num_classes)
 
 
 def _record(settings: TrainSettings, setting: Setting) -> RecordSettings:

@@ -6,12 +6,11 @@ an attack that gets it can search it as it likes.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -36,7 +35,13 @@ from .modules import Held, Key, Modules, Recipe
 
 HEAD, TENSORS = "observation.json", "observation.safetensors"
 
+MODULES = {
+    "extractors": "extractor", "models": "model", "initial": "initial model", "heads": "head",
+}  # fmt: skip
+"""Fields of an observation that hold modules, and what these are."""
+
 Plain = dict[str, Any]
+T = TypeVar("T")
 
 
 class _Tensors:
@@ -46,13 +51,19 @@ class _Tensors:
         self.kept: dict[str, Tensor] = {}
         self._names: dict[int, str] = {}
 
-    def add(self, tensor: Tensor | None) -> str | None:
-        if tensor is None:
-            return None
+    def add(self, tensor: Tensor) -> str:
         if id(tensor) not in self._names:
             self._names[id(tensor)] = f"t{len(self.kept)}"
             self.kept[self._names[id(tensor)]] = tensor
         return self._names[id(tensor)]
+
+    def message(self, message: Upload | Broadcast) -> Plain:
+        """A message with its artifacts by kind, and of each the names of its tensors."""
+        artifacts = [
+            {"kind": one.kind, "tensors": {n: self.add(t) for n, t in one.tensors().items()}}
+            for one in message.artifacts
+        ]
+        return {**vars(message), "artifacts": artifacts}
 
 
 def pack(observation: Observation, folder: Path) -> None:
@@ -61,51 +72,35 @@ def pack(observation: Observation, folder: Path) -> None:
     Raises:
         IncompatibleError: a module of it was not given as a recipe (see `modules.Modules`).
     """
-    tensors = _Tensors()
-    candidates, training = observation.candidates, observation.training
+    tensors, training = _Tensors(), observation.training
+    threat, rehearse = observation.threat, observation.rehearse
+    named = {"aux": observation.aux, "aux_labels": observation.aux_labels}
+    named |= vars(observation.candidates) if observation.candidates else {}
     head: Plain = {
-        "threat": {
-            **dataclasses.asdict(observation.threat),
-            "grants": sorted(observation.threat.grants),
-        },
-        "targets": [_upload(one, tensors) for one in observation.targets],
-        "uploads": [_upload(one, tensors) for one in observation.uploads],
-        "broadcasts": [
-            {
-                "round": one.round,
-                "recipients": list(one.recipients),
-                "artifacts": _artifacts(one.artifacts, tensors),
-            }
-            for one in observation.broadcasts
-        ],
-        "extractors": _modules(observation.extractors, "extractor", folder),
-        "models": _modules(observation.models, "model", folder),
-        "image_shape": list(observation.image_shape),
+        "threat": {**vars(threat), "grants": sorted(threat.grants)},
+        "targets": [tensors.message(one) for one in observation.targets],
+        "uploads": [tensors.message(one) for one in observation.uploads],
+        "broadcasts": [tensors.message(one) for one in observation.broadcasts],
+        "image_shape": observation.image_shape,
         "num_classes": observation.num_classes,
         "images_per_target": observation.images_per_target,
-        "aux": tensors.add(observation.aux),
-        "aux_labels": tensors.add(observation.aux_labels),
-        "training": None
-        if training is None
-        else {**dataclasses.asdict(training), "sizes": list(training.sizes.items())},
-        "candidates": None
-        if candidates is None
-        else {
-            item.name: tensors.add(getattr(candidates, item.name))
-            for item in dataclasses.fields(candidates)
-        },
+        "training": training and {**vars(training), "sizes": list(training.sizes.items())},
+        "tensors": {name: tensors.add(t) for name, t in named.items() if t is not None},
         "defenses": [
             {
                 "name": one.name,
                 "settings": dict(one.settings),
-                "channel": one.channel and one.channel.plain(),
+                "channel": None if one.channel is None else one.channel.plain(),
             }
             for one in observation.defenses
         ],
-        "initial": _modules(observation.initial, "initial model", folder),
-        "rehearse": _rehearsal(observation),
-        "heads": _modules(observation.heads, "head", folder),
-        "properties": [dataclasses.asdict(one) for one in observation.properties],
+        "properties": [vars(one) for one in observation.properties],
+        "modules": {
+            name: _modules(getattr(observation, name), what, folder)
+            for name, what in MODULES.items()
+        },
+        # broadcasts, of which it is made as well, are in the observation already
+        "rehearse": rehearse and {"factory": _path(rehearse), "settings": rehearse.plain()},
     }
     files.write_tensors(folder / TENSORS, tensors.kept)
     files.write_text(folder / HEAD, json.dumps(head))
@@ -115,106 +110,59 @@ def unpack(folder: Path) -> Observation:
     """Read what `pack` wrote; modules are read when they are asked for."""
     head = files.read_json(folder / HEAD, dict)
     tensors = files.read_tensors(folder / TENSORS)
-
-    def uploads(values: Sequence[Plain]) -> tuple[Upload, ...]:
-        return tuple(
-            Upload(
-                one["client"],
-                one["round"],
-                _rebuilt(one["artifacts"], tensors),
-                one["counterfactual"],
-                tuple(one["participants"]),
-            )
-            for one in values
-        )
-
-    threat, training, asked = head["threat"], head["training"], head["candidates"]
-    broadcasts = tuple(
-        Broadcast(one["round"], tuple(one["recipients"]), _rebuilt(one["artifacts"], tensors))
-        for one in head["broadcasts"]
-    )
+    named = {name: tensors[key] for name, key in head["tensors"].items()}
+    aux, aux_labels = named.pop("aux", None), named.pop("aux_labels", None)
+    training, threat = head["training"], head["threat"]
+    messages: dict[str, Any] = {
+        name: tuple(_message(kind, one, tensors) for one in head[name])
+        for name, kind in (("targets", Upload), ("uploads", Upload), ("broadcasts", Broadcast))
+    }
+    rehearse, told = None, head["rehearse"]
+    if told is not None:  # its module is loaded for observations that hold one, and no others
+        module, _, name = told["factory"].partition(":")
+        repeats: type[Rehearsal] = getattr(importlib.import_module(module), name)
+        rehearse = repeats.from_plain(told["settings"], messages["broadcasts"])
+    modules: dict[str, Any] = {
+        name: _read_modules(some, folder) for name, some in head["modules"].items()
+    }
     return Observation(
-        threat=ThreatModel(
-            **{**threat, "grants": frozenset(Knowledge(one) for one in threat["grants"])}
-        ),
-        targets=uploads(head["targets"]),
-        uploads=uploads(head["uploads"]),
-        broadcasts=broadcasts,
-        extractors=_read_modules(head["extractors"], folder),
-        models=_read_modules(head["models"], folder),
+        threat=ThreatModel(**{**threat, "grants": frozenset(map(Knowledge, threat["grants"]))}),
+        **messages,
         image_shape=tuple(head["image_shape"]),
         num_classes=head["num_classes"],
         images_per_target=head["images_per_target"],
-        aux=tensors.get(head["aux"]),
-        aux_labels=tensors.get(head["aux_labels"]),
-        training=None
-        if training is None
-        else LocalTraining(**{**training, "sizes": dict(training["sizes"])}),
-        candidates=None
-        if asked is None
-        else Candidates(**{name: tensors[key] for name, key in asked.items()}),
-        defenses=tuple(
-            KnownDefense(
-                one["name"],
-                one["settings"],
-                None if one["channel"] is None else Channel.from_plain(one["channel"]),
-            )
-            for one in head["defenses"]
-        ),
-        initial=_read_modules(head["initial"], folder),
-        rehearse=_read_rehearsal(head["rehearse"], broadcasts),
-        heads=_read_modules(head["heads"], folder),
-        properties=tuple(
-            Property(**{**one, "darker": tuple(one["darker"])}) for one in head["properties"]
-        ),
+        aux=aux,
+        aux_labels=aux_labels,
+        training=training and LocalTraining(**{**training, "sizes": dict(training["sizes"])}),
+        candidates=Candidates(**named) if named else None,
+        defenses=tuple(map(_defense, head["defenses"])),
+        properties=tuple(_made(Property, one) for one in head["properties"]),
+        rehearse=rehearse,
+        **modules,
     )
 
 
-def _rehearsal(observation: Observation) -> Plain | None:
-    """How clients train, and what is made of it; broadcasts are in the observation already."""
-    held = observation.rehearse
-    if held is None:
-        return None
-    kind = type(held)
-    return {"factory": f"{kind.__module__}:{kind.__qualname__}", "settings": held.plain()}
+def _made(kind: type[T], values: Plain) -> T:
+    """An instance of plain values, in which lists were tuples."""
+    return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
-def _read_rehearsal(values: Plain | None, broadcasts: tuple[Broadcast, ...]) -> Rehearsal | None:
-    """Undo `_rehearsal`; its module is loaded for observations that hold one, and no others."""
-    if values is None:
-        return None
-    module, _, name = values["factory"].partition(":")
-    kind: type[Rehearsal] = getattr(importlib.import_module(module), name)
-    return kind.from_plain(values["settings"], broadcasts)
-
-
-def _upload(upload: Upload, tensors: _Tensors) -> Plain:
-    return {
-        "client": upload.client,
-        "round": upload.round,
-        "counterfactual": upload.counterfactual,
-        "participants": list(upload.participants),
-        "artifacts": _artifacts(upload.artifacts, tensors),
-    }
-
-
-def _artifacts(artifacts: Sequence[Artifact], tensors: _Tensors) -> list[Plain]:
-    return [
-        {
-            "kind": artifact.kind,
-            "tensors": {name: tensors.add(value) for name, value in artifact.tensors().items()},
-        }
-        for artifact in artifacts
+def _message(kind: type[T], values: Plain, tensors: Mapping[str, Tensor]) -> T:
+    artifacts = [
+        Artifact.kinds[one["kind"]].from_tensors({n: tensors[k] for n, k in one["tensors"].items()})
+        for one in values["artifacts"]
     ]
+    return _made(kind, {**values, "artifacts": artifacts})
 
 
-def _rebuilt(values: Sequence[Plain], tensors: Mapping[str, Tensor]) -> tuple[Artifact, ...]:
-    return tuple(
-        Artifact.kinds[one["kind"]].from_tensors(
-            {name: tensors[key] for name, key in one["tensors"].items()}
-        )
-        for one in values
-    )
+def _defense(values: Plain) -> KnownDefense:
+    channel = values["channel"]
+    known = None if channel is None else Channel.from_plain(channel)
+    return KnownDefense(values["name"], values["settings"], known)
+
+
+def _path(held: Rehearsal) -> str:
+    return f"{type(held).__module__}:{type(held).__qualname__}"
 
 
 def _modules(modules: Mapping[Key, nn.Module], what: str, folder: Path) -> list[Plain]:
@@ -228,18 +176,16 @@ def _modules(modules: Mapping[Key, nn.Module], what: str, folder: Path) -> list[
             next_step="Call the attack itself on it: attack(observation).",
         )
     out = []
-    for number, ((client, round), held) in enumerate(modules.held.items()):
+    for number, (key, held) in enumerate(modules.held.items()):
         name = f"{what.replace(' ', '-')}-{number}.safetensors"
         files.write_tensors(folder / name, held.state())
-        recipe = dataclasses.asdict(held.recipe)
-        out.append({"client": client, "round": round, "recipe": recipe, "state": name})
+        out.append({"key": key, "recipe": vars(held.recipe), "state": name})
     return out
 
 
 def _read_modules(values: Sequence[Plain], folder: Path) -> Modules:
     def held(one: Plain) -> Held:
         path = folder / one["state"]
-        recipe = {**one["recipe"], "image_shape": tuple(one["recipe"]["image_shape"])}
-        return Held(Recipe(**recipe), lambda: files.read_tensors(path))
+        return Held(_made(Recipe, one["recipe"]), lambda: files.read_tensors(path))
 
-    return Modules({(one["client"], one["round"]): held(one) for one in values})
+    return Modules({tuple(one["key"]): held(one) for one in values})
