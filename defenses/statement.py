@@ -12,6 +12,9 @@ from fedre_privacy.core.tradeoff import LINE_UP
 from .accounting import curve_of, epsilon_of
 from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
 
+CLEAR = ("who takes part in which round", "losses and accuracies in the run's own record")
+"""What no defence covers."""
+
 Costs = Sequence[tuple[Defense, PrivacyCost]]
 
 
@@ -75,7 +78,7 @@ def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
     return Statement(
         tuple(guarantees),
         tuple(reasons),
-        tuple(_in_the_clear(facts)) if costs else (),
+        (*dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells), *CLEAR) if costs else (),
         tuple(d.name for d in defenses if d.cost(facts) is None),
     )
 
@@ -127,14 +130,6 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
         assumptions=tuple(assumptions),
         line_up=line_up,
     )
-
-
-def _in_the_clear(facts: Facts) -> list[str]:
-    return [
-        *dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells),
-        "who takes part in which round",
-        "losses and accuracies in the run's own record",
-    ]
 
 
 def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:

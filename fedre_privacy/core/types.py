@@ -198,16 +198,8 @@ class Rehearsal(Protocol):
             seed: of the order of batches and of whatever else the training draws.
         """
 
-    def uploads(
-        self,
-        client: int,
-        model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        rounds: Sequence[int],
-        seed: int,
-    ) -> dict[int, tuple[Artifact, ...]]:
-        """Train in the same way, and return what the client would have uploaded in each round."""
+    def uploads(self, *args: Any, **given: Any) -> dict[int, tuple[Artifact, ...]]:
+        """Train as a call does; return what the client would have uploaded in each round."""
 
 
 @dataclass(frozen=True)

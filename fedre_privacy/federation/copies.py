@@ -100,7 +100,8 @@ def unpacked(data: bytes) -> tuple[dict[str, Tensor], Done]:
         parts = {name: tensors.pop(f"{n}/artifact/{name}") for name in names}
         mixture = None
         if rows is not None:
-            mixture = Mixture(*(tensors.pop(f"{n}/mixture/{name}") for name in MIXTURE), rows)
+            row, sample, weight = (tensors.pop(f"{n}/mixture/{name}") for name in MIXTURE)
+            mixture = Mixture(row, sample, weight, rows)
         emissions.append(Emission(Artifact.kinds[kind].from_tensors(parts), mixture))
     state = {name.removeprefix("state/"): value for name, value in tensors.items()}
     return state, (tuple(emissions), float(meta["loss"]))

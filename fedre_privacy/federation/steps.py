@@ -115,17 +115,32 @@ def uploaded(
     return _defended(protocol, client, sent, task, message, defenses, seen)
 
 
+def order_of_batches(
+    protocol: Protocol, client: Client, task: Task, device: torch.device | None = None
+) -> Iterator[Tensor]:
+    """Sample numbers (b,) of the batches that a client sees in a round of plain training."""
+    training, count = task.setting.training, len(client.fitted)
+    shuffle, rng = not training.reference_loader, task.rng("batches")
+    drawn = batches(
+        count, training.batch_size, training.epochs, rng, shuffle=shuffle, device=device
+    )
+    return islice(drawn, protocol.local_steps)
+
+
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
-    training, index = task.setting.training, client.fitted_index.cpu()
-    trainer, size, epochs = trainer_of(defenses), training.batch_size, training.epochs
+    training, index, trainer = (
+        task.setting.training,
+        client.fitted_index.cpu(),
+        trainer_of(defenses),
+    )
     if trainer is None:
-        rng = task.rng("batches")
-        chosen = batches(len(index), size, epochs, rng, shuffle=not training.reference_loader)
+        chosen = order_of_batches(protocol, client, task)
     else:
-        rng = task.secret_rng(client, "batches")
-        chosen = trainer.batches(len(index), size, epochs, rng)
-    used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+        training, rng = task.setting.training, task.secret_rng(client, "batches")
+        drawn = trainer.batches(len(index), training.batch_size, training.epochs, rng)
+        chosen = islice(drawn, protocol.local_steps)
+    used = index[torch.cat(list(chosen)).unique()]
     if client.absent is not None:
         used = used[~client.absent[used]]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty

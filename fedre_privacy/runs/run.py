@@ -316,24 +316,20 @@ class Run:
         Raises:
             MissingInputError, DamagedInputError: absent, or no split of that data set.
         """
-        tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
-        names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
-        absent = [name for own in names.values() for name in own if name not in tensors]
-        every = [one.reshape(-1) for one in tensors.values()]
-        if absent or not all(_indices(one) for one in tensors.values()):
-            raise self._damaged("split.safetensors", "holds no samples of each client")
-        whole = torch.cat(every)
+        file, clients = "split.safetensors", len(self.record["class_counts"])
+        tensors = self._private(file)
+        train, test = ([tensors.get(f"{p}{k}") for k in range(clients)] for p in ("train", "test"))
+        if not all(one is not None and _indices(one) for one in (*train, *test)):
+            raise self._damaged(file, "holds no samples of each client")
+        trained, tested = ([one for one in part if one is not None] for part in (train, test))
+        whole = torch.cat([*trained, *tested])
         if len(whole.unique()) < len(whole):
-            raise self._damaged("split.safetensors", "holds a sample twice")
+            raise self._damaged(file, "holds a sample twice")
         if samples is not None and len(whole) and int(whole.max()) >= samples:
-            raise self._damaged("split.safetensors", "holds samples that the data set lacks")
-        sizes = [sum(counts) for counts in self.record["class_counts"]]
-        if [len(tensors[name]) for name in names["train"]] != sizes:
-            raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
-        return (
-            [tensors[name] for name in names["train"]],
-            [tensors[name] for name in names["test"]],
-        )
+            raise self._damaged(file, "holds samples that the data set lacks")
+        if list(map(len, trained)) != [sum(counts) for counts in self.record["class_counts"]]:
+            raise self._damaged(file, "does not fit the class_counts of the record")
+        return trained, tested
 
     def _damaged(self, name: str, what: str) -> DamagedInputError:
         return DamagedInputError(
@@ -351,11 +347,11 @@ class Run:
         sizes = [sum(counts) for counts in self.record["class_counts"]]
         for key in {name.rpartition("/")[0] for name in tensors}:
             match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", key)
-            parts = [tensors.get(f"{key}/{part}") for part in ("row", "sample", "weight")]
-            rows = tensors.get(f"{key}/num_rows")
-            if match is None or rows is None or rows.dim() or rows.is_floating_point():
+            names = ("num_rows", "row", "sample", "weight")
+            none = torch.zeros(0, 0)
+            rows, row, sample, weight = (tensors.get(f"{key}/{name}", none) for name in names)
+            if match is None or rows.dim() or rows.is_floating_point():
                 raise self._damaged(file, f"holds no provenance of '{key}'")
-            row, sample, weight = (torch.zeros(0, 0) if one is None else one for one in parts)
             client, count = int(match[1]), int(rows)
             if (
                 not (_indices(row) and _indices(sample) and weight.is_floating_point())
