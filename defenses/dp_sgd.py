@@ -88,9 +88,9 @@ class DPSGD(Defense):
 
     def check(self, facts: Facts) -> list[str]:
         problems = check_delta(self.name, self.delta, RECORD, facts)
-        for client in range(facts.clients) if facts.model else ():
-            found = obstacle(facts.model(client)) if facts.model else None
-            if found:
+        models = map(facts.model, range(facts.clients)) if facts.model else ()
+        for client, model in enumerate(models):
+            if found := obstacle(model):
                 problems.append(refusal(f"client {client}", *found))
         return problems
 
@@ -186,8 +186,7 @@ class DPSGD(Defense):
         """
         modules = list(modules)
         for module in modules:
-            found = obstacle(module)
-            if found:
+            if found := obstacle(module):
                 raise IncompatibleError(refusal(who, *found))
         groups = groups_of(modules, lr)
         if not any(group["params"] for group in groups) or not len(samples):

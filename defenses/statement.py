@@ -29,25 +29,21 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
             problems.append(f"Defences {names} both {what}; give one.")
     for defense in noisy:
         cost = defense.cost(facts)
+        if cost is None or cost.unit != RECORD:
+            continue
         place = list(defenses).index(defense)
-        before = [
-            d.name
-            for d in defenses[:place]
-            if type(d).defend is not Defense.defend and d.name != "clip"
-        ]
-        after = [
-            d.name for d in defenses[place + 1 :] if d.represent() is not None and d.name != "clip"
-        ]
-        if cost and cost.unit == RECORD and before:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come before {', '.join(before)}, "
-                "which would change how much one record moves the upload. Swap them."
-            )
-        if cost and cost.unit == RECORD and after:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come after {', '.join(after)}, "
-                "which would change representations that it has bounded. Swap them."
-            )
+        first = [d for d in defenses[:place] if type(d).defend is not Defense.defend]
+        later = [d for d in defenses[place + 1 :] if d.represent() is not None]
+        for others, where, why in (
+            (first, "before", "which would change how much one record moves the upload"),
+            (later, "after", "which would change representations that it has bounded"),
+        ):
+            names = ", ".join(d.name for d in others if d.name != "clip")
+            if names:
+                problems.append(
+                    f"Defence '{defense.name}' with unit=record must come {where} {names}, {why}. "
+                    "Swap them."
+                )
     sums = [d for d in defenses if type(d).seen is not Defense.seen]
     problems += [
         f"Defence '{d.name}' must come last, as it acts on what is sent. Move it to the end."
