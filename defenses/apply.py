@@ -121,13 +121,8 @@ def defended(
                 f"{sending.round}; the accounting of defence '{defense.name}' expects it "
                 + ("before the first round only." if once else "later.")
             )
-        rng = stream(
-            sending.seed,
-            f"defense {place} {defense.name}",
-            client=sending.client,
-            round=sending.round,
-            index=number,
-        )
+        who, purpose = sending.client, f"defense {place} {defense.name}"
+        rng = stream(sending.seed, purpose, client=who, round=sending.round, index=number)
         artifact = _same_form(defense, artifact, defense.defend(artifact, sending, rng))
     return Emission(artifact, emission.mixture)
 

@@ -169,21 +169,15 @@ class TrainingSamples(Protocol):
 
 
 class Trainer(Protocol):
-    """Another way of local training, in place of plain SGD."""
+    """Another way of local training, in place of plain SGD; arguments as of `DPSGD`."""
 
     @property
     def batches(self) -> Callable[..., Iterator[Tensor]]:
-        """(count, batch_size, epochs, rng, steps, device) to sample numbers (b,) of each batch.
-
-        b may be 0. `DPSGD.batches` says what each argument means.
-        """
+        """Sample numbers (b,) of each batch; b may be 0."""
 
     @property
     def fit(self) -> Callable[..., float]:
-        """(modules, loss, samples, and how to train) to the mean loss; trains in place.
-
-        Arguments as of `DPSGD.fit`.
-        """
+        """Train modules in place; the mean loss."""
 
 
 @defenses.base

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +88,9 @@ class DPSGD(Defense):
 
     def check(self, facts: Facts) -> list[str]:
         problems = check_delta(self.name, self.delta, RECORD, facts)
-        for client in range(facts.clients) if facts.model else ():
-            found = obstacle(facts.model(client)) if facts.model else None
-            if found:
+        models = map(facts.model, range(facts.clients)) if facts.model else ()
+        for client, model in enumerate(models):
+            if found := obstacle(model):
                 problems.append(refusal(f"client {client}", *found))
         return problems
 
@@ -185,8 +186,7 @@ class DPSGD(Defense):
         """
         modules = list(modules)
         for module in modules:
-            found = obstacle(module)
-            if found:
+            if found := obstacle(module):
                 raise IncompatibleError(refusal(who, *found))
         groups = groups_of(modules, lr)
         if not any(group["params"] for group in groups) or not len(samples):
@@ -325,12 +325,10 @@ def _same_alone(
     loss(images, labels).backward()
     _complete(params, count)
     # a layer that was used on something else than the batch has another number of gradients
-    if any(
-        not isinstance(p.grad_sample, Tensor) or len(p.grad_sample) != count  # type: ignore[attr-defined]
-        for p in params
-    ):
+    samples: list[Any] = [p.grad_sample for p in params]  # type: ignore[attr-defined]
+    if any(not isinstance(one, Tensor) or len(one) != count for one in samples):
         return False
-    together = torch.cat([p.grad_sample.flatten(1) for p in params], 1)  # type: ignore[attr-defined]
+    together = torch.cat([one.flatten(1) for one in samples], 1)
     scale = max(float(together.norm(dim=1).max()), clip)
     if not math.isfinite(scale):
         return True  # the model has diverged, which the training says itself
@@ -338,13 +336,8 @@ def _same_alone(
     switch(False)
     for row in range(count):
         given = loss(images[row : row + 1], labels[row : row + 1])
-        alone = torch.autograd.grad(given, params, allow_unused=True)
-        flat = torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).flatten()
-                for p, g in zip(params, alone, strict=True)
-            ]
-        )
+        alone = torch.autograd.grad(given, params, materialize_grads=True)
+        flat = torch.cat([slope.flatten() for slope in alone])
         fits &= bool((together[row] - flat).norm() <= 1e-4 * scale)
     switch(True)
     return fits
@@ -365,12 +358,8 @@ def _probe(
         IncompatibleError: they differ, so the loss is no mean over samples.
     """
     count = min(PROBE, len(samples))
-    quiet = [
-        part
-        for module in modules
-        for part in module.modules()
-        if isinstance(part, nn.modules.dropout._DropoutNd)
-    ]
+    parts = [part for module in modules for part in module.modules()]
+    quiet = [part for part in parts if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part in quiet:
         part.eval()
     images, labels = samples.batch(slice(0, count))

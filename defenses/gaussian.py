@@ -18,15 +18,7 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.gdp import gdp_mu
 
 from .base import CLIENT, RECORD, Defense, Facts, PrivacyCost, Release, Sending, defenses, uses
-from .noise import (
-    PUBLIC,
-    check_noise,
-    covered,
-    missing_clip,
-    noise_channel,
-    noisy,
-    sensitivities,
-)
+from .noise import PUBLIC, check_noise, covered, missing_clip, noise_channel, noisy, sensitivities
 from .values import BOUNDED, clip_rows, clipped
 
 

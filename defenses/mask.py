@@ -40,13 +40,11 @@ class Mask(Defense):
         if self.fixed:
             rng = sending.of_run(f"mask {artifact.kind}")
         if is_one_of(type(artifact), VECTORS):
-            return with_values(
-                artifact,
-                {
-                    name: value * self._drawn(value.shape[-1:], rng)
-                    for name, value in values_of(artifact).items()
-                },
-            )
+            rows = values_of(artifact)
+            masked = {
+                name: value * self._drawn(value.shape[-1:], rng) for name, value in rows.items()
+            }
+            return with_values(artifact, masked)
         update = update_of(artifact, sending)
         masked = {name: value * self._drawn(value.shape, rng) for name, value in update.items()}
         return with_update(artifact, masked, sending)

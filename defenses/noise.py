@@ -13,15 +13,7 @@ from fedre_privacy.core.channels import Bound, Channel, Noise, UnknownNoise
 from fedre_privacy.core.contents import Role
 
 from .base import CLIENT, Defense, Facts, Sending
-from .values import (
-    BOUNDED,
-    COLLECTED,
-    VECTORS,
-    num_rows,
-    record_weights,
-    values_of,
-    with_values,
-)
+from .values import BOUNDED, COLLECTED, VECTORS, num_rows, record_weights, values_of, with_values
 
 A = TypeVar("A", bound=Artifact)
 

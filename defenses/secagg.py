@@ -173,12 +173,9 @@ def _mean(held: Sequence[Artifact], share: Tensor) -> Artifact:
 
 def _total(held: Sequence[Artifact]) -> Artifact:
     """The sum of all numbers in each tensor, (1,)."""
-    first = held[0].tensors()
+    parts = [artifact.tensors() for artifact in held]
     return type(held[0]).from_tensors(
-        {
-            name: torch.stack([artifact.tensors()[name].sum() for artifact in held]).sum()[None]
-            for name in first
-        }
+        {name: torch.stack([own[name].sum() for own in parts]).sum()[None] for name in parts[0]}
     )
 
 
@@ -189,10 +186,9 @@ def _class_means(kind: type[Artifact], uploads: Sequence[Upload]) -> list[Artifa
         counts = [a.values for a in upload.artifacts if isinstance(a, Counts)]
         for artifact in upload.artifacts:
             if type(artifact) is kind:
-                held = {artifact.content()[n]: (n, t) for n, t in artifact.tensors().items()}
-                label_name, own = held.pop(Content.LABEL)
-                ((row_name, values),) = held.values()
-                rows.append(values.double())
+                label_name, row_name = _names(artifact)
+                own = artifact.tensors()[label_name]
+                rows.append(artifact.tensors()[row_name].double())
                 labels.append(own)
                 weights.append(counts[0] if counts else torch.ones(len(own), dtype=torch.int64))
     classes, place = torch.cat(labels).unique(return_inverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from fedre_privacy.core.tradeoff import LINE_UP
 
 from .accounting import curve_of, epsilon_of
 from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
+
+CLEAR = ("who takes part in which round", "losses and accuracies in the run's own record")
+"""What no defence covers."""
 
 Costs = Sequence[tuple[Defense, PrivacyCost]]
 
@@ -25,25 +29,21 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
             problems.append(f"Defences {names} both {what}; give one.")
     for defense in noisy:
         cost = defense.cost(facts)
+        if cost is None or cost.unit != RECORD:
+            continue
         place = list(defenses).index(defense)
-        before = [
-            d.name
-            for d in defenses[:place]
-            if type(d).defend is not Defense.defend and d.name != "clip"
-        ]
-        after = [
-            d.name for d in defenses[place + 1 :] if d.represent() is not None and d.name != "clip"
-        ]
-        if cost and cost.unit == RECORD and before:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come before {', '.join(before)}, "
-                "which would change how much one record moves the upload. Swap them."
-            )
-        if cost and cost.unit == RECORD and after:
-            problems.append(
-                f"Defence '{defense.name}' with unit=record must come after {', '.join(after)}, "
-                "which would change representations that it has bounded. Swap them."
-            )
+        first = [d for d in defenses[:place] if type(d).defend is not Defense.defend]
+        later = [d for d in defenses[place + 1 :] if d.represent() is not None]
+        for others, where, why in (
+            (first, "before", "which would change how much one record moves the upload"),
+            (later, "after", "which would change representations that it has bounded"),
+        ):
+            names = ", ".join(d.name for d in others if d.name != "clip")
+            if names:
+                problems.append(
+                    f"Defence '{defense.name}' with unit=record must come {where} {names}, {why}. "
+                    "Swap them."
+                )
     sums = [d for d in defenses if type(d).seen is not Defense.seen]
     problems += [
         f"Defence '{d.name}' must come last, as it acts on what is sent. Move it to the end."
@@ -66,18 +66,15 @@ def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
     reasons: list[str] = []
     for unit in (CLIENT, RECORD):
         own = [(d, cost) for d, cost in costs if cost.unit == unit]
-        if not own:
-            continue
-        lacking = _lacking(unit, own, facts)
-        if lacking:
-            # what hides a whole client hides each of its records
-            reasons += [lacking] if not guarantees else []
-        else:
+        lacking = _lacking(unit, own, facts) if own else None
+        if own and not lacking:
             guarantees.append(_compose(unit, own, facts))
+        elif lacking and not guarantees:  # what hides a whole client hides each of its records
+            reasons.append(lacking)
     return Statement(
         tuple(guarantees),
         tuple(reasons),
-        tuple(_in_the_clear(facts)) if costs else (),
+        (*dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells), *CLEAR) if costs else (),
         tuple(d.name for d in defenses if d.cost(facts) is None),
     )
 
@@ -131,14 +128,6 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
     )
 
 
-def _in_the_clear(facts: Facts) -> list[str]:
-    return [
-        *dict.fromkeys(kind.tells for kind in facts.kinds if kind.tells),
-        "who takes part in which round",
-        "losses and accuracies in the run's own record",
-    ]
-
-
 def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
     """What a run's record says: settings known to an adaptive attacker, and the statement.
 
@@ -150,16 +139,8 @@ def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
     return {
         "defense": [defense.public(facts) for defense in defenses],
         "privacy": {
-            **_plain(dataclasses.asdict(statement)),
+            **json.loads(json.dumps(dataclasses.asdict(statement))),
             "says": statement.lines(),
             "bound": statement.bound(),
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

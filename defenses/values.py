@@ -76,9 +76,8 @@ def clip_together(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor
 def clipped(artifact: A, norm: float, sending: Sending) -> A:
     """Bound every vector, or the whole update, to a length."""
     if is_one_of(type(artifact), VECTORS):
-        return with_values(
-            artifact, {name: clip_rows(value, norm) for name, value in values_of(artifact).items()}
-        )
+        rows = values_of(artifact)
+        return with_values(artifact, {name: clip_rows(own, norm) for name, own in rows.items()})
     return with_update(artifact, clip_together(update_of(artifact, sending), norm), sending)
 
 

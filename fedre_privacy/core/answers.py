@@ -59,18 +59,12 @@ class Values:
     single: bool = False
 
 
-def holds(
-    kind: str,
-    *shape: str,
-    low: float = -math.inf,
-    high: float | str = math.inf,
-    single: bool = False,
-) -> dict[str, Values]:
+def holds(kind: str, *shape: str, **limits: Any) -> dict[str, Values]:
     """The metadata of a field of an answer, see `Values`.
 
     A field that has a default, which is empty (0,), may be left out.
     """
-    return {"values": Values(kind, shape, low, high, single)}
+    return {"values": Values(kind, shape, **limits)}
 
 
 def typed(answer: T, observation: Observation) -> tuple[T, list[str]]:
@@ -111,19 +105,20 @@ def _tensor(
         return plain
     if empty and plain.shape == (0,):
         return _as(plain, declared)
+    for name in declared.shape:
+        if name in SIZES:
+            sizes.setdefault(name, SIZES[name](observation))
     if plain.dim() == len(declared.shape):
         for name, length in zip(declared.shape, plain.shape, strict=True):
-            if name not in sizes:
-                sizes[name] = SIZES[name](observation) if name in SIZES else length
-    wanted = tuple(sizes.get(n, SIZES[n](observation) if n in SIZES else n) for n in declared.shape)
+            sizes.setdefault(name, length)
+    wanted = tuple(sizes.get(name, name) for name in declared.shape)
     if tuple(plain.shape) != wanted:
         needed = ", ".join(map(str, wanted)) + "," * (len(wanted) == 1)
         more = f" for {wanted[0]} targets" if declared.shape[:1] == (TARGETS,) else ""
         raise ValueError(f"of shape {tuple(plain.shape)}; it must be ({needed}){more}")
     out = _as(plain, declared)
     high = declared.high
-    if isinstance(high, str):
-        high = SIZES[high](observation) - 1
+    high = SIZES[high](observation) - 1 if isinstance(high, str) else high
     kept = out[out.isfinite()] if out.is_floating_point() else out
     for extreme in (kept.min(), kept.max()) if kept.numel() else ():
         if not declared.low <= extreme.item() <= high:

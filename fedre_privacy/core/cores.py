@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 
@@ -108,8 +108,8 @@ def spread(
             running[answers] = copy
         waiting = list(running)
         while waiting:
-            for answers in wait(waiting):
-                assert isinstance(answers, Connection)
+            for ready in wait(waiting):
+                answers = cast(Connection, ready)
                 try:
                     item = items[int.from_bytes(answers.recv_bytes())]
                     data = answers.recv_bytes()

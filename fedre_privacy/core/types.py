@@ -168,20 +168,16 @@ class Rehearsal(Protocol):
 
     def plain(self) -> dict[str, Any]:
         """JSON-ready settings that it is made of; broadcasts are left out."""
-        ...
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any], broadcasts: tuple[Broadcast, ...]) -> Rehearsal:
         """Undo `plain`."""
-        ...
 
     def modules(self) -> set[str]:
         """Names of the Python modules that it needs."""
-        ...
 
     def blank(self, client: int, seed: int) -> nn.Module:
         """Fresh random weights of a client's architecture, a `SplitModel`."""
-        ...
 
     def __call__(
         self,
@@ -201,19 +197,9 @@ class Rehearsal(Protocol):
             rounds: those in which the client trained.
             seed: of the order of batches and of whatever else the training draws.
         """
-        ...
 
-    def uploads(
-        self,
-        client: int,
-        model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        rounds: Sequence[int],
-        seed: int,
-    ) -> dict[int, tuple[Artifact, ...]]:
-        """Train in the same way, and return what the client would have uploaded in each round."""
-        ...
+    def uploads(self, *args: Any, **given: Any) -> dict[int, tuple[Artifact, ...]]:
+        """Train as a call does; return what the client would have uploaded in each round."""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,6 @@ def _modules(clients: Sequence[Client], server: Server) -> dict[str, nn.Module]:
     return out
 
 
-def _tensors(clients: Sequence[Client], server: Server) -> dict[str, dict[str, Tensor]]:
-    out = {"server:tensors": server.tensors}
-    return out | {f"client{client.id}:tensors": client.tensors for client in clients}
-
-
 def save(
     folder: Path, clients: Sequence[Client], server: Server, *, round: int, metrics: list[Any]
 ) -> None:
@@ -40,12 +35,10 @@ def save(
 
 def gathered(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
     """Everything that clients and server keep from round to round, by owner and name."""
-    tensors: dict[str, Tensor] = {}
-    for owner, kept in _tensors(clients, server).items():
-        tensors |= {f"{owner}|{name}": value for name, value in kept.items()}
-    for owner, module in _modules(clients, server).items():
-        tensors |= {f"{owner}|{name}": value for name, value in module.state_dict().items()}
-    return tensors
+    owned: dict[str, Mapping[str, Tensor]] = {"server:tensors": server.tensors}
+    owned |= {f"client{client.id}:tensors": client.tensors for client in clients}
+    owned |= {owner: module.state_dict() for owner, module in _modules(clients, server).items()}
+    return {f"{owner}|{name}": v for owner, kept in owned.items() for name, v in kept.items()}
 
 
 def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, list[Any]] | None:
@@ -61,6 +54,22 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
     done, metrics = _told(path)
     put_back(tensors, clients, server, path)
     return done, metrics
+
+
+def _told(path: Path) -> tuple[int, list[Any]]:
+    """The round after which a checkpoint was written, and a row of metrics for each until then."""
+    meta = files.read_metadata(path)
+    try:
+        metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
+        rounds = [row.get("round") for row in metrics]
+        if int(meta["round"]) != len(rounds) or rounds != list(range(1, len(rounds) + 1)):
+            raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
+    except (KeyError, ValueError) as error:
+        raise DamagedInputError(
+            f"{path} is no checkpoint of this version: {error}.",
+            next_step="Train again with --restart.",
+        ) from None
+    return len(rounds), metrics
 
 
 def put_back(
@@ -83,27 +92,9 @@ def put_back(
             module.load_state_dict(owned.get(owner, {}))
         except RuntimeError as error:
             raise DamagedInputError(f"{path} does not fit this run: {error}") from None
-    for owner, kept in _tensors(clients, server).items():
-        loaded = owned.get(owner, {})
-        kept.clear()
-        kept |= (
-            {name: value.to(clients[0].train.labels.device) for name, value in loaded.items()}
-            if (owner != "server:tensors")
-            else loaded
-        )
-
-
-def _told(path: Path) -> tuple[int, list[Any]]:
-    """The round after which a checkpoint was written, and a row of metrics for each until then."""
-    meta = files.read_metadata(path)
-    try:
-        metrics = check(parse_json(meta["metrics"]), list[dict[str, Any]], path)
-        rounds = [row.get("round") for row in metrics]
-        if int(meta["round"]) != len(rounds) or rounds != list(range(1, len(rounds) + 1)):
-            raise ValueError(f"it tells of round {meta['round'][:20]} and of {len(rounds)} rows")
-    except (KeyError, ValueError) as error:
-        raise DamagedInputError(
-            f"{path} is no checkpoint of this version: {error}.",
-            next_step="Train again with --restart.",
-        ) from None
-    return len(rounds), metrics
+    server.tensors.clear()
+    server.tensors |= owned.get("server:tensors", {})
+    for client in clients:
+        loaded, device = owned.get(f"client{client.id}:tensors", {}), client.train.labels.device
+        client.tensors.clear()
+        client.tensors |= {name: value.to(device) for name, value in loaded.items()}

@@ -32,12 +32,8 @@ MIXTURE = ("row", "sample", "weight")
 
 def busiest_first(clients: Sequence[Client], chosen: Sequence[int]) -> list[int]:
     """Those with most to do first, so that cores are done at about the same time."""
-
-    def effort(k: int) -> int:
-        size = sum(p.numel() for p in clients[k].model.parameters())
-        return size * len(clients[k].train)
-
-    return sorted(chosen, key=effort, reverse=True)
+    sizes = {k: sum(p.numel() for p in clients[k].model.parameters()) for k in chosen}
+    return sorted(chosen, key=lambda k: sizes[k] * len(clients[k].train), reverse=True)
 
 
 def train(
@@ -99,19 +95,15 @@ def unpacked(data: bytes) -> tuple[dict[str, Tensor], Done]:
     size = int.from_bytes(data[:8], "little")
     meta = json.loads(data[8 : 8 + size])["__metadata__"]
     tensors = safetensors.torch.load(data)
-    state = {
-        name.removeprefix("state/"): value
-        for name, value in tensors.items()
-        if name.startswith("state/")
-    }
     emissions = []
     for n, (kind, names, rows) in enumerate(json.loads(meta["heads"])):
-        parts = {name: tensors[f"{n}/artifact/{name}"] for name in names}
+        parts = {name: tensors.pop(f"{n}/artifact/{name}") for name in names}
         mixture = None
         if rows is not None:
-            row, sample, weight = (tensors[f"{n}/mixture/{name}"] for name in MIXTURE)
+            row, sample, weight = (tensors.pop(f"{n}/mixture/{name}") for name in MIXTURE)
             mixture = Mixture(row, sample, weight, rows)
         emissions.append(Emission(Artifact.kinds[kind].from_tensors(parts), mixture))
+    state = {name.removeprefix("state/"): value for name, value in tensors.items()}
     return state, (tuple(emissions), float(meta["loss"]))
 
 

@@ -152,12 +152,9 @@ class Here(Cohort):
 
         def take_part(k: int) -> copies.Done:
             with on_device(self.clients[k], self.setting):
+                task = Task(self.setting, round, k)
                 return step(
-                    self.protocol,
-                    self.clients[k],
-                    post.message(k),
-                    Task(self.setting, round, k),
-                    trained=trained.get(k),
+                    self.protocol, self.clients[k], post.sent[k], task, trained=trained.get(k)
                 )
 
         began = time.monotonic()
@@ -197,23 +194,13 @@ def run(
     setting: Setting,
     *,
     keep: Keep,
-    recorder: Recorder,
-    checkpoints: Path,
-    report: Report,
-    resume: bool = False,
-    on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
-    steering: Sequence[Steering] = (),
-    held: Held = NOTHING_HELD,
+    **given: Any,
 ) -> list[Row]:
-    """Train a federation in this process; see `lead` and `Here`."""
+    """Train a federation in this process; see `lead`, which is given the rest, and `Here`."""
     with single_threaded(setting.device) as cores:
         cohort = Here(protocol, clients, setting, keep, defenses, cores)
-        return lead(
-            protocol, cohort, server, setting, recorder=recorder, checkpoints=checkpoints,
-            report=report, resume=resume, on_row=on_row, defenses=defenses, steering=steering,
-            held=held,
-        )  # fmt: skip
+        return lead(protocol, cohort, server, setting, defenses=defenses, **given)
 
 
 def lead(
@@ -284,8 +271,8 @@ def lead(
         down = measure((b.artifacts, len(b.recipients)) for b in sent)
 
         last = round == training.rounds
-        looked = measured(training, round), measured_on_shared(training, round)
-        post_local = _accuracies(cohort, *looked)
+        looked = partial(_accuracies, cohort, training, round)
+        post_local = looked()
         taken = conduct.taken(round, uploads, post.sent, post.honest)
         messages = server_step(protocol, server, taken, Task(setting, round))
         post = Post(setting, round + 1, messages, conduct)
@@ -293,7 +280,7 @@ def lead(
         if last:
             recorder.write(round + 1, [], post.broadcasts())
             recorder.save()
-        post_broadcast = _accuracies(cohort, *looked)
+        post_broadcast = looked()
 
         row: Row = {"round": round, "loss": sum(losses) / len(losses), "clients": len(chosen)}
         for moment, (own, shared) in zip(MOMENTS, (post_local, post_broadcast), strict=True):
@@ -313,21 +300,17 @@ def lead(
             last_saved = time.monotonic()
             took = last_saved - now
         headline = row[f"acc_{protocol.headline}"]
-        report(
-            Event(
-                "train.round",
-                {"round": round, "of": training.rounds, "loss": row["loss"], "accuracy": headline},
-            )
-        )
+        progress = {"round": round, "of": training.rounds, "loss": row["loss"]}
+        report(Event("train.round", {**progress, "accuracy": headline}))
     return rows
 
 
-def _accuracies(cohort: Cohort, own: bool, shared: bool) -> tuple[Accuracy | None, Accuracy | None]:
+def _accuracies(
+    cohort: Cohort, training: Training, round: int
+) -> tuple[Accuracy | None, Accuracy | None]:
     """Accuracy on clients' own test samples and on the shared test set, where each is due."""
-    return (
-        cohort.evaluate() if own else None,
-        cohort.evaluate(shared=True) if shared else None,
-    )
+    own, shared = measured(training, round), measured_on_shared(training, round)
+    return cohort.evaluate() if own else None, cohort.evaluate(shared=True) if shared else None
 
 
 @dataclass(frozen=True)
@@ -390,8 +373,7 @@ class Post:
         """The messages with their recipients, for the record."""
         equal = operator.is_ if self.conduct.honest else same
         groups: list[tuple[Message, list[int]]] = []
-        for k in self.receivers:
-            message = self.message(k)
+        for k, message in self.sent.items():
             who = next((who for sent, who in groups if equal(sent, message)), None)
             if who is None:
                 groups.append((message, who := []))
@@ -400,8 +382,7 @@ class Post:
 
     def deliver(self, protocol: Protocol, clients: Sequence[Client]) -> None:
         """Hand every receiver its message."""
-        for k in self.receivers:
-            message = self.message(k)
+        for k, message in self.sent.items():
             if message:
                 with on_device(clients[k], self.setting):
                     protocol.receive(clients[k], message, Task(self.setting, self.round, k))

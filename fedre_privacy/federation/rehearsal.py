@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from fedre_privacy.blocks.state import Client, Samples, Setting, Task, Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin, modules_of
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
-from fedre_privacy.core.registry import Registry
 from fedre_privacy.core.rng import seeded
 from fedre_privacy.core.types import Broadcast
 from fedre_privacy.defenses.base import Defense, defenses
@@ -30,8 +29,6 @@ from fedre_privacy.models.zoo import architectures
 from fedre_privacy.protocols.base import Protocol, protocols
 
 from .steps import client_step, on_device
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,27 +94,17 @@ class Rehearsed:
             IncompatibleError: the model is no `SplitModel`, or there is no image.
             DivergedError: the loss is not finite.
         """
-        done = self._trained(client, model, images, labels, rounds, seed)
         return {
             round: copy.deepcopy(actor.model).eval().requires_grad_(False)
-            for round, actor, _ in done
+            for round, actor, _ in self._trained(client, model, images, labels, rounds, seed)
         }
 
-    def uploads(
-        self,
-        client: int,
-        model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        rounds: Sequence[int],
-        seed: int,
-    ) -> dict[int, tuple[Artifact, ...]]:
+    def uploads(self, *args: Any, **given: Any) -> dict[int, tuple[Artifact, ...]]:
         """Each of the rounds to what a client with these images would have uploaded in it.
 
         Args, raises: as a call, to which it is what the training was for.
         """
-        done = self._trained(client, model, images, labels, rounds, seed)
-        return {round: sent for round, _, sent in done}
+        return {round: sent for round, _, sent in self._trained(*args, **given)}
 
     def _trained(
         self,
@@ -136,12 +123,8 @@ class Rehearsed:
         pixels = (images * 255).round().to(torch.uint8).to(device)
         samples = Samples(pixels, labels.to(device))
         setting = self._setting(seed, labels, device)
-        actor = Client(
-            client,
-            copy.deepcopy(model).requires_grad_(True),
-            samples,
-            samples.take(torch.arange(0)),
-        )
+        trainable = copy.deepcopy(model).requires_grad_(True)
+        actor = Client(client, trainable, samples, samples.take(torch.arange(0)))
         with seeded(seed, "protocol state", client=client):
             protocol.start_client(actor, setting)
         received = {b.round: b.artifacts for b in self.broadcasts if client in b.recipients}
@@ -162,19 +145,21 @@ class Rehearsed:
 
     @property
     def _protocol(self) -> Protocol:
-        return _built(protocols, self.protocol, "protocol")
+        protocol: Protocol = _built(build_plugin, protocols, self.protocol, "protocol")
+        return protocol
 
     @property
     def _model(self) -> ModelSettings:
-        return _built(ModelSettings, self.model, "model")
+        model: ModelSettings = _built(build, ModelSettings, self.model, "model")
+        return model
 
     @property
     def _defenses(self) -> tuple[Defense, ...]:
-        return tuple(_built(defenses, one, "defense") for one in self.defense)
+        return tuple(_built(build_plugin, defenses, one, "defense") for one in self.defense)
 
     def _setting(self, seed: int, labels: Tensor, device: torch.device) -> Setting:
         """The federation as it looks from here: every client as large as the rehearsed one."""
-        training = _built(Training, {**self.training, "seed": seed}, "train")
+        training: Training = _built(build, Training, {**self.training, "seed": seed}, "train")
         counts = tuple(torch.bincount(labels.cpu(), minlength=self.num_classes).tolist())
         model, everyone = self._model, range(training.clients)
         return Setting(
@@ -189,13 +174,14 @@ class Rehearsed:
         )
 
 
-def _built(kind: Registry[T] | type[T], values: Mapping[str, Any], at: str) -> T:
-    """A part, or a group of settings, out of its settings."""
+def _built(make: Callable[..., Any], kind: Any, values: Any, at: str) -> Any:
+    """What is built of plain settings.
+
+    Raises:
+        ConfigError: with every problem that they have.
+    """
     problems: list[str] = []
-    if isinstance(kind, Registry):
-        found = build_plugin(kind, values, at=at, problems=problems)
-    else:
-        found = build(kind, values, at=at, problems=problems)
+    found = make(kind, values, at=at, problems=problems)
     if found is None:
         raise ConfigError(*problems)
     return found

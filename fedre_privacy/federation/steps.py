@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -29,20 +28,6 @@ from fedre_privacy.models.probe import channels_last
 from fedre_privacy.protocols.base import Protocol
 
 Defenses = Sequence[Defense]
-
-
-class LocalTraining(TypedDict):
-    """How a client trains in a round, by SGD or as a defence does; see `blocks.local.fit`."""
-
-    epochs: int
-    batch_size: int
-    lr: Sequence[float]
-    momentum: float
-    weight_decay: float
-    change: Callable[[Tensor], Tensor]
-    rng: torch.Generator
-    clip_norm: float | None
-    steps: int | None
 
 
 def client_step(
@@ -72,34 +57,32 @@ def client_step(
         return protocol.loss(client, images, labels, message)
 
     with seeded(training.seed, "client", client=client.id, round=task.round):
-        common: LocalTraining = {
-            "epochs": training.epochs,
-            "batch_size": training.batch_size,
-            "lr": [
-                rate * training.decay(task.round)
-                for rate in protocol.learning_rates(client, training.lr)
-            ],
-            "momentum": training.momentum,
-            "weight_decay": training.weight_decay,
-            "change": partial(augmented, training.augment, rng=task.rng("augment")),
-            "rng": task.rng("batches"),
-            "clip_norm": protocol.clip_norm,
-            "steps": protocol.local_steps,
-        }
         modules, samples = protocol.modules(client), client.fitted
-        if trainer is not None:
-            common["rng"] = task.secret_rng(client, "batches")
-        if trained is not None:
-            mean_loss = trained
-        elif trainer is None:
-            shuffle = not training.reference_loader
-            mean_loss = fit(modules, loss, samples, shuffle=shuffle, **common)
+        if trainer is None:
+            train = partial(fit, rng=task.rng("batches"), shuffle=not training.reference_loader)
         else:
-            who = f"client {client.id} of protocol '{protocol.name}'"
-            noise = task.secret_rng(client, "defense training")
-            gone = {} if client.absent is None else {"absent": client.absent}
-            mean_loss = trainer.fit(
-                modules, loss, samples, who=who, noise_rng=noise, **common, **gone
+            train = partial(
+                trainer.fit,
+                rng=task.secret_rng(client, "batches"),
+                noise_rng=task.secret_rng(client, "defense training"),
+                who=f"client {client.id} of protocol '{protocol.name}'",
+                **({} if client.absent is None else {"absent": client.absent}),
+            )
+        decay = training.decay(task.round)
+        mean_loss = trained
+        if mean_loss is None:
+            mean_loss = train(
+                modules,
+                loss,
+                samples,
+                epochs=training.epochs,
+                batch_size=training.batch_size,
+                lr=[rate * decay for rate in protocol.learning_rates(client, training.lr)],
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+                change=partial(augmented, training.augment, rng=task.rng("augment")),
+                clip_norm=protocol.clip_norm,
+                steps=protocol.local_steps,
             )
         if not math.isfinite(mean_loss):
             raise DivergedError(
@@ -124,22 +107,40 @@ def uploaded(
     with collecting(client.model.extractor, defenses) as seen:
         emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
-    made = [_with_origin(e, origin) for e in emissions]
+    made = [
+        replace(e, mixture=origin) if _is_trained(e.artifact) and not e.mixture else e
+        for e in emissions
+    ]
     sent = _sent(protocol, made, task, protocol.modules(client))
     return _defended(protocol, client, sent, task, message, defenses, seen)
 
 
+def order_of_batches(
+    protocol: Protocol, client: Client, task: Task, device: torch.device | None = None
+) -> Iterator[Tensor]:
+    """Sample numbers (b,) of the batches that a client sees in a round of plain training."""
+    training, count = task.setting.training, len(client.fitted)
+    shuffle, rng = not training.reference_loader, task.rng("batches")
+    drawn = batches(
+        count, training.batch_size, training.epochs, rng, shuffle=shuffle, device=device
+    )
+    return islice(drawn, protocol.local_steps)
+
+
 def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defenses) -> Mixture:
     """One row: every sample that was in a batch of this round's training, equally."""
-    training, index = task.setting.training, client.fitted_index.cpu()
-    trainer, size, epochs = trainer_of(defenses), training.batch_size, training.epochs
+    training, index, trainer = (
+        task.setting.training,
+        client.fitted_index.cpu(),
+        trainer_of(defenses),
+    )
     if trainer is None:
-        rng = task.rng("batches")
-        chosen = batches(len(index), size, epochs, rng, shuffle=not training.reference_loader)
+        chosen = order_of_batches(protocol, client, task)
     else:
-        rng = task.secret_rng(client, "batches")
-        chosen = trainer.batches(len(index), size, epochs, rng)
-    used = index[torch.cat(list(islice(chosen, protocol.local_steps))).unique()]
+        training, rng = task.setting.training, task.secret_rng(client, "batches")
+        drawn = trainer.batches(len(index), training.batch_size, training.epochs, rng)
+        chosen = islice(drawn, protocol.local_steps)
+    used = index[torch.cat(list(chosen)).unique()]
     if client.absent is not None:
         used = used[~client.absent[used]]
     share = torch.full((len(used),), 1 / max(len(used), 1))  # a Poisson sample may be empty
@@ -158,33 +159,26 @@ def _defended(
     """What leaves the client after its defences."""
     if not defenses:
         return sent
-    training = task.setting.training
-    return tuple(
-        defended(
-            defenses,
-            emission,
-            Sending(
-                protocol=protocol.name,
-                client=task.client,
-                round=task.round,
-                rounds=training.rounds,
-                kinds=protocol.uploads,
-                class_counts=task.setting.class_counts[task.client],
-                received=received(type(emission.artifact), emission.artifact, message),
-                mixture=emission.mixture,
-                seed=task.secret(client),
-            ),
-            number=number,
-            passes=seen.passes,
+    out = []
+    for number, emission in enumerate(sent):
+        sending = Sending(
+            protocol=protocol.name,
+            client=task.client,
+            round=task.round,
+            rounds=task.setting.training.rounds,
+            kinds=protocol.uploads,
+            class_counts=task.setting.class_counts[task.client],
+            received=received(type(emission.artifact), emission.artifact, message),
+            mixture=emission.mixture,
+            seed=task.secret(client),
         )
-        for number, emission in enumerate(sent)
-    )
+        out.append(defended(defenses, emission, sending, number=number, passes=seen.passes))
+    return tuple(out)
 
 
-def _with_origin(emission: Emission, origin: Mixture) -> Emission:
+def _is_trained(artifact: Artifact) -> bool:
     """Parameters, updates and gradients were made by all samples that took part in training."""
-    trained = Content.PARAMETERS in emission.artifact.content().values()
-    return replace(emission, mixture=origin) if trained and not emission.mixture else emission
+    return Content.PARAMETERS in artifact.content().values()
 
 
 def _sent(

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from fedre_privacy.blocks.local import batches
 from fedre_privacy.blocks.state import Client, Samples, Setting, Task
 from fedre_privacy.defenses.apply import trainer_of
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
+
+from .steps import order_of_batches
 
 log = logging.getLogger("fedre_privacy")
 
@@ -59,16 +61,18 @@ def train_together(
     groups: dict[object, list[int]] = defaultdict(list)
     for k in chosen:
         size = min(len(clients[k].fitted), setting.training.batch_size)
-        named = clients[k].model.named_parameters()
-        form = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in named)
-        groups[setting.architectures[k], size, form].append(k)
+        groups[setting.architectures[k], size, _form(clients[k].model)].append(k)
+    task = partial(Task, setting, round)
     losses: dict[int, float] = {}
     for group in groups.values():
         for start in range(0, len(group), AT_ONCE):
             members = group[start : start + AT_ONCE]
             if len(members) == 1:
                 continue
-            orders = [_order(protocol, clients[k], Task(setting, round, k)) for k in members]
+            orders = [
+                torch.stack([*order_of_batches(protocol, clients[k], task(k), setting.device)])
+                for k in members
+            ]
             try:
                 means = fit_together(
                     [clients[k].model for k in members],
@@ -160,15 +164,6 @@ def fit_together(
     return [means[ranks.index(i)] for i in range(len(models))]
 
 
-def _order(protocol: Protocol, client: Client, task: Task) -> Tensor:
-    """Sample numbers (steps, b) of the batches that a client sees in this round."""
-    training, samples = task.setting.training, client.fitted
-    chosen = batches(
-        len(samples),
-        training.batch_size,
-        training.epochs,
-        task.rng("batches"),
-        shuffle=not training.reference_loader,
-        device=samples.labels.device,
-    )
-    return torch.stack(list(islice(chosen, protocol.local_steps)))
+def _form(model: nn.Module) -> object:
+    """What models must share to be stacked, beside their architecture's name."""
+    return tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters())

@@ -83,7 +83,12 @@ def needs_copy(module: nn.Module, image_shape: Shape) -> bool:
             return True
         try:
             moved = copy.deepcopy(module).eval().to(memory_format=torch.channels_last)
-            return not all(_alike(moved(laid), wanted) for laid in _layouts(images))
+            layouts = [  # as attacks hand images over: one by one, channels last, pixel by pixel
+                images.clone(),
+                images.clone(memory_format=torch.channels_last),
+                images.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
+            ]
+            return not all(_alike(moved(laid), wanted) for laid in layouts)
         except Exception:
             return True
 
@@ -180,13 +185,6 @@ def logit_layer(module: nn.Module, image_shape: Shape, classes: int) -> str | No
         if not float(rest.norm()) > APART * float(slope.norm()):
             return name
     return None if slopes else next(reversed(own), None)
-
-
-def _layouts(images: Tensor) -> Iterator[Tensor]:
-    """Images as attacks hand them over: one by one, channels last, and pixel by pixel."""
-    yield images.clone()
-    yield images.clone(memory_format=torch.channels_last)
-    yield images.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
 def _alike(one: Any, other: Any, apart: float = APART) -> bool:

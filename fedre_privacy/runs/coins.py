@@ -13,7 +13,6 @@ counts are public, as private training promises it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,10 +146,8 @@ def _pairs(samples: Tensor, labels: Tensor) -> list[tuple[int, int]]:
     waiting: dict[int, int] = {}
     found = []
     for sample, label in zip(samples.tolist(), labels[samples].tolist(), strict=True):
-        if label in waiting:
+        if waiting.setdefault(label, sample) != sample:
             found.append((waiting.pop(label), sample))
-        else:
-            waiting[label] = sample
     return found
 
 
@@ -180,8 +177,4 @@ def dealt(slots: Slots, heads: Tensor) -> Split:
             f"By the coins of this world client {', '.join(empty)} trains on nothing.",
             next_step="Use more images for each client, or a lower coins.apart.",
         )
-    return Split(_arrays(train), _arrays(slots.apart))
-
-
-def _arrays(parts: Sequence[Tensor]) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], ...]:
-    return tuple(part.numpy() for part in parts)
+    return Split(*(tuple(part.numpy() for part in parts) for parts in (train, slots.apart)))

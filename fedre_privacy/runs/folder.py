@@ -25,8 +25,6 @@ log.propagate = False
 log.addHandler(logging.NullHandler())
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
-
-
 Status = Annotated[str, Meta(pattern="^(complete|partial|failed)$")]
 
 
@@ -134,12 +132,8 @@ def _finished(folder: Path, *, resume: bool, restart: bool, what: str) -> bool:
             next_step="Add --resume to go on from where it stopped, or --restart to begin anew.",
         )
     if status is None and resume and not restart and folder.parent.is_dir():
-        kin = folder.name.rsplit("-", 1)[0]
-        others = [
-            path.name
-            for path in sorted(folder.parent.glob(f"{kin}-*"))
-            if status_of(path) in (PARTIAL, FAILED)
-        ]
+        kin = sorted(folder.parent.glob(f"{folder.name.rsplit('-', 1)[0]}-*"))
+        others = [path.name for path in kin if status_of(path) in (PARTIAL, FAILED)]
         if others:
             raise ConfigError(
                 f"--resume found no unfinished {folder.name} with these settings; unfinished with "

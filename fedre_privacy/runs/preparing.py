@@ -275,14 +275,12 @@ def possible_participants(settings: TrainSettings) -> dict[int, tuple[int, ...]]
 
 def _summing() -> tuple[str, ...]:
     """Protocols whose server can do with sums, with the setting that it takes."""
-    found = []
-    for name in protocols.names():
-        protocol = protocols.get(name)
-        if protocol.sums:
-            found.append(name)
-        elif protocol.sums_with:
-            found.append(f"{name} with protocol.{protocol.sums_with}")
-    return tuple(found)
+    kinds = {name: protocols.get(name) for name in protocols.names()}
+    return tuple(
+        name if kind.sums else f"{name} with protocol.{kind.sums_with}"
+        for name, kind in kinds.items()
+        if kind.sums or kind.sums_with
+    )
 
 
 def models_bytes(settings: TrainSettings, setting: Setting) -> int:

@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedre_privacy.blocks.local import batches
 from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.detectors.base import Receipt, no_gradients
-from fedre_privacy.federation.steps import on_device
+from fedre_privacy.federation.steps import on_device, order_of_batches
 
 from .preparing import Prepared, prepare
 from .run import Run
@@ -48,9 +47,9 @@ def receipts(run: Run, *, losses: bool = True) -> Iterator[Receipt]:
         for client, message in sorted(sent[round].items()):
             gradients: Callable[[], Mapping[str, Tensor]] = no_gradients
             if prepared and not clients[client].memory:
-                one = clients[client]
-                history[client].append(_loss(run, prepared, one, round, message))
-                gradients = partial(_gradients, run, prepared, one, round, message)
+                given = run, prepared, clients[client], round, message
+                history[client].append(_loss(*given))
+                gradients = partial(_gradients, *given)
             yield Receipt(
                 client=client,
                 round=round,
@@ -84,16 +83,14 @@ def _gradients(
     run: Run, prepared: Prepared, client: Client, round: int, message: Message
 ) -> dict[str, Tensor]:
     """Norms (B,) of single samples' gradients of each weight; the message has been taken up."""
-    training, own = prepared.setting.training, client.fitted
-    rng = Task(prepared.setting, round, client.id).rng("batches")
-    shuffle = not training.reference_loader
-    first = next(batches(len(own), training.batch_size, training.epochs, rng, shuffle=shuffle))
+    protocol, own = run.settings.protocol, client.fitted
+    first = next(order_of_batches(protocol, client, Task(prepared.setting, round, client.id)))
     weights = {name: p for name, p in client.model.named_parameters() if p.dim() > 1}
     found: dict[str, list[Tensor]] = {name: [] for name in weights}
     client.model.eval()
     with on_device(client, prepared.setting):
         for index in first.split(1):
-            loss = run.settings.protocol.loss(client, *own.batch(index), message)
+            loss = protocol.loss(client, *own.batch(index), message)
             slopes = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
             for name, slope in zip(weights, slopes, strict=True):
                 norm = torch.zeros(()) if slope is None else slope.double().norm()

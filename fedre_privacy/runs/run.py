@@ -147,23 +147,19 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.folder.name
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
         channels, height, width = self.record["image_shape"]
         return channels, height, width
 
     @property
     def system(self) -> str:
-        """Name of the protocol."""
         return self.settings.protocol.name
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes."""
         return list(self.record["classes"])
 
     def metrics(self) -> pd.DataFrame:
@@ -177,12 +173,10 @@ class Run:
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
-        """What clients declare to do to their training and uploads, in order."""
         return self.settings.defense
 
     @property
     def active(self) -> str:
-        """The mark of a run whose server is not honest; else empty."""
         return self.settings.active
 
     def messages(self) -> Messages:
@@ -204,15 +198,12 @@ class Run:
         return rounds_recorded(self.folder / "uploads")
 
     def plain(self) -> dict[str, Any]:
-        """The settings of the training."""
         return self.settings.plain()
 
     def identity(self) -> dict[str, Any]:
-        """The run's name, and the hash of its manifest."""
         return {"run": self.name, MADE_FROM: self.manifest.sha256}
 
     def provenance(self) -> dict[str, str]:
-        """What was trained, where, and how well it learnt."""
         record, moment = self.record, self.settings.protocol.headline
         final = record.get("final", {})
         accuracy = final.get(f"acc_{moment}")
@@ -229,11 +220,9 @@ class Run:
         }
 
     def headline(self) -> dict[str, str]:
-        """The protocol, and the training in a line."""
         return {"Protocol": f"{self.system}: {self.record['summary']}"}
 
     def repeat(self, attack: AttackSettings, folder: Path) -> tuple[str, str]:
-        """The command that repeats an attack, given in the attack's folder."""
         own = plugin_words([*self.settings.plugins(), *attack.plugins()])
         return f"fedre-attack --config config.yaml --runs-dir ../../..{own}", (
             "To be given in the folder of this page. It finds this run and this attack and reads "
@@ -243,12 +232,10 @@ class Run:
 
     @property
     def bound(self) -> str:
-        """What no attack on images can exceed by what its defences guarantee; empty without any."""
         return str(self.record.get("privacy", {}).get("bound", ""))
 
     @property
     def notes(self) -> list[str]:
-        """What the data set says about itself."""
         return list(self.record.get("data_notes", ()))
 
     def secrets(self) -> list[Path]:
@@ -289,7 +276,6 @@ class Run:
         return model.eval().requires_grad_(False)
 
     def extractor(self, client: int, round: int) -> nn.Module:
-        """The extractor of `model`."""
         return self.model(client, round).extractor
 
     def state(self, client: int, round: int) -> dict[str, Tensor]:
@@ -298,8 +284,14 @@ class Run:
         Raises:
             MissingInputError: the round's models were not kept (the nearest one is named).
         """
-        prefix = f"client{client}/"
-        state = {k.removeprefix(prefix): v for k, v in self._models(round, prefix).items()}
+        kept, prefix = self.kept_rounds(), f"client{client}/"
+        if not kept:
+            raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")
+        if round not in kept:
+            raise self._not_kept("extractors", round, kept)
+        path = self.unchanged(f"models/r{round:04d}.safetensors")
+        tensors = files.read_tensors(path, prefix=prefix)
+        state = {name.removeprefix(prefix): value for name, value in tensors.items()}
         broken = [name for name, one in state.items() if one.dtype not in DTYPES]
         broken += [name for name, one in state.items() if not bool(one.isfinite().all())]
         if broken:
@@ -309,19 +301,13 @@ class Run:
             )
         return state
 
-    def _models(self, round: int, prefix: str) -> dict[str, Tensor]:
-        kept = self.kept_rounds()
-        if round not in kept:
-            if not kept:
-                raise MissingInputError(f"{self.folder} kept no extractors: models/ is empty.")
-            near = min(kept, key=lambda r: abs(r - round))
-            raise MissingInputError(
-                f"The extractors of round {round} were not kept; kept: "
-                f"{', '.join(map(str, kept))}.",
-                next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
-            )
-        path = self.unchanged(f"models/r{round:04d}.safetensors")
-        return files.read_tensors(path, prefix=prefix)
+    def _not_kept(self, what: str, round: int, kept: list[int]) -> MissingInputError:
+        near = min(kept, key=lambda r: abs(r - round))
+        return MissingInputError(
+            f"The {what} of round {round} {'was' if what == 'truth' else 'were'} not kept; kept: "
+            f"{', '.join(map(str, kept))}.",
+            next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
+        )
 
     def split_indices(self, samples: int | None = None) -> tuple[list[Tensor], list[Tensor]]:
         """Training and test indices of each client (evaluator only).
@@ -332,24 +318,20 @@ class Run:
         Raises:
             MissingInputError, DamagedInputError: absent, or no split of that data set.
         """
-        tensors, clients = self._private("split.safetensors"), len(self.record["class_counts"])
-        names = {part: [f"{part}{k}" for k in range(clients)] for part in ("train", "test")}
-        absent = [name for own in names.values() for name in own if name not in tensors]
-        every = [one.reshape(-1) for one in tensors.values()]
-        if absent or not all(_indices(one) for one in tensors.values()):
-            raise self._damaged("split.safetensors", "holds no samples of each client")
-        whole = torch.cat(every)
+        file, clients = "split.safetensors", len(self.record["class_counts"])
+        tensors = self._private(file)
+        train, test = ([tensors.get(f"{p}{k}") for k in range(clients)] for p in ("train", "test"))
+        if not all(one is not None and _indices(one) for one in (*train, *test)):
+            raise self._damaged(file, "holds no samples of each client")
+        trained, tested = ([one for one in part if one is not None] for part in (train, test))
+        whole = torch.cat([*trained, *tested])
         if len(whole.unique()) < len(whole):
-            raise self._damaged("split.safetensors", "holds a sample twice")
+            raise self._damaged(file, "holds a sample twice")
         if samples is not None and len(whole) and int(whole.max()) >= samples:
-            raise self._damaged("split.safetensors", "holds samples that the data set lacks")
-        sizes = [sum(counts) for counts in self.record["class_counts"]]
-        if [len(tensors[name]) for name in names["train"]] != sizes:
-            raise self._damaged("split.safetensors", "does not fit the class_counts of the record")
-        return (
-            [tensors[name] for name in names["train"]],
-            [tensors[name] for name in names["test"]],
-        )
+            raise self._damaged(file, "holds samples that the data set lacks")
+        if list(map(len, trained)) != [sum(counts) for counts in self.record["class_counts"]]:
+            raise self._damaged(file, "does not fit the class_counts of the record")
+        return trained, tested
 
     def _damaged(self, name: str, what: str) -> DamagedInputError:
         return DamagedInputError(
@@ -361,21 +343,17 @@ class Run:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
         kept = _rounds(self._kept("private"), "mixtures-r")
         if kept and round not in kept:
-            near = min(kept, key=lambda r: abs(r - round))
-            raise MissingInputError(
-                f"The truth of round {round} was not kept; kept: {', '.join(map(str, kept))}.",
-                next_step=f"Use --set eval.round={near}, or train with --set record.keep_every=1.",
-            )
+            raise self._not_kept("truth", round, kept)
         file = f"mixtures-r{round:04d}.safetensors"
         tensors, out = self._private(file), {}
         sizes = [sum(counts) for counts in self.record["class_counts"]]
         for key in {name.rpartition("/")[0] for name in tensors}:
             match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", key)
-            parts = [tensors.get(f"{key}/{part}") for part in ("row", "sample", "weight")]
-            rows = tensors.get(f"{key}/num_rows")
-            if match is None or rows is None or rows.dim() or rows.is_floating_point():
+            names = ("num_rows", "row", "sample", "weight")
+            none = torch.zeros(0, 0)
+            rows, row, sample, weight = (tensors.get(f"{key}/{name}", none) for name in names)
+            if match is None or rows.dim() or rows.is_floating_point():
                 raise self._damaged(file, f"holds no provenance of '{key}'")
-            row, sample, weight = (torch.zeros(0, 0) if one is None else one for one in parts)
             client, count = int(match[1]), int(rows)
             if (
                 not (_indices(row) and _indices(sample) and weight.is_floating_point())

@@ -66,8 +66,8 @@ def build_client(
         model = copy.deepcopy(first[architecture])
     client = Client(k, model, own, samples(prepared.split.test[k]), shared)
     if prepared.absent:
-        numbers = prepared.split.train[k].tolist()
-        client.absent = torch.tensor([number in prepared.absent for number in numbers])
+        numbers = prepared.split.train[k]
+        client.absent = torch.tensor([int(number) in prepared.absent for number in numbers])
     with seeded(settings.train.seed, "protocol state", client=k):
         settings.protocol.start_client(client, prepared.setting)
     return client

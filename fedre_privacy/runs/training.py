@@ -21,6 +21,7 @@ from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
 
+from . import writing
 from .disk import message_bytes, record_bytes, refuse_full, written_bytes
 from .folder import COMPLETE, Begun, begin, log, logging_to, taken, write_end
 from .preparing import Prepared, models_bytes, prepare
@@ -28,18 +29,7 @@ from .public import held_by_server
 from .run import Run
 from .settings import TrainSettings
 from .starting import begin_server, build_clients
-from .writing import (
-    CHECKPOINTS,
-    UPLOADS,
-    Metrics,
-    first_record,
-    list_written,
-    mixtures,
-    mixtures_file,
-    models_file,
-    without_clients,
-    write_split,
-)
+from .writing import CHECKPOINTS, UPLOADS, Metrics, without_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +85,8 @@ def train(
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
     models = models_bytes(settings, prepared.setting)
-    refuse_full(
-        settings,
-        record_bytes(prepared.record, settings.train.rounds, 0, models),
-        folder,
-        written_bytes(folder),
-    )
+    needed = record_bytes(prepared.record, settings.train.rounds, 0, models)
+    refuse_full(settings, needed, folder, written_bytes(folder))
     with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
             return _reused(settings, folder, report)
@@ -144,7 +130,7 @@ def _train(
     engine: Engine,
 ) -> Run:
     started = time.monotonic()
-    record = first_record(settings, prepared)
+    record = writing.first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
         before = files.read_json(folder / "record.json", Begun).get("data_sha256")
         require_same(prepared.data, before, folder.name, "started")
@@ -156,7 +142,7 @@ def _train(
     files.write_yaml(folder / "config.yaml", settings.plain())
     files.write_json(folder / "record.json", record)
     if settings.record.truth:
-        write_split(folder, prepared.split)
+        writing.write_split(folder, prepared.split)
         if settings.train.secret:
             write_secret(folder, settings.train.secret)
     table = Metrics(folder)
@@ -185,7 +171,7 @@ def _train(
         "final": {k: v for k, v in without_clients(table.rows[-1]).items() if k != "wall_s"},
     }
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    list_written(folder, record)
+    writing.list_written(folder, record)
     files.write_json(folder / "record.json", record)
     log.info("complete: %s", record["final"])
     report(Event("train.done", {"folder": str(folder), "wall_s": record["wall_s"]}))
@@ -209,10 +195,12 @@ def in_process(work: Work) -> None:
             for client in clients
             for name, value in client.model.state_dict().items()
         }
-        files.write_tensors(models_file(folder, round), tensors)
+        files.write_tensors(writing.models_file(folder, round), tensors)
         if settings.record.truth:
             with files.private():
-                files.write_tensors(mixtures_file(folder, round), mixtures(emissions))
+                files.write_tensors(
+                    writing.mixtures_file(folder, round), writing.mixtures(emissions)
+                )
 
     loop.run(
         settings.protocol,

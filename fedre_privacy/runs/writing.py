@@ -147,13 +147,8 @@ def mixtures(emissions: dict[int, tuple[Emission, ...]]) -> dict[str, Tensor]:
     for client, sent in emissions.items():
         for number, emission in enumerate(sent):
             if emission.mixture is not None:
-                mixture = emission.mixture
-                parts = {
-                    "row": mixture.row,
-                    "sample": mixture.sample,
-                    "weight": mixture.weight,
-                    "num_rows": torch.tensor(mixture.num_rows),
-                }
+                parts = {**vars(emission.mixture)}
+                parts["num_rows"] = torch.tensor(emission.mixture.num_rows)
                 # copies: a mixture may use one tensor twice, which safetensors refuses
                 tensors |= {f"{client}/{number}/{key}": t.clone() for key, t in parts.items()}
     return tensors

@@ -53,25 +53,15 @@ def attend(line: Line) -> None:
     head, _ = order
     try:
         (_describe if "describe" in head else _run)(head, line)
-    except FedreError as error:
-        line.send(
-            {
-                "is": "refused",
-                "type": type(error).__name__,
-                "problems": list(error.problems),
-                "next_step": error.next_step,
-                "traceback": traceback.format_exc() if error.__cause__ else None,
-            }
-        )
     except BaseException as error:  # an attack may fail in any way; the other side says so
-        line.send(
-            {
-                "is": "failed",
-                "type": type(error).__name__,
-                "text": str(error),
-                "traceback": traceback.format_exc(),
-            }
-        )
+        told = {"type": type(error).__name__, "traceback": traceback.format_exc()}
+        if not isinstance(error, FedreError):
+            line.send({"is": "failed", "text": str(error), **told})
+            return
+        if not error.__cause__:
+            told["traceback"] = ""
+        problems, step = list(error.problems), error.next_step
+        line.send({"is": "refused", "problems": problems, "next_step": step, **told})
 
 
 def _describe(head: Head, line: Line) -> None:

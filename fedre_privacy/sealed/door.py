@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,23 +23,24 @@ from torch import Tensor
 from fedre_privacy.attacks.base import Attack, Context, ResultCache, accepted, attacks
 from fedre_privacy.core import errors
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.blame import is_plugin
+from fedre_privacy.core.blame import failed, is_plugin
 from fedre_privacy.core.config import build, plain
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.events import Event, only_an_attacks
 from fedre_privacy.core.outcomes import Outcome
 from fedre_privacy.core.registry import import_plugin
-from fedre_privacy.core.types import Observation
+from fedre_privacy.core.types import Broadcast, Observation, Upload
 from fedre_privacy.core.units import human_bytes
 
 from . import sandbox
 from .description import stand_in, stands_in
-from .ends import failure, refusal
-from .line import BrokenLine, Frame, Line
+from .line import BrokenLine, Frame, Head, Line
 from .modules import Modules, frozen_copies
 from .own_modules import copy_own_modules
-from .packing import pack, unpack
+from .packing import MODULES, pack, unpack
 from .process import AttackProcess, OwnedFolder, begin, installed, take
+
+E = TypeVar("E", bound=Exception)
 
 AUTO, STRICT, PROCESS, SAME = "auto", "strict", "process", "same-process"
 ISOLATION = (AUTO, STRICT, PROCESS, SAME)
@@ -135,8 +136,8 @@ def play(
     """
     how = chosen(isolation, context.device)
     context = dataclasses.replace(context, report=only_an_attacks(context.report))
-    held = (observation.extractors, observation.models, observation.initial, observation.heads)
-    objects = any(some and not isinstance(some, Modules) for some in held)
+    held = {name: getattr(observation, name) for name in MODULES}
+    objects = {n: some for n, some in held.items() if some and not isinstance(some, Modules)}
     if objects and isolation in (STRICT, PROCESS):
         raise ConfigError(
             f"Isolation '{isolation}' runs an attack in a process of its own, to which a module "
@@ -144,9 +145,8 @@ def play(
             next_step="Leave isolation out. To keep a sandbox, record the uploads and name a "
             "function that makes the module: fedre-attack --uploads (docs/artifact_format.md).",
         )
-    if (objects or how == SAME) and stands_in(attack):
-        attack = _imported(attack)
     if objects or how == SAME:
+        attack = _imported(attack) if stands_in(attack) else attack
         answer = _beside(attack, observation, context, objects)
         return SealedResult(accepted(attack, observation, answer, outcome), SAME)
     process = take(strict=how == STRICT, hidden=hidden)
@@ -173,19 +173,19 @@ def _imported(attack: Attack) -> Attack:
     return made
 
 
-def _beside(attack: Attack, observation: Observation, context: Context, objects: bool) -> Outcome:
+def _beside(
+    attack: Attack, observation: Observation, context: Context, objects: dict[str, Any]
+) -> Outcome:
     """Run an attack in this process, on a copy that shares nothing with the observation.
 
     Args:
-        objects: whether some of its modules are objects, of which the attack gets copies.
+        objects: its fields whose modules are objects, of which the attack gets copies.
     """
-    names = ("extractors", "models", "initial", "heads")
-    held = {name: getattr(observation, name) for name in names} if objects else {}
     room = OwnedFolder()
     try:
-        none: dict[str, Any] = dict.fromkeys(held, Modules({}))
+        none: dict[str, Any] = dict.fromkeys(objects, Modules({}))
         pack(dataclasses.replace(observation, **none), room.path)
-        copies: dict[str, Any] = {name: frozen_copies(some) for name, some in held.items()}
+        copies: dict[str, Any] = {name: frozen_copies(some) for name, some in objects.items()}
         outcome: Outcome = attack(dataclasses.replace(unpack(room.path), **copies), context)
         return outcome
     finally:
@@ -204,18 +204,18 @@ def _order(
             next_step="Put the class into a module of its own and name it module:Class, or allow "
             "it to run beside the truth with --isolation same-process.",
         )
-    named = {kind.__module__}
-    carried = [upload.artifacts for upload in (*observation.targets, *observation.uploads)]
-    carried += [broadcast.artifacts for broadcast in observation.broadcasts]
-    named |= {type(artifact).__module__ for artifacts in carried for artifact in artifacts}
+    messages: Sequence[Upload | Broadcast] = (
+        *observation.targets,
+        *observation.uploads,
+        *observation.broadcasts,
+    )
+    named = {type(artifact).__module__ for one in messages for artifact in one.artifacts}
     if observation.rehearse is not None:
         named |= observation.rehearse.modules()
-    for modules in (
-        observation.extractors, observation.models, observation.initial, observation.heads
-    ):  # fmt: skip
-        held = getattr(modules, "held", {})
+    for name in MODULES:
+        held = getattr(getattr(observation, name), "held", {})
         named |= {module for one in held.values() for module in one.recipe.modules()}
-    imports = sorted(named - {Artifact.__module__})
+    imports = sorted((named | {kind.__module__}) - {Artifact.__module__})
     copy_own_modules(imports, process.folder / "modules", installed())
     return {
         "folder": process.place,
@@ -250,7 +250,7 @@ def described(path: str) -> type[Attack]:
     finally:
         process.end()
     if head.get("is") == "refused":
-        raise refusal(head, path)
+        raise _refusal(head, path)
     if head.get("is") != "described" or not isinstance(head.get("told"), dict):
         raise IncompatibleError(
             f"attack '{path}' cannot be imported: {head.get('type')}: {head.get('text')}",
@@ -276,7 +276,7 @@ def _played(
         if head.get("is") == "done":
             return _outcome(outcome, head, tensors, name)
         if head.get("is") == "failed":
-            raise failure(head, name, plugin=is_plugin(order["attack"]["module"]))
+            raise _failure(head, name, plugin=is_plugin(order["attack"]["module"]))
         _attended(head, tensors, process.line, context, pieces)
 
 
@@ -316,7 +316,7 @@ def _attended(
         case "save":
             pieces.save(head.get("name"), tensors)
         case "refused":
-            raise refusal(head, pieces.attack)
+            raise _refusal(head, pieces.attack)
         case other:
             raise IncompatibleError(f"Attack '{pieces.attack}' sent an unknown message {other!r}.")
 
@@ -351,18 +351,53 @@ class _Pieces:
         return name
 
 
-def _outcome(
-    kind: type[Outcome], head: dict[str, Any], tensors: dict[str, Tensor], attack: str
-) -> Outcome:
+def _outcome(kind: type[Outcome], head: Head, tensors: dict[str, Tensor], attack: str) -> Outcome:
     texts = head.get("texts")
-    fields = {item.name for item in dataclasses.fields(kind)}
-    whole = isinstance(texts, dict) and all(isinstance(v, str) for v in texts.values())
     try:
-        if not whole:
+        if not isinstance(texts, dict) or not all(isinstance(v, str) for v in texts.values()):
             raise ValueError("its texts are no texts")
-        return kind.load(tensors, texts)  # type: ignore[arg-type]
+        return kind.load(tensors, texts)
     except (ValueError, TypeError, KeyError) as error:
+        fields = ", ".join(sorted(item.name for item in dataclasses.fields(kind)))
         raise IncompatibleError(
-            f"Attack '{attack}' did not return a {kind.__name__} ({', '.join(sorted(fields))}): "
-            f"{error}."
+            f"Attack '{attack}' did not return a {kind.__name__} ({fields}): {error}."
         ) from None
+
+
+def _refusal(head: Head, attack: str) -> errors.FedreError:
+    """An error of this package that an attack's process raised."""
+    kind = getattr(errors, str(head.get("type")), None)
+    if not (isinstance(kind, type) and issubclass(kind, errors.FedreError)):
+        kind = errors.AttackFailedError
+    if kind in (errors.FedreError, errors.Interrupted):  # whose exit codes say something else
+        kind = errors.AttackFailedError
+    problems, step = head.get("problems"), head.get("next_step")
+    error = kind(
+        *map(str, problems if isinstance(problems, list) else [problems]),
+        next_step=None if step is None else str(step),
+    )
+    return _noted(error, head, attack) if head.get("traceback") else error
+
+
+def _failure(head: Head, attack: str, *, plugin: bool) -> Exception:
+    """Any other exception that an attack ended with, by its built-in type.
+
+    Args:
+        plugin: it is no part of this package, so that the error is its own.
+    """
+    name, text = str(head.get("type")), str(head.get("text"))
+    error: Exception = RuntimeError(f"{name}: {text}")
+    for usual in (ValueError, TypeError, RuntimeError, KeyError, IndexError, AttributeError):
+        if usual.__name__ == name:
+            error = usual(text)
+    if name == MemoryError.__name__:
+        error = MemoryError(text)
+    elif plugin:
+        error = failed(attack, f"{name}: {text}")
+    return _noted(error, head, attack)
+
+
+def _noted(error: E, head: Head, attack: str) -> E:
+    """With the traceback of the other process, for the log."""
+    error.add_note(f"Raised by attack '{attack}' in its own process:\n{head.get('traceback')}")
+    return error

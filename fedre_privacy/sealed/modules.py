@@ -58,10 +58,8 @@ class Recipe:
             module, _, name = self.factory.partition(":")
             made: nn.Module = getattr(importlib.import_module(module), name)()
             return settle(made, self.image_shape) if self.image_shape else made
-        channels, height, width = self.image_shape
-        model = build_model(
-            ModelSettings(**self.settings), self.client, (channels, height, width), self.num_classes
-        )
+        settings, (channels, height, width) = ModelSettings(**self.settings), self.image_shape
+        model = build_model(settings, self.client, (channels, height, width), self.num_classes)
         return {EXTRACTOR: model.extractor, HEAD: model.head, MODEL: model}[self.part]
 
 

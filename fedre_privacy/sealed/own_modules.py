@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -31,26 +31,19 @@ def copy_own_modules(names: Iterable[str], folder: Path, installed: Sequence[Pat
         if name in seen:
             continue
         seen.add(name)
-        for source, place in _files(name, installed):
-            copied += 1
-            if copied > MOST:
-                return
-            target = folder / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-            waiting += _imported(source)
-
-
-def _files(name: str, installed: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """The files of a top-level module of one's own, and where they go; none of an installed one."""
-    for home in _homes(name):
-        if any(home.is_relative_to(root) for root in installed):
-            continue
-        if home.is_file():
-            yield home, Path(home.name)
-        else:
-            for source in sorted(home.rglob("*.py")):
-                yield source, Path(name) / source.relative_to(home)
+        for home in _homes(name):
+            if any(home.is_relative_to(root) for root in installed):
+                continue
+            package = not home.is_file()
+            for source in sorted(home.rglob("*.py")) if package else [home]:
+                copied += 1
+                if copied > MOST:
+                    return
+                place = Path(name) / source.relative_to(home) if package else Path(home.name)
+                target = folder / place
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+                waiting += _imported(source)
 
 
 def _homes(name: str) -> list[Path]:

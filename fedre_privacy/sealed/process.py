@@ -182,18 +182,14 @@ class AttackProcess:
 
 
 _spare: AttackProcess | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def begin(*, strict: bool, hidden: Sequence[Path]) -> None:
     """Begin the process of the next attack, so that it is ready when that comes."""
     global _spare
     with _lock:
-        one = _spare
-        if one is None or not one.fits(strict=strict, hidden=hidden):
-            _spare = AttackProcess(strict=strict, hidden=hidden)
-    if one is not None and one is not _spare:
-        one.end()
+        _spare = take(strict=strict, hidden=hidden)
 
 
 def take(*, strict: bool, hidden: Sequence[Path]) -> AttackProcess:
@@ -201,10 +197,11 @@ def take(*, strict: bool, hidden: Sequence[Path]) -> AttackProcess:
     global _spare
     with _lock:
         one, _spare = _spare, None
-    if one is not None and not one.fits(strict=strict, hidden=hidden):
-        one.end()
-        one = None
-    return one or AttackProcess(strict=strict, hidden=hidden)
+        if one is not None and one.fits(strict=strict, hidden=hidden):
+            return one
+        if one is not None:
+            one.end()
+        return AttackProcess(strict=strict, hidden=hidden)
 
 
 def drop() -> None:

@@ -20,12 +20,7 @@ from pathlib import Path
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64")
 """Programs and libraries; a link, as which most distributions have some of them, stays one."""
 
-FACTS = (
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/alternatives",
-    "/sys/devices/system/cpu",
-)
+FACTS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/sys/devices/system/cpu")
 """What the loader of libraries, clocks and counters of cores read."""
 
 SEEN, OWN = "/attack/seen", "/attack/own"
@@ -137,11 +132,8 @@ def _mounts(roots: Iterable[Path], seen: Path | None, hidden: Sequence[Path]) ->
                 mounted = [root for root in mounted if root != path]
         elif path.exists() and len(path.parts) > 1 and not _visible(path, mounted, hidden):
             # a link to a folder stays one, so that what is covered in the folder is not seen by it
-            out += [
-                "--ro-bind" if shown[path] == path else "--symlink",
-                str(shown[path]),
-                str(path),
-            ]
+            how = "--ro-bind" if shown[path] == path else "--symlink"
+            out += [how, str(shown[path]), str(path)]
             mounted.append(path)
     for fact in FACTS:
         out += ["--ro-bind-try", fact, fact]
