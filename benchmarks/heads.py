@@ -37,7 +37,7 @@ from fedre_privacy.attacks.head import METHODS, HeadUpdate
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.data.digits import Digits
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.vectors import VectorScores
+from fedre_privacy.eval.prototype_scores import VectorScores
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
 from fedre_privacy.runs.resolving import resolve_attack

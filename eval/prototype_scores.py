@@ -1,6 +1,8 @@
 """Score recovered prototypes beside answers that need no attack.
 
-Pure functions of tensors; the comparison of single vectors is in `vectors`.
+Plain cosine misleads: a mixture of a client's prototypes has a cosine near 0.8 to each of them.
+So vectors are centred at the mean of the client's true prototypes, and an answer must be nearest
+to its own true prototype among those of the client. Pure functions of tensors.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import CERTIFIED_WITHIN, RecoveredPrototypes
 from fedre_privacy.core.units import plural
 
 from .confidence import PRECISION, certificate_measures
 from .floors import cross_fit, worst_of
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, by_size, over_floor, tested
-from .vectors import VectorScores, score_vectors
 from .verdict import (
     ERROR,
     INCONCLUSIVE,
@@ -103,6 +105,36 @@ RULE = (
 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class VectorScores:
+    """Scores of each true prototype, (M,) each, in the order of the truth.
+
+    Args:
+        clients, labels, counts: whose prototype, of which class, of how many training samples.
+        centred_cosine: of answer and truth, both less the mean of the client's true prototypes;
+            NaN where the client has one class, whose centred prototype is zero.
+        relative_error: ||p - p'|| / ||p'||, p' the truth.
+        identified: 1 where the answer is nearest (Euclidean) to its own true prototype among the
+            client's, shared between ties; NaN where the client has one class.
+        chance: 1 / number of classes, what a blind guess identifies.
+
+    NaN in all scores where there is no finite answer; `answered` tells.
+    """
+
+    clients: Tensor
+    labels: Tensor
+    counts: Tensor
+    centred_cosine: Tensor
+    relative_error: Tensor
+    identified: Tensor
+    chance: Tensor
+
+    @property
+    def answered(self) -> Tensor:
+        """Which prototypes have a finite answer, (M,) bool."""
+        return self.relative_error.isfinite()
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TruePrototypes:
     """The true prototypes of all clients' classes, and answers to them that need no attack.
@@ -118,16 +150,50 @@ class TruePrototypes:
     floors: Mapping[str, Tensor]
 
     def compare(self, vectors: Tensor, clients: Tensor, labels: Tensor) -> VectorScores:
-        """Scores of answers (N, d) for clients and labels (N,), in the order of the truth."""
-        return score_vectors(
-            vectors,
-            clients,
-            labels,
-            true_vectors=self.vectors,
-            true_clients=self.clients,
-            true_labels=self.labels,
-            counts=self.counts,
-        )
+        """Scores of answers (N, d) for clients and labels (N,), in the order of the truth.
+
+        Raises:
+            IncompatibleError: lengths or dimensions that differ, or two answers for one class.
+        """
+        answers, truth = self._placed(vectors, clients, labels), self.vectors.double()
+        cosine, hit, chance = (answers.new_full((len(truth),), torch.nan) for _ in range(3))
+        for client in self.clients.unique():
+            rows = (self.clients == client).nonzero().squeeze(1)
+            chance[rows] = 1 / len(rows)
+            if len(rows) == 1:
+                continue
+            own, true = answers[rows], truth[rows]
+            centre = true.mean(0)
+            cosine[rows] = torch.cosine_similarity(own - centre, true - centre, dim=1)
+            distance = (own[:, None] - true[None]).norm(dim=2)
+            nearest = distance == distance.amin(1, keepdim=True)
+            found = nearest.diagonal().double() / nearest.sum(1).clamp(min=1)
+            hit[rows] = torch.where(distance.isfinite().all(1), found, torch.nan)
+        error = (answers - truth).norm(dim=1) / truth.norm(dim=1)
+        return VectorScores(self.clients, self.labels, self.counts, cosine, error, hit, chance)
+
+    def _placed(self, vectors: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
+        """Answers in the order of the truth, (M, d) float64; NaN where there is none."""
+        if vectors.shape[1:] != self.vectors.shape[1:]:
+            raise IncompatibleError(
+                f"Recovered vectors have {tuple(vectors.shape[1:])} values, true ones "
+                f"{tuple(self.vectors.shape[1:])}: they are of different extractors."
+            )
+        true = (self.vectors, self.clients, self.labels, self.counts)
+        for what, parts in (("true ", true), ("", (vectors, clients, labels))):
+            if len({len(part) for part in parts}) > 1:
+                count, *others = (len(part) for part in parts)
+                raise IncompatibleError(
+                    f"{count} {what}vectors with clients, labels (and counts) of lengths "
+                    f"{others}; one of each is needed."
+                )
+        same = (self.clients[:, None] == clients) & (self.labels[:, None] == labels)
+        if bool((same.sum(1) > 1).any()):
+            raise IncompatibleError("Two answers were given for one client and class.")
+        out = torch.full(self.vectors.shape, torch.nan, dtype=torch.float64)
+        row, answer = same.nonzero(as_tuple=True)
+        out[row] = vectors[answer].double()
+        return out
 
 
 def evaluate_prototypes(outcome: RecoveredPrototypes, truth: TruePrototypes) -> Card:
