@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -139,6 +140,12 @@ def tidy(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(TEXT)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name rows from the top down; row 0 is the lowest."""
+    axes.set_yticks(range(len(names)), [plain(name, LONGEST) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
 
 
 def save_figure(
