@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Truth
 
 from .intervals import precision
 from .matching import support_pairs
-from .public import PublicImages
 
 FLOORS = {
     "grey": "every pixel 0.5",
@@ -38,6 +38,29 @@ DRAWS = 3
 
 _GROUP = 1000
 """Derangements are made within random groups of at most so many targets."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicImages:
+    """Held-out images, disjoint from every client's training data (the caller's duty).
+
+    Shape:
+        images (m, C, H, W) in [0, 1], m >= 1; labels (m,) in the same coding as the truth's.
+
+    Raises:
+        IncompatibleError: no image, or lengths that differ.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or not len(self.images) or len(self.images) != len(self.labels):
+            raise IncompatibleError(
+                f"Public images have shape {tuple(self.images.shape)} with {len(self.labels)} "
+                "labels; needed are (m, C, H, W) with m >= 1 and one label each.",
+                next_step="Set aside some held-out images, for example the test split.",
+            )
 
 
 def floor_answers(

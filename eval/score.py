@@ -18,14 +18,13 @@ from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
 from .explained import Explained
-from .floors import FLOORS, Chosen, cross_fit, diverged, floor_answers, worst_of
+from .floors import FLOORS, Chosen, PublicImages, cross_fit, diverged, floor_answers, worst_of
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
 from .measures import PLACES, RECORD, TABLE, Card, Measure
 from .metrics.base import Metric
 from .metrics.mse import squared_error
 from .metrics.psnr import Psnr, psnr_from_mse
-from .public import PublicImages
 from .summary import columns, judge
 
 INTERVALS = (

@@ -61,14 +61,13 @@ class WorldsScore:
         auc, auc_interval: mean over worlds of the share of pairs (member, other) in order.
         auc_within: the same over pairs of one client and class.
         rates: members found at low rates of false alarms.
-        guesses, worlds: scores behind them, and worlds.
+        worlds: behind them.
     """
 
     auc: float
     auc_interval: Interval
     auc_within: float
     rates: tuple[RateShown, ...]
-    guesses: int
     worlds: int
 
 
@@ -150,7 +149,7 @@ def evaluate_worlds(
     times.scatter_add_(1, picked, torch.ones_like(times))
     shown = tuple(_rate(scores, coins, rate, times) for rate in rates)
     within = _within(scores, coins, clients, labels)
-    return WorldsScore(float(each.mean()), ends, within, shown, scores.numel(), len(scores))
+    return WorldsScore(float(each.mean()), ends, within, shown, len(scores))
 
 
 def _ends(values: Tensor) -> Interval:
@@ -219,7 +218,7 @@ def chance(coins: Tensor, rates: Sequence[float]) -> WorldsScore:
             float(scipy.stats.binom.ppf(p, members, rate)) / members for p in (tail, 1 - tail)
         )
         shown.append(RateShown(rate, rate, (low, high)))
-    return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), coins.numel(), len(coins))
+    return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), len(coins))
 
 
 def most_of_mu(mu: float, rates: Sequence[float]) -> tuple[float, tuple[float, ...]]:
@@ -243,10 +242,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
     right, by = told.max(0)
     chances = [float(scipy.stats.binom.sf(int(k) - 1, worlds, 0.5)) for k in right]
     p = (torch.tensor(chances) * len(names)).clamp(max=1.0)
-    order = p.sort().values
-    line = DISCOVERIES * torch.arange(1, len(p) + 1) / len(p)
-    passing = (order <= line).nonzero()
-    limit = float(order[passing[-1]]) if len(passing) else -1.0
+    exposed = scipy.stats.false_discovery_control(p.double().numpy()) <= DISCOVERIES
     found = [
         RecordRisk(
             slot,
@@ -254,7 +250,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
             k,
             worlds,
             share_interval(k, worlds, ALPHA / len(names)),
-            float(p[slot]) <= limit,
+            bool(exposed[slot]),
         )
         for slot, (k, attack) in enumerate(zip(right.tolist(), by.tolist(), strict=True))
     ]

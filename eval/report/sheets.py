@@ -35,6 +35,11 @@ _MATCHED = {
     "assigned": "truth\n(one-to-one match)",
 }
 
+ROWS = 8
+"""Most rows that are set in one block."""
+CELL = 0.86
+"""Side of an image (in)."""
+
 
 @dataclass(frozen=True)
 class Pick:
@@ -182,19 +187,16 @@ def image_sheet(
     title: str,
     caption: str = "",
     gap_before: int | None = None,
-    rows_per_block: int = 8,
-    cell: float = 0.86,
 ) -> Figure:
     """Lay out images in labelled columns with a note beside each row.
 
     Args:
         columns: heading to images (n, C, H, W), C 1 or 3; values are clamped to [0, 1], rows with
             non-finite values are drawn as diverged.
-        notes: text beside each row; its first line is set in bold.
+        notes: text beside each row; its first line is set in bold. More than `ROWS` are set in two
+            blocks side by side.
         title, caption: above and below.
         gap_before: number of the column before which a gap is left.
-        rows_per_block: above this the rows are set in two blocks side by side.
-        cell: side of an image (in).
 
     Raises:
         IncompatibleError: lengths differ, or images are neither grey nor colour.
@@ -205,14 +207,14 @@ def image_sheet(
                 f"Column '{heading}' has shape {tuple(images.shape)}; needed are "
                 f"{len(notes)} images (n, 1 or 3, H, W)."
             )
-    blocks = 2 if len(notes) > rows_per_block else 1
+    blocks = 2 if len(notes) > ROWS else 1
     rows = max(1, -(-len(notes) // blocks))
     ratios = [1.0] * len(columns)
     if gap_before is not None:
         ratios.insert(gap_before, 0.15)
-    width = blocks * (1.6 + sum(ratios) * (cell + 0.06)) + 0.2
+    width = blocks * (1.6 + sum(ratios) * (CELL + 0.06)) + 0.2
     heads = [_narrow(heading) for heading in columns]
-    height = rows * (cell + 0.06) + 0.14 * max(1 + head.count("\n") for head in heads)
+    height = rows * (CELL + 0.06) + 0.14 * max(1 + head.count("\n") for head in heads)
     figure = framed(max(width, 5.2), height, title, caption, images=True)
     grid = figure.add_gridspec(rows, blocks * len(ratios), width_ratios=ratios * blocks)
     for row, note in enumerate(notes):

@@ -43,15 +43,10 @@ def plain(text: str, longest: int | None = None) -> str:
     return shown.replace("$", r"\$")
 
 
-def wrapped(text: str, width: int = LONGEST, most: int = 6) -> str:
-    """Return a text as `plain` shows it, broken into lines of at most so many characters.
-
-    Args:
-        most: lines; the last is cut with dots where there would be more.
-    """
-    return "\n".join(
-        plain(line) for line in textwrap.wrap(text, width, max_lines=most, placeholder="...")
-    )
+def wrapped(text: str) -> str:
+    """Return a text as `plain` shows it, in at most six lines of `LONGEST` characters."""
+    lines = textwrap.wrap(text, LONGEST, max_lines=6, placeholder="...")
+    return "\n".join(plain(line) for line in lines)
 
 
 def blank(width: float, height: float) -> Figure:

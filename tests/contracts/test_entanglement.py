@@ -15,13 +15,15 @@ from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.core.types import Emission
 from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
+    DISTRIBUTIONS,
+    POSITIVE,
     Draw,
     Entanglement,
     by_class,
+    positive_weights,
     schemes,
     spread_over_classes,
 )
-from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
 
 CLASSES, DIM = 6, 7
 LABELS = {
@@ -370,9 +372,9 @@ def test_clamp_and_softmax():
 
 
 def test_a_vanishing_total_falls_back_to_equal_weights(monkeypatch):
-    from fedre_privacy.entanglement import weights
+    from fedre_privacy.entanglement import base
 
-    monkeypatch.setattr(weights, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(base, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
     assert draw("gaussian", "abs", count=4).tolist() == [1, 1, 1, 1]
 
 
