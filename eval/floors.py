@@ -71,9 +71,7 @@ def floor_answers(
     Args:
         rec: the attack's result; only ``prior-only`` and ``mismatched`` read it.
         truth: the N targets; only their number, owners, classes and supports are read.
-        public: held-out images.
-        seed: of the random floors.
-        draws: number of draws of each random floor.
+        draws: of each random floor.
 
     Yields:
         (name, answers (N, C, H, W) in [0, 1]), in the order of `FLOORS`. A row of the prior that
@@ -147,10 +145,9 @@ class Chosen:
     def jackknife(self, attack: Tensor, inside: Tensor) -> float:
         """Variance of the mean difference to the floor with the choice in it, 0 if unknown.
 
-        The mean is that of `intervals.clustered`.
-
         Targets share the choice, which the spread of their differences does not show. So each
-        client is left out in turn, floors are chosen anew and the mean is taken again.
+        client is left out in turn, floors are chosen anew and the mean of `intervals.clustered`
+        is taken again.
 
         Args:
             attack: (N,) the attack's metric.
@@ -195,10 +192,9 @@ class Chosen:
 def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> Chosen:
     """Choose the best floor for each client's targets by the mean over all other clients'.
 
-    The best of many noisy means is too good by luck when it is reported on the targets that chose
-    it. Chosen on other clients it is not (cross-fitting, as in Chernozhukov et al., Econometrics
-    Journal 21, 2018). The first of equals is taken. Targets of a single client are left out one
-    by one; a single target has nothing else to choose on.
+    On the targets that chose it the best of many noisy means is too good by luck (cross-fitting:
+    Chernozhukov et al., Econometrics Journal 21, 2018). The first of equals is taken. Targets of
+    a single client are left out one by one; a single target chooses on itself.
 
     Args:
         floors: name to the metric of each target (N,); floors with a NaN are not considered.

@@ -77,10 +77,7 @@ def draw_galleries(
     Each target has its own stream, keyed by (seed, target).
 
     Args:
-        truth: the N targets.
-        public: held-out images.
         size: images in a gallery, the original included, at least 2.
-        seed: of the draw.
         assigned: (N,) int64, the image of each target's support that its answer was matched with,
             among the answers to one upload, which may come in any order. It is the original; of
             more images than half a gallery nothing is asked, since a guess among so many is

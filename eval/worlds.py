@@ -27,6 +27,7 @@ from fedre_privacy.core.units import plural
 from .intervals import DRAWS, LEVEL
 from .lower_bounds import ALPHA, share_interval
 from .membership import auc
+from .pairs import count_pairs, filled
 from .roc import tpr_at
 
 DISCOVERIES = 0.1
@@ -139,7 +140,7 @@ def evaluate_worlds(
         )
     if not bool((coins.any(1) & ~coins.all(1)).all()):
         raise IncompatibleError("A world has no member, or nothing but members, among its slots.")
-    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
+    scores = filled(scores)
     each = torch.tensor([auc(s, c) for s, c in zip(scores, coins, strict=True)]).double()
     picked = torch.randint(
         len(each), (draws, len(each)), generator=stream(seed, "worlds bootstrap")
@@ -160,16 +161,9 @@ def _ends(values: Tensor) -> Interval:
 
 def _within(scores: Tensor, coins: Tensor, clients: Tensor, labels: Tensor) -> float:
     """AUC over pairs of one world, client and class; NaN where there is no such pair."""
-    keys = torch.stack([clients, labels], 1).unique(dim=0, return_inverse=True)[1]
-    won = total = 0.0
-    for group in keys.unique().tolist():
-        here = keys == group
-        for own, heads in zip(scores[:, here], coins[:, here], strict=True):
-            pairs = int(heads.sum()) * int((~heads).sum())
-            if pairs:
-                won += auc(own, heads) * pairs
-                total += pairs
-    return won / total if total else float("nan")
+    each = [count_pairs(s[:, None], c, clients, labels) for s, c in zip(scores, coins, strict=True)]
+    total = sum(float(pairs.total.sum()) for pairs in each)
+    return sum(float(pairs.won.sum()) for pairs in each) / total if total else float("nan")
 
 
 def _rate(scores: Tensor, coins: Tensor, rate: float, times: Tensor) -> RateShown:
@@ -259,7 +253,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
 
 def _told(scores: Tensor, coins: Tensor, clients: Tensor) -> Tensor:
     """In how many worlds an attack is right about each slot, (n,)."""
-    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
+    scores = filled(scores)
     guesses = torch.empty_like(coins)
     for client in clients.unique().tolist():
         mine = clients == client
