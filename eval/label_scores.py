@@ -117,14 +117,11 @@ def evaluate_labels(estimate: LabelEstimate, counts: Tensor) -> Card:
     measures: dict[str, Measure] = {}
     for key, own in found.items():
         named = _best(guesses, key)
-        floor = guesses[named][key]
-        scored = _with_silent(key, own, guesses)
+        floor, scored = guesses[named][key], _with_silent(key, own, guesses)
         rows |= {key: scored.tolist(), f"{key}_floor": floor.tolist()}
-        measures[key] = over_floor(MEASURES[key], scored, floor, clients, floor_name=named)
-    ordered = tuple(
-        dataclasses.replace(measures[key], clients=len(clients), targets=len(clients))
-        for key in MEASURES
-    )
+        of = dataclasses.replace(MEASURES[key], clients=len(clients), targets=len(clients))
+        measures[key] = over_floor(of, scored, floor, clients, floor_name=named)
+    ordered = tuple(measures[key] for key in MEASURES)
     return Card(
         measures=ordered,
         verdict=_verdict(ordered, len(clients)),
