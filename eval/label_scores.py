@@ -149,15 +149,12 @@ def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
 
 
 def support_scores(support: Tensor, held: Tensor) -> dict[str, Tensor]:
-    """Precision, recall and Jaccard index of the classes believed (> 0.5) to be held.
+    """Precision, recall and Jaccard index (K,) of the classes believed (> 0.5) to be held.
 
     Args:
-        support: beliefs (K, C); NaN makes no claim.
+        support: beliefs (K, C); NaN makes no claim, and a client of whom none is made scores NaN.
+            One for whom no class is claimed has precision NaN, recall and Jaccard index 0.
         held: (K, C) bool.
-
-    Returns:
-        Three tensors (K,) float64; NaN where the attack said nothing about a client. A client for
-        whom no class is claimed has precision NaN, recall 0 and Jaccard index 0.
     """
     claimed, held = support > 0.5, held.bool()
     both = (claimed & held).sum(1).double()

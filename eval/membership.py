@@ -134,8 +134,7 @@ def evaluate_membership(
 
     Args:
         scores: (M,) higher means member; NaN counts as the lowest.
-        members: (M,) bool.
-        clients, labels: (M,) int64.
+        members, clients, labels: (M,) bool, int64 and int64.
         baseline: (M,) scores of an attack that sees a model but not the upload, such as the
             log-probability of the label.
         floor: (M,) scores of a rule that sees the image and its label alone.
@@ -143,7 +142,6 @@ def evaluate_membership(
             that is the floor of measure ``auc``; the other is that of ``auc_over_model`` or
             ``auc_over_image``.
         class_sizes: (M,) samples of the candidate's class at its client, for results by group.
-        notes: of the attack.
         draws, seed: of the bootstrap.
 
     Returns:

@@ -79,7 +79,6 @@ def evaluate_properties(
         clients: (K,) int64.
         names, kinds: of the P properties, in words; those of a kind are scored together.
         told: scores (K, P) by rules that see no more than what uploads name, by name.
-        notes: of the attack.
         draws, seed: of the bootstrap.
 
     Returns:

@@ -72,7 +72,6 @@ def evaluate_sources(
         clients, labels: (R,) int64.
         baseline: scores (R,) of a model that sees no upload.
         beside: what the baseline is, and whether the verdict holds it against the attack.
-        notes: of the attack.
 
     Returns:
         A card whose `rows` has one row per image.

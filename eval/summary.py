@@ -71,10 +71,8 @@ def columns(
     are paired and turned so that positive means that more leaked.
 
     Args:
-        attack: the attack's score of each target by metric.
-        floors: the floor of each target by metric.
+        attack, floors: scores and floors of each target by metric.
         mismatched: scores of the attack's answers to other uploads.
-        found: what line-ups said.
     """
     out: dict[str, Tensor] = {}
     for name, metric in metrics.items():

@@ -251,9 +251,8 @@ def told(
         whole: all targets.
         groups: those that hold a target; none or one where there is nothing to tell apart.
         found: rulings of the whole and of each group.
-        noun: what a target is, in the singular.
+        noun, unit: what a target is, and what targets are grouped by, in the singular.
         gallery: images in a line-up.
-        unit: what targets are grouped by for intervals and tests, in the singular.
     """
     first, rest = found[0], list(zip(groups, found[1:], strict=True))
     alike = f" {OF[groups[0].name]}" if len(rest) == 1 and noun in AVERAGES else ""

@@ -122,13 +122,12 @@ def evaluate_worlds(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> WorldsScore:
-    """Score an attack.
+    """Score an attack, with intervals by a bootstrap over worlds.
 
     Args:
         scores: (W, n) higher means member, comparable over slots and worlds; NaN is lowest.
         coins: (W, n) bool. clients, labels: of the slots (n,).
         rates: of false alarms.
-        draws, seed: of the bootstrap over worlds.
 
     Raises:
         IncompatibleError: shapes differ, fewer than two worlds, or a world without both kinds.

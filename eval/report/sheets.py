@@ -101,9 +101,7 @@ def reconstruction_sheet(
     not smoothed.
 
     Args:
-        scores: from `evaluate`.
         recovered: the attack's images (N, C, H, W) in [0, 1], C 1 or 3; NaN rows diverged.
-        title: of the figure.
         caption: text from the record: who attacks, what was uploaded, what is known.
         metric: orders the rows.
         count: rows at most; above 8 they are set in two blocks.
@@ -195,7 +193,6 @@ def image_sheet(
             non-finite values are drawn as diverged.
         notes: text beside each row; its first line is set in bold. More than `ROWS` are set in two
             blocks side by side.
-        title, caption: above and below.
         gap_before: number of the column before which a gap is left.
 
     Raises:

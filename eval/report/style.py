@@ -65,8 +65,7 @@ def framed(
     line breaks; the flag ``COUNTERFACTUAL: ...`` is bold and red.
 
     Args:
-        width: of the figure (in).
-        height: of what is drawn (in); title and caption add theirs.
+        width, height: of the figure, and of what is drawn (in); title and caption add theirs.
         images: whether images of one shape are drawn, which then stand close together.
     """
     per_line = int((width - 2 * _MARGIN) * 18)
@@ -149,7 +148,6 @@ def save_figure(
     """Write a figure as PNG and PDF, and its data as CSV beside them, each file atomically.
 
     Args:
-        figure: from any function of this package.
         path_stem: path without ending; ``a/b`` gives ``a/b.png`` and ``a/b.pdf``.
         data: what the figure shows, for ``a/b.csv``.
         dpi: of the PNG (pixels per inch).

@@ -217,8 +217,7 @@ def as_labels(array: npt.NDArray[Any], what: str, *, count: int) -> Tensor:
 
     Args:
         array: integers >= 0, (count,) or (count, 1).
-        what: the array's name, for messages.
-        count: how many images it must fit.
+        what: its name, for messages.
 
     Raises:
         IncompatibleError: another shape, length or type, or negative labels.

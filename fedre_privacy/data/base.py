@@ -145,12 +145,7 @@ class Dataset(ABC):
 
 
 def keep_per_class(data: ImageData, per_class: int | None) -> ImageData:
-    """Keep the first `per_class` images of each class and original part, in the order they had.
-
-    Args:
-        data: the whole data set.
-        per_class: images to keep of each class (count), or None for all.
-    """
+    """Keep the first `per_class` images (None: all) of each class and part, in their order."""
     if per_class is None:
         return data
     part = (torch.arange(len(data)) >= data.num_train).long()
@@ -177,7 +172,6 @@ def resize(images: Tensor, size: int) -> Tensor:
 
     Args:
         images: uint8 (..., C, H, W).
-        size: side of the result (pixels).
 
     Returns:
         uint8 (..., C, size, size); the input itself when it has this size already.
@@ -209,11 +203,9 @@ def at_hand(given: str) -> Path:
 
 
 def existing(path: str | None, name: str, what: str) -> Path:
-    """Return the path of a data set that the user has to bring.
+    """Return the path of a data set `name` that the user has to bring.
 
     Args:
-        path: as given, or None.
-        name: the data set.
         what: what it should be, e.g. ``"a .npz file"``.
 
     Raises:

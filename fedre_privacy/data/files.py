@@ -287,7 +287,6 @@ def decode_all(tree: Tree, names: Sequence[str], size: int | None) -> tuple[Tens
     """Decode images to uint8 (N, C, H, W); grey only when all of them are.
 
     Args:
-        tree: where they are.
         names: which ones, in order; at least one.
         size: side to resize to (pixels); None keeps the native size, then equal for all.
 

@@ -131,10 +131,8 @@ def split(
     following ``floor(train_ratio * n)`` its training samples, of which a scheme may `thin` some.
 
     Args:
-        scheme: how to share out.
         labels: class of each sample (N,), integers >= 0; original training set first, then
             the original test set.
-        num_clients: number of clients.
         seed: seed of the generator, 0..2**32-1, or several of them.
         train_ratio: share of a client's samples that it trains on, inside (0, 1).
 
