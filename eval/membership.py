@@ -43,12 +43,14 @@ class ModelRule:
     rule: str
 
 
+RULE = "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over {} above 0"
+OVER_IMAGE = RULE.format("the rule that sees the image alone")
+
 GRANTED = ModelRule(
     "the model alone",
     "the log-probability of the label under the client's model, which is granted",
     BASELINE,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the model alone, "
-    "which is granted and trained on the members, above 0",
+    RULE.format("the model alone, which is granted and trained on the members,"),
 )
 """Beside representations and prototypes, which are attacked with the client's model."""
 
@@ -56,9 +58,8 @@ WITHHELD = ModelRule(
     "the client's model",
     "the log-probability of the label under the client's model, which this attacker does not hold",
     FLOOR,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
-    "sees the image alone above 0. The attacker holds no model of the client; what that would tell "
-    "without the upload is its own line",
+    f"{OVER_IMAGE}. The attacker holds no model of the client; what that would tell without the "
+    "upload is its own line",
 )
 """Beside representations and prototypes that are attacked without the client's model."""
 
@@ -66,8 +67,7 @@ RECEIVED = ModelRule(
     "the model before the upload",
     "minus the loss under the model that the server held before the upload",
     FLOOR,
-    "leaks: the 95 % interval of the AUC lies above 0.5, and that of the AUC over the rule that "
-    "sees the image alone above 0. What the upload adds to the model before it is its own line",
+    f"{OVER_IMAGE}. What the upload adds to the model before it is its own line",
 )
 """Beside models and gradients: what is uploaded is the model itself."""
 
