@@ -51,7 +51,6 @@ from fedre_privacy.core.files import tensor_sha256
 from fedre_privacy.core.rng import stream
 from fedre_privacy.data.base import ImageData, keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.eval.prototype_scores import drift
 from fedre_privacy.play.attack import prepare_attack
 from fedre_privacy.play.questions.prototypes import PrototypeTrial
 from fedre_privacy.runs.run import Run
@@ -280,6 +279,28 @@ def with_given_up(table: pd.DataFrame) -> pd.DataFrame:
     table.loc[lost, "relative_error"] = most.reindex(whose).to_numpy()
     table.loc[lost, "identified"] = 0.0
     return table
+
+
+def drift(prototypes: Tensor) -> Tensor:
+    """How far a client's prototypes move apart from each other, round by round.
+
+    drift_t = mean_c ||p_(c,t) - p_(c,t-1) - common_t|| / mean_c ||p_(c,t) - mean p_t||, with
+    common_t the mean movement over classes: the number that decides whether uploads of past
+    rounds say anything about the prototypes of today.
+
+    Args:
+        prototypes: (T, n, d), the same classes in each round.
+
+    Returns:
+        (T - 1,) float64; NaN for a client of one class.
+    """
+    prototypes = prototypes.double()
+    moved = prototypes.diff(dim=0)
+    own: Tensor = (moved - moved.mean(1, keepdim=True)).norm(dim=2).mean(1)
+    spread: Tensor = (prototypes - prototypes.mean(1, keepdim=True)).norm(dim=2).mean(1)[1:]
+    if prototypes.shape[1] < 2:
+        return torch.full_like(own, torch.nan)
+    return own / spread
 
 
 def drifts(run: Run, trial: PrototypeTrial) -> dict[int, Tensor]:

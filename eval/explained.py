@@ -42,7 +42,6 @@ class Explained(Metric):
     compared: str
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State the convention."""
         return (
             f"share of what was uploaded that the answer makes again: {self.compared}. 1 is all of "
             "it; no more than the floor's answers is nothing"

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.rng import stream
 from fedre_privacy.core.types import Truth
 
 from .intervals import precision
 from .matching import support_pairs
-from .public import PublicImages
 
 FLOORS = {
     "grey": "every pixel 0.5",
@@ -38,6 +38,29 @@ DRAWS = 3
 
 _GROUP = 1000
 """Derangements are made within random groups of at most so many targets."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicImages:
+    """Held-out images, disjoint from every client's training data (the caller's duty).
+
+    Shape:
+        images (m, C, H, W) in [0, 1], m >= 1; labels (m,) in the same coding as the truth's.
+
+    Raises:
+        IncompatibleError: no image, or lengths that differ.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4 or not len(self.images) or len(self.images) != len(self.labels):
+            raise IncompatibleError(
+                f"Public images have shape {tuple(self.images.shape)} with {len(self.labels)} "
+                "labels; needed are (m, C, H, W) with m >= 1 and one label each.",
+                next_step="Set aside some held-out images, for example the test split.",
+            )
 
 
 def floor_answers(
@@ -121,10 +144,9 @@ class Chosen:
     def jackknife(self, attack: Tensor, inside: Tensor) -> float:
         """Variance of the mean difference to the floor with the choice in it, 0 if unknown.
 
-        The mean is that of `intervals.clustered`.
-
         Targets share the choice, which the spread of their differences does not show. So each
-        client is left out in turn, floors are chosen anew and the mean is taken again.
+        client is left out in turn, floors are chosen anew and the mean of `intervals.clustered`
+        is taken again.
 
         Args:
             attack: (N,) the attack's metric.
@@ -169,10 +191,9 @@ class Chosen:
 def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> Chosen:
     """Choose the best floor for each client's targets by the mean over all other clients'.
 
-    The best of many noisy means is too good by luck when it is reported on the targets that chose
-    it. Chosen on other clients it is not (cross-fitting, as in Chernozhukov et al., Econometrics
-    Journal 21, 2018). The first of equals is taken. Targets of a single client are left out one
-    by one; a single target has nothing else to choose on.
+    On the targets that chose it the best of many noisy means is too good by luck (cross-fitting:
+    Chernozhukov et al., Econometrics Journal 21, 2018). The first of equals is taken. Targets of
+    a single client are left out one by one; a single target chooses on itself.
 
     Args:
         floors: name to the metric of each target (N,); floors with a NaN are not considered.

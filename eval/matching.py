@@ -199,19 +199,18 @@ def matcher(rule: str, truth: Truth, *, nearest: Tensor | None = None) -> Callab
     if rule not in RULES:
         raise ConfigError(unknown("matching rule", rule, list(RULES)))
     _require_support(support_sizes(truth))
+
+    def at(index: Tensor) -> Match:
+        return Match(truth.images[index], index)
+
     if rule in ("best", "assigned"):
         choose = best if rule == "best" else assigned
-
-        def by_distance(answers: Tensor) -> Match:
-            index = choose(answers, truth)
-            return Match(truth.images[index], index)
-
-        return by_distance
-    if rule == "mean-image":
-        fixed = Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
-    else:
-        index = _checked_nearest(nearest, truth)
-        fixed = Match(truth.images[index], index)
+        return lambda answers: at(choose(answers, truth))
+    fixed = (
+        at(_checked_nearest(nearest, truth))
+        if rule == "nearest-rep"
+        else Match(mean_images(truth), torch.full((truth.mixture.num_rows,), -1))
+    )
     return lambda answers: fixed
 
 

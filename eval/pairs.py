@@ -82,15 +82,13 @@ def bootstrap(table: Tensor, pairs: Comparisons, draws: int, seed: int) -> Tenso
     """
     owners, position = pairs.owner.unique(return_inverse=True)
     rng = stream(seed, "membership bootstrap")
-    picked = torch.randint(len(owners), (draws, len(owners)), generator=rng)
-    times = torch.zeros(draws, len(owners)).double()
-    times.scatter_add_(1, picked, torch.ones_like(times))
+    times = multiplicities(len(owners), draws, rng)
     won = torch.zeros(draws, table.shape[1]).double()
     total = torch.zeros(draws).double()
     for number, (inside, outside) in enumerate(pairs.strata):
         weight = times[:, position[number]]
-        first = _multiplicities(len(inside), draws, rng)
-        second = _multiplicities(len(outside), draws, rng)
+        first = multiplicities(len(inside), draws, rng)
+        second = multiplicities(len(outside), draws, rng)
         for column in range(table.shape[1]):
             high, low = table[inside, column], table[outside, column]
             right = _ordered_pairs(first, second, high, low)
@@ -99,7 +97,7 @@ def bootstrap(table: Tensor, pairs: Comparisons, draws: int, seed: int) -> Tenso
     return won / total[:, None]
 
 
-def _multiplicities(count: int, draws: int, rng: torch.Generator) -> Tensor:
+def multiplicities(count: int, draws: int, rng: torch.Generator) -> Tensor:
     """How often each of `count` is drawn, with replacement, in each resample: (draws, count)."""
     picked = torch.randint(count, (draws, count), generator=rng)
     times = torch.zeros(draws, count).double()

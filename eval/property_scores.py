@@ -18,7 +18,7 @@ from fedre_privacy.core.units import plural
 
 from .intervals import DRAWS, Estimate, ends, resampled
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
-from .pairs import filled
+from .pairs import filled, multiplicities
 from .verdict import (
     ERROR,
     MARGIN_SHARE,
@@ -100,11 +100,7 @@ def evaluate_properties(
             next_step="Use more clients (--clients), or another partition.",
         )
     rules = {NOTHING: torch.zeros(wanted, dtype=torch.float64), **told}
-    picked = torch.randint(
-        len(clients), (draws, len(clients)), generator=stream(seed, "property bootstrap")
-    )
-    times = torch.zeros(draws, len(clients), dtype=torch.float64)
-    times.scatter_add_(1, picked, torch.ones_like(times))
+    times = multiplicities(len(clients), draws, stream(seed, "property bootstrap"))
     of_kind = {kind: torch.tensor([k == kind for k in kinds]) for kind in dict.fromkeys(kinds)}
     games = {"": split, **{kind: split & here for kind, here in of_kind.items()}}
     whole, *parts = [

@@ -92,21 +92,20 @@ def evaluate_sources(
     right, pairs, holders = _answers(standardised(scores.double(), clients, labels), own, records)
     alone, _, _ = _answers(standardised(baseline.double(), clients, labels), own, records)
     said = torch.zeros(images).index_add(0, records, scores.isfinite().float()) > 0
-    found = over_floor(SOURCE, right, 1 / holders, sources, floor_name=GUESS)
     model = dataclasses.replace(
-        SOURCE,
-        key="source_over_model",
-        title=f"over {beside.name}",
-        against="model",
-        shown=TABLE,
-    )
-    made = (
-        found,
-        over_floor(model, right, alone, sources, floor_name=beside.name),
-        over_floor(PAIRS, pairs, torch.full_like(pairs, 0.5), sources, floor_name="chance"),
+        SOURCE, key="source_over_model", title=f"over {beside.name}", against="model", shown=TABLE
     )
     number = len(sources.unique())
-    measures = tuple(dataclasses.replace(m, targets=images, clients=number) for m in made)
+    measures = tuple(
+        dataclasses.replace(
+            over_floor(of, values, floor, sources, floor_name=name), targets=images, clients=number
+        )
+        for of, values, floor, name in (
+            (SOURCE, right, 1 / holders, GUESS),
+            (model, right, alone, beside.name),
+            (PAIRS, pairs, torch.full_like(pairs, 0.5), "chance"),
+        )
+    )
     rows = {
         "record": range(images), "client": sources.tolist(), "label": classes.tolist(),
         "holders": holders.int().tolist(), "right": right.tolist(), "pairs": pairs.tolist(),

@@ -82,14 +82,7 @@ def columns(
             f"{name}_over": own - floor if turned else floor - own,
             f"{name}_own": own - other if turned else other - own,
         }
-    return out | {
-        "hit1": found.hit1,
-        "hit5": found.hit5,
-        "rr": found.rr,
-        "guess1": found.guess1,
-        "guess5": found.guess5,
-        "guess_rr": found.guess_rr,
-    }
+    return out | vars(found)
 
 
 def judge(
@@ -116,7 +109,7 @@ def judge(
         originals: (N,) the image that each line-up is about; one that is sought twice counts once
             in the test of these images.
         public: number of images that the floors are made of.
-        unit: what `clients` numbers, in the singular.
+        noun, unit: what a target is, and what `clients` numbers, in the singular.
         mismatch: that the true images do not make what was uploaded, in words; empty: they do, or
             nobody knows.
     """

@@ -27,6 +27,7 @@ from fedre_privacy.core.units import plural
 from .intervals import DRAWS, LEVEL
 from .lower_bounds import ALPHA, share_interval
 from .membership import auc
+from .pairs import count_pairs, filled
 from .roc import tpr_at
 
 DISCOVERIES = 0.1
@@ -61,14 +62,13 @@ class WorldsScore:
         auc, auc_interval: mean over worlds of the share of pairs (member, other) in order.
         auc_within: the same over pairs of one client and class.
         rates: members found at low rates of false alarms.
-        guesses, worlds: scores behind them, and worlds.
+        worlds: behind them.
     """
 
     auc: float
     auc_interval: Interval
     auc_within: float
     rates: tuple[RateShown, ...]
-    guesses: int
     worlds: int
 
 
@@ -122,7 +122,7 @@ def evaluate_worlds(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> WorldsScore:
-    """Score an attack.
+    """Score an attack, with intervals by a bootstrap over worlds.
 
     Args:
         scores: (W, n) higher means member, comparable over slots and worlds; NaN is lowest.
@@ -138,7 +138,7 @@ def evaluate_worlds(
         )
     if not bool((coins.any(1) & ~coins.all(1)).all()):
         raise IncompatibleError("A world has no member, or nothing but members, among its slots.")
-    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
+    scores = filled(scores)
     each = torch.tensor([auc(s, c) for s, c in zip(scores, coins, strict=True)]).double()
     picked = torch.randint(
         len(each), (draws, len(each)), generator=stream(seed, "worlds bootstrap")
@@ -148,7 +148,7 @@ def evaluate_worlds(
     times.scatter_add_(1, picked, torch.ones_like(times))
     shown = tuple(_rate(scores, coins, rate, times) for rate in rates)
     within = _within(scores, coins, clients, labels)
-    return WorldsScore(float(each.mean()), ends, within, shown, scores.numel(), len(scores))
+    return WorldsScore(float(each.mean()), ends, within, shown, len(scores))
 
 
 def _ends(values: Tensor) -> Interval:
@@ -159,16 +159,9 @@ def _ends(values: Tensor) -> Interval:
 
 def _within(scores: Tensor, coins: Tensor, clients: Tensor, labels: Tensor) -> float:
     """AUC over pairs of one world, client and class; NaN where there is no such pair."""
-    keys = torch.stack([clients, labels], 1).unique(dim=0, return_inverse=True)[1]
-    won = total = 0.0
-    for group in keys.unique().tolist():
-        here = keys == group
-        for own, heads in zip(scores[:, here], coins[:, here], strict=True):
-            pairs = int(heads.sum()) * int((~heads).sum())
-            if pairs:
-                won += auc(own, heads) * pairs
-                total += pairs
-    return won / total if total else float("nan")
+    each = [count_pairs(s[:, None], c, clients, labels) for s, c in zip(scores, coins, strict=True)]
+    total = sum(float(pairs.total.sum()) for pairs in each)
+    return sum(float(pairs.won.sum()) for pairs in each) / total if total else float("nan")
 
 
 def _rate(scores: Tensor, coins: Tensor, rate: float, times: Tensor) -> RateShown:
@@ -217,7 +210,7 @@ def chance(coins: Tensor, rates: Sequence[float]) -> WorldsScore:
             float(scipy.stats.binom.ppf(p, members, rate)) / members for p in (tail, 1 - tail)
         )
         shown.append(RateShown(rate, rate, (low, high)))
-    return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), coins.numel(), len(coins))
+    return WorldsScore(0.5, (0.5 - half, 0.5 + half), 0.5, tuple(shown), len(coins))
 
 
 def most_of_mu(mu: float, rates: Sequence[float]) -> tuple[float, tuple[float, ...]]:
@@ -241,10 +234,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
     right, by = told.max(0)
     chances = [float(scipy.stats.binom.sf(int(k) - 1, worlds, 0.5)) for k in right]
     p = (torch.tensor(chances) * len(names)).clamp(max=1.0)
-    order = p.sort().values
-    line = DISCOVERIES * torch.arange(1, len(p) + 1) / len(p)
-    passing = (order <= line).nonzero()
-    limit = float(order[passing[-1]]) if len(passing) else -1.0
+    exposed = scipy.stats.false_discovery_control(p.double().numpy()) <= DISCOVERIES
     found = [
         RecordRisk(
             slot,
@@ -252,7 +242,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
             k,
             worlds,
             share_interval(k, worlds, ALPHA / len(names)),
-            float(p[slot]) <= limit,
+            bool(exposed[slot]),
         )
         for slot, (k, attack) in enumerate(zip(right.tolist(), by.tolist(), strict=True))
     ]
@@ -261,7 +251,7 @@ def record_risk(scores: Mapping[str, Tensor], coins: Tensor, clients: Tensor) ->
 
 def _told(scores: Tensor, coins: Tensor, clients: Tensor) -> Tensor:
     """In how many worlds an attack is right about each slot, (n,)."""
-    scores = torch.where(scores.isnan(), -torch.inf, scores).double()
+    scores = filled(scores)
     guesses = torch.empty_like(coins)
     for client in clients.unique().tolist():
         mine = clients == client

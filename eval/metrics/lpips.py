@@ -64,7 +64,6 @@ class Lpips(Metric):
         _package()
 
     def score(self, recovered: Tensor, original: Tensor) -> Tensor:
-        """Score finite pairs (n, C, H, W): (n,), from 0 upwards."""
         network = _network(self.net, self._path())
         parts = []
         with torch.inference_mode():
@@ -74,7 +73,6 @@ class Lpips(Metric):
         return torch.cat(parts)
 
     def definition(self, image_shape: tuple[int, int, int]) -> str:
-        """State version, backbone, its hash and the resizing."""
         path = self._path()
         factor = self._factor(image_shape[1:])
         resized = f", images resized x{factor} (bilinear)" if factor > 1 else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from .style import BLUE, LONGEST, SMALL, VERMILLION, framed, plain, tidy
+from .style import BLUE, SMALL, VERMILLION, framed, name_rows, tidy
 
 
 def audit_chart(
@@ -35,8 +35,7 @@ def audit_chart(
             1.02, row, f"[{shown:.2f}, {said}]", fontsize=SMALL, va="center",
             transform=axes.get_yaxis_transform(),
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [plain(name, LONGEST) for name, *_ in reversed(rows)])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
+    name_rows(axes, [name for name, *_ in rows])
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_xlim(
         0, 1.3 * max(max(shown, promised or 0, most) for _, shown, promised, most in rows)

@@ -100,7 +100,6 @@ def reconstruction_sheet(
     not smoothed.
 
     Args:
-        scores: from `evaluate`.
         recovered: the attack's images (N, C, H, W) in [0, 1], C 1 or 3; NaN rows diverged.
         caption: text from the record: who attacks, what was uploaded, what is known.
         metric: orders the rows.

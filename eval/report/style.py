@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -42,15 +43,10 @@ def plain(text: str, longest: int | None = None) -> str:
     return shown.replace("$", r"\$")
 
 
-def wrapped(text: str, width: int = LONGEST, most: int = 6) -> str:
-    """Return a text as `plain` shows it, broken into lines of at most so many characters.
-
-    Args:
-        most: lines; the last is cut with dots where there would be more.
-    """
-    return "\n".join(
-        plain(line) for line in textwrap.wrap(text, width, max_lines=most, placeholder="...")
-    )
+def wrapped(text: str) -> str:
+    """Return a text as `plain` shows it, in at most six lines of `LONGEST` characters."""
+    lines = textwrap.wrap(text, LONGEST, max_lines=6, placeholder="...")
+    return "\n".join(plain(line) for line in lines)
 
 
 def blank(width: float, height: float) -> Figure:
@@ -134,6 +130,12 @@ def tidy(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(TEXT)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name rows from the top down; row 0 is the lowest."""
+    axes.set_yticks(range(len(names)), [plain(name, LONGEST) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
 
 
 def save_figure(

@@ -63,14 +63,13 @@ def audit_mechanism(
     """Put canaries through the defences of a federation and hold the guesses against the claim.
 
     Args:
-        defenses: as they acted, settings filled in.
-        claim: that they make, from `claim_of`.
+        defenses: as they acted, settings filled in. claim: that they make, from `claim_of`.
         sent: the artifacts that a client sends in a round; their form is taken, not their values.
         trials: canary clients, each of whose uploads of all rounds are one trial.
         alpha: chance that the lower bound is above the truth.
 
     Raises:
-        ConfigError: too few trials, or alpha out of range.
+        ConfigError: see `check_audit`.
         IncompatibleError: nothing that is sent is covered by the claim.
     """
     check_audit(trials, alpha)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedre_privacy.core.artifacts import Prototypes
 from fedre_privacy.core.types import Emission, Upload
 
-from .hooks import Named, Predicting
+from .hooks import Named, Predicting, Pulling
 from .local import represent
 from .prototypes import class_means
 from .state import Client, Message, Setting, Task, only
@@ -62,27 +62,25 @@ def pull(client: Client, reps: Tensor, labels: Tensor) -> Tensor:
     return F.mse_loss(reps, torch.where(known, target, reps.detach()))
 
 
-def nearest_logits(client: Client, images: Tensor) -> Tensor:
-    """Minus the mean squared distance to each global prototype; absent classes never win.
-
-    Before any prototype has arrived: the client's own head.
-    """
+def loss(self: Pulling, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
+    """Cross-entropy of the own head, and the protocol's `weight` times the `pull`."""
     reps = client.model.extractor(images)
-    logits: Tensor
-    if "prototypes" not in client.tensors:
-        logits = client.model.head(reps)
-        return logits
-    distance = torch.cdist(reps, client.tensors["prototypes"]).square() / reps.shape[1]
-    logits = (-distance).masked_fill(~client.tensors["present"], -torch.inf)
-    return logits
+    own = F.cross_entropy(client.model.head(reps), labels)
+    return own + self.weight * pull(client, reps, labels) if self.weight else own
 
 
 def predict(self: Predicting, client: Client, images: Tensor) -> Tensor:
-    """Logits by the protocol's `predict`: nearest global prototype, or the client's own head."""
-    if self.predict == "nearest":
-        return nearest_logits(client, images)
-    logits: Tensor = client.model(images)
-    return logits
+    """Logits by the protocol's `predict`: nearest global prototype, or the client's own head.
+
+    The former are minus the mean squared distance to each prototype; absent classes never win.
+    Before any prototype has arrived: the own head.
+    """
+    reps = client.model.extractor(images)
+    if self.predict != "nearest" or "prototypes" not in client.tensors:
+        logits: Tensor = client.model.head(reps)
+        return logits
+    distance: Tensor = torch.cdist(reps, client.tensors["prototypes"]).square() / reps.shape[1]
+    return (-distance).masked_fill(~client.tensors["present"], -torch.inf)
 
 
 def gather(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:

@@ -14,30 +14,35 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Pulling(Protocol):
+    """A protocol with a weight of the pull towards global prototypes."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of that pull."""
+
+
 class Predicting(Protocol):
-    """A protocol with a setting for how it predicts."""
+    """A protocol that predicts by the ``nearest`` global prototype, or by the client's own head."""
 
     @property
     def predict(self) -> str:
-        """``nearest`` for the nearest global prototype, else by the client's own head."""
-        ...
+        """Who predicts."""
 
 
 class WithBuffers(Protocol):
-    """A protocol with a setting for statistics of BatchNorm."""
+    """A protocol with a setting: are statistics of BatchNorm averaged and sent as well."""
 
     @property
     def buffers(self) -> bool:
-        """Whether they are averaged and sent as well."""
-        ...
+        """Whether they are."""
 
 
 class SharesModel(Protocol):
-    """A protocol that says what it sends of a model."""
+    """A protocol that says whether it sends running statistics of BatchNorm."""
 
     def sends_buffers(self) -> bool:
-        """Whether running statistics of BatchNorm are sent as well."""
-        ...
+        """Whether it does."""
 
 
 class SharesSmallModel(SharesModel, Protocol):
@@ -46,4 +51,3 @@ class SharesSmallModel(SharesModel, Protocol):
     @property
     def small(self) -> ModelSettings:
         """The small model."""
-        ...

@@ -15,7 +15,7 @@ from torch import nn
 from fedre_privacy.core.artifacts import EntangledRep, HeadState
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.optimisers import SGD
-from fedre_privacy.core.types import AGGREGATE, Upload
+from fedre_privacy.core.types import AGGREGATE, Emission, Upload
 from fedre_privacy.models.split import load_parameters, parameters_of
 
 from .hooks import Named
@@ -72,6 +72,11 @@ def broadcast(self: object, server: Server) -> Message:
 def receive(self: object, client: Client, message: Message, task: Task) -> None:
     """Overwrite the client's head."""
     load_parameters(client.model.head, only(message, HeadState).params)
+
+
+def upload(self: object, client: Client, task: Task) -> tuple[Emission, ...]:
+    """The client's head."""
+    return (Emission(HeadState(parameters_of(client.model.head))),)
 
 
 def super_pair(uploads: Sequence[Upload]) -> Upload:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedre_privacy.core.artifacts import SmallModelState
 from fedre_privacy.core.types import Emission, Upload
@@ -81,3 +82,13 @@ def weights(server: Server, uploads: Sequence[Upload]) -> Tensor:
     if "counts" in server.tensors:
         return shares(server, uploads)
     return torch.ones(len(uploads))
+
+
+def kl(student: Tensor, teacher: Tensor, *, detach: bool = True) -> Tensor:
+    """KL(softmax(teacher) || softmax(student)), mean over the batch.
+
+    Args:
+        student, teacher: logits (b, C). detach: let no gradient into the teacher.
+    """
+    target = (teacher.detach() if detach else teacher).log_softmax(1)
+    return F.kl_div(student.log_softmax(1), target, reduction="batchmean", log_target=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -181,15 +181,9 @@ def _inside(names: Sequence[str], part: str) -> list[str]:
 
 
 def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
-    found: list[Part] = []
-    strays = 0
-    for part, names in inside.items():
-        own: Part = {}
-        for name in names:
-            if "/" in name:
-                own.setdefault(name.split("/")[0], []).append(prefix + part + name)
-        found.append(own)
-        strays += sum("/" not in name for name in names)
+    found, strays = _by_class(
+        prefix, inside, lambda part, name: name.split("/")[0] if "/" in name else None
+    )
     kept = sum(len(own) for part in found for own in part.values())
     if list(inside) == [""] and strays >= kept:
         raise IncompatibleError(
@@ -204,8 +198,22 @@ def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> 
     if empty:
         some = first_few(empty, 5)
         notes.append(f"Left out, being empty of images: {plural(len(empty), 'folder')} ({some}).")
-    train, test = found[0], found[1] if len(found) > 1 else {}
-    return Arranged(tuple(sorted(train)), train, test, tuple(notes))
+    return Arranged(tuple(sorted(found[0])), found[0], found[1], tuple(notes))
+
+
+def _by_class(
+    prefix: str, inside: Mapping[str, Sequence[str]], label_of: Callable[[str, str], str | None]
+) -> tuple[tuple[Part, Part], int]:
+    """The images of each class of the training and the test part, and how many have no class."""
+    found: list[Part] = [{}, {}]
+    strays = 0
+    for number, (part, names) in enumerate(inside.items()):
+        for name in names:
+            label = label_of(part, name)
+            strays += label is None
+            if label is not None:
+                found[number].setdefault(label, []).append(prefix + part + name)
+    return (found[0], found[1]), strays
 
 
 def _empty(tree: Tree, above: Collection[str]) -> list[str]:
@@ -217,51 +225,34 @@ def _empty(tree: Tree, above: Collection[str]) -> list[str]:
 
 
 def _one_class(prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
-    found = [
-        {ONE_CLASS: [prefix + part + name for name in names]} for part, names in inside.items()
-    ]
+    (train, test), _ = _by_class(prefix, inside, lambda part, name: ONE_CLASS)
     note = (
         f"There are no class folders and no {LABELS} (file,label): all images are of one class. A "
         "classifier of one class learns nothing and its gradients are zero, so attacks on "
         "gradients and updates say nothing here."
     )
-    return Arranged((ONE_CLASS,), found[0], found[1] if len(found) > 1 else {}, (note,))
+    return Arranged((ONE_CLASS,), train, test, (note,))
 
 
-def _by_table(
-    tree: Tree,
-    name: str,
-    prefix: str,
-    inside: Mapping[str, Sequence[str]],
-) -> Arranged:
+def _by_table(tree: Tree, name: str, prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
     every = [prefix + part + image for part, names in inside.items() for image in names]
     labels, absent = _labels(tree, name, every)
-    found: list[Part] = []
-    unlabelled = 0
-    for part, names in inside.items():
-        own: Part = {}
-        for image in names:
-            label = labels.get(prefix + part + image)
-            if label is None:
-                unlabelled += 1
-            else:
-                own.setdefault(label, []).append(prefix + part + image)
-        found.append(own)
-    if not found[0]:
+    (train, test), unlabelled = _by_class(
+        prefix, inside, lambda part, image: labels.get(prefix + part + image)
+    )
+    if not train:
         raise IncompatibleError(
             f"{name} of {tree.root} names none of its training images. Needed: one line for each, "
             "its file (1.jpg, or sub/1.jpg) and its label.",
         )
-    known = list(found[0])
-    number = all(label.isdecimal() for label in known)
-    classes = sorted(known, key=int) if number else sorted(known)
+    number = all(label.isdecimal() for label in train)
+    classes = sorted(train, key=int) if number else sorted(train)
     notes = [f"The classes are those of {name}."]
     if unlabelled:
         notes.append(f"Left out, having no label in {name}: {plural(unlabelled, 'image')}.")
     if absent:
         notes.append(f"Without an image here: {plural(absent, 'line')} of {name}.")
-    test = found[1] if len(found) > 1 else {}
-    return Arranged(tuple(classes), found[0], test, tuple(notes))
+    return Arranged(tuple(classes), train, test, tuple(notes))
 
 
 def _table(tree: Tree, images: Sequence[str]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
@@ -147,6 +147,12 @@ def split(
         train.append(kept)
         test.append(tested)
     return Split(tuple(scheme.thin(train, labels)), tuple(test))
+
+
+def nearest_numbers(works: Callable[[int], bool], num_classes: int, asked: int) -> list[int]:
+    """The numbers of classes a client next below and above the one asked for that would work."""
+    fit = [number for number in range(1, num_classes + 1) if works(number)]
+    return [n for n in fit if n < asked][-1:] + [n for n in fit if n > asked][:1]
 
 
 def _num_train(count: int, train_ratio: float) -> int:

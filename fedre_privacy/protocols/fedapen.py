@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model, whole_model
 from fedre_privacy.blocks.local import outputs_of
-from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.blocks.small_model import kl
 from fedre_privacy.blocks.state import Client, Message, Setting, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import SmallModelState

@@ -154,9 +154,8 @@ class FedGen(Protocol):
         return generator(noise.to(device), labels), labels
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        if self.average == "model":
-            return whole_model.upload(self, client, task)
-        return (Emission(HeadState(parameters_of(client.model.head))),)
+        sent: tuple[Emission, ...] = self._shared.upload(self, client, task)
+        return sent
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         whole = self.average == "model"

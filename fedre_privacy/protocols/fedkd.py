@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model
 from fedre_privacy.blocks.averaging import State, weighted_mean
-from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.blocks.small_model import kl
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes
 from fedre_privacy.core.artifacts import LowRankChange, LowRankModel, SmallModelState

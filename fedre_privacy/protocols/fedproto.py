@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from fedre_privacy.blocks import global_prototypes
 from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
@@ -57,6 +55,7 @@ class FedProto(Protocol):
 
     check = global_prototypes.check
     receive = global_prototypes.receive
+    loss = global_prototypes.loss
     logits = global_prototypes.predict
 
     def traffic(self, sizes: Sizes) -> Exchange | None:
@@ -76,13 +75,6 @@ class FedProto(Protocol):
     def broadcast(self, server: Server) -> Message:
         labels = server.tensors["present"].nonzero().squeeze(1)
         return (Prototypes(server.tensors["prototypes"][labels], labels),) if len(labels) else ()
-
-    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
-        reps = client.model.extractor(images)
-        loss = F.cross_entropy(client.model.head(reps), labels)
-        if self.weight:
-            loss = loss + self.weight * global_prototypes.pull(client, reps, labels)
-        return loss
 
     def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
         made = global_prototypes.prototypes_of(client, task)

@@ -60,6 +60,7 @@ class FedTGP(Protocol):
 
     check = global_prototypes.check
     receive = global_prototypes.receive
+    loss = global_prototypes.loss
     logits = global_prototypes.predict
 
     def traffic(self, sizes: Sizes) -> Exchange:
@@ -97,13 +98,6 @@ class FedTGP(Protocol):
     def _prototypes(self, client: Client, task: Task) -> tuple[Prototypes, Mixture | None]:
         emission = global_prototypes.prototypes_of(client, task)
         return only((emission.artifact,), Prototypes), emission.mixture
-
-    def loss(self, client: Client, images: Tensor, labels: Tensor, message: Message) -> Tensor:
-        reps = client.model.extractor(images)
-        loss = F.cross_entropy(client.model.head(reps), labels)
-        if self.weight:
-            loss = loss + self.weight * global_prototypes.pull(client, reps, labels)
-        return loss
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         net, setting = server.modules["prototypes"], task.setting

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedre_privacy.blocks import small_model, whole_model
-from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.blocks.small_model import kl
 from fedre_privacy.blocks.state import Client, Message, Task
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, SmallModelState

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from fedre_privacy.blocks import shared_head, whole_model
 from fedre_privacy.blocks.averaging import weighted_mean
-from fedre_privacy.blocks.state import Client, Server, Task, only
+from fedre_privacy.blocks.state import Server, Task, only
 from fedre_privacy.blocks.traffic import Exchange, Sizes, averaged
 from fedre_privacy.core.artifacts import Counts, HeadState
-from fedre_privacy.core.types import Emission, Upload
-from fedre_privacy.models.split import load_parameters, parameters_of
+from fedre_privacy.core.types import Upload
+from fedre_privacy.models.split import load_parameters
 
 from .base import Protocol, protocols
 
@@ -37,12 +37,10 @@ class LGFedAvg(Protocol):
     setup_aggregate = whole_model.setup_aggregate
     broadcast = shared_head.broadcast
     receive = shared_head.receive
+    upload = shared_head.upload
 
     def traffic(self, sizes: Sizes) -> Exchange:
         return averaged(sizes, sizes.head)
-
-    def upload(self, client: Client, task: Task) -> tuple[Emission, ...]:
-        return (Emission(HeadState(parameters_of(client.model.head))),)
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
         states = [only(upload.artifacts, HeadState).params for upload in uploads]

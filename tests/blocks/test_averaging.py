@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedre_privacy.blocks.averaging import load_state, state_of, weighted_mean
-from fedre_privacy.blocks.mutual import kl
+from fedre_privacy.blocks.small_model import kl
 from fedre_privacy.core.errors import IncompatibleError
 
 

@@ -14,11 +14,13 @@ from fedre_privacy.core.registry import typed
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
+    DISTRIBUTIONS,
+    POSITIVE,
     Entanglement,
+    positive_weights,
     schemes,
     spread_over_classes,
 )
-from fedre_privacy.entanglement.weights import DISTRIBUTIONS, POSITIVE, positive_weights
 from fedre_privacy.testing import scheme_checks
 from fedre_privacy.testing.scheme_checks import CLASSES, LABELS, draw_of, some_reps
 
@@ -264,9 +266,9 @@ def test_clamp_and_softmax():
 
 
 def test_a_vanishing_total_falls_back_to_equal_weights(monkeypatch):
-    from fedre_privacy.entanglement import weights
+    from fedre_privacy.entanglement import base
 
-    monkeypatch.setattr(weights, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
+    monkeypatch.setattr(base, "_draw", lambda n, *_: torch.zeros(n, dtype=torch.float64))
     assert draw("gaussian", "abs", count=4).tolist() == [1, 1, 1, 1]
 
 
