@@ -75,7 +75,7 @@ def predict(self: Predicting, client: Client, images: Tensor) -> Tensor:
     The former are minus the mean squared distance to each prototype; absent classes never win.
     Before any prototype has arrived: the own head.
     """
-    reps = client.model.extractor(images)
+    reps: Tensor = client.model.extractor(images)
     if self.predict != "nearest" or "prototypes" not in client.tensors:
         logits: Tensor = client.model.head(reps)
         return logits
