@@ -26,6 +26,7 @@ import pandas as pd
 import tools
 import torch
 
+from fedre_privacy.api.workflows import PAGE
 from fedre_privacy.auditing.recorded import audit_claim, plan_audit
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import Artifact, EntangledRep, ModelState, Prototypes
@@ -42,7 +43,6 @@ from fedre_privacy.eval.measures import SINGLE
 from fedre_privacy.eval.report import save_figure
 from fedre_privacy.eval.report.comparison import Column, Dot, comparison
 from fedre_privacy.eval.report.frontier import Point
-from fedre_privacy.job import WORKER
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.runs.preparing import Prepared, facts_of, prepare
 from fedre_privacy.runs.resolving import resolve_training
@@ -561,7 +561,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = benchmark(
             sweep, folder=options.out / protocol, runs=options.runs_dir, device="cpu",
             workers=options.jobs, report=_say, prune=options.prune, retry=options.retry,
-            worker=WORKER,
+            page=PAGE,
         )  # fmt: skip
         write_benchmark_report(result)
         results.append(result)

@@ -329,14 +329,14 @@ def benchmark(
     engine: str = "local",
     retry: bool = False,
     prune: bool = False,
-    worker: str,
+    page: str,
     report: Report = silent,
 ) -> BenchmarkResult:
     """Run what is not done yet, gather everything, and write tables and figures.
 
     Args:
         prune: remove models and uploads of runs whose attacks have finished.
-        worker: module that a job's process runs, see `sweep.run_jobs`.
+        page: ``module:function`` that writes the page of a finished attack.
 
     Raises:
         FedreError: settings that cannot work, before anything is trained.
@@ -344,7 +344,7 @@ def benchmark(
     place = Place(folder, runs)
     results = run_jobs(
         wanted.jobs, place, device=device, workers=workers, engine=engine, retry=retry,
-        report=report, prune=prune, worker=worker,
+        report=report, prune=prune, page=page,
     )  # fmt: skip
     rows = frame(results)
     result = BenchmarkResult(folder, rows, over_seeds(rows), wanted, results, runs)

@@ -30,6 +30,9 @@ from fedre_privacy.runs.training import train
 from .jobs import REFUSED, Job, Place
 from .results import Attacked, JobResult
 
+WORKER = f"{__package__}.worker"
+"""The module that the process of a job runs."""
+
 
 def run_job(
     job: Job,
@@ -130,7 +133,7 @@ def run_jobs(
     engine: str = "local",
     retry: bool = False,
     prune: bool = False,
-    worker: str,
+    page: str,
     report: Report = silent,
 ) -> list[JobResult]:
     """Run what is not done yet, each job in its own process; return all results, in order.
@@ -142,8 +145,7 @@ def run_jobs(
         engine: "local", or "ray" for the machines of a cluster.
         retry: run again what failed before.
         prune: remove models and uploads of runs whose attacks have finished.
-        worker: module that a job's process runs: it reads the job's settings file, its first
-            argument, and calls `run_job`.
+        page: ``module:function`` that writes the page of a finished attack, in the job's process.
 
     Raises:
         MissingExtraError: Ray is asked for and not installed.
@@ -163,8 +165,8 @@ def run_jobs(
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
     arguments = {
         job.name: [
-            worker, str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
-            str(place.folder.resolve()), str(place.runs.resolve()), device, *job.plugins(),
+            WORKER, str((place.folder / "jobs" / f"{job.name}.yaml").resolve()),
+            str(place.folder.resolve()), str(place.runs.resolve()), device, page, *job.plugins(),
         ]
         for job in waiting
     }  # fmt: skip

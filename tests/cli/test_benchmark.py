@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedre_privacy.api.workflows import comparison
 from fedre_privacy.cli import benchmark
 from fedre_privacy.cli.benchmark import _wanted
-from fedre_privacy.work import comparison
 
 
 @pytest.fixture

@@ -70,10 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reproduction": {
         "core", "data", "models", "partition", "blocks", "protocols", "federation", "eval", "runs",
     },
-    "job": {"runs", "study", "pages", "core"},
-    "work": {"runs", "play", "study", "pages", "job", "core", "sealed.door"},
     "api": {
-        "work", "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
+        "runs", "play", "study", "pages", "auditing", "core", "attacks.base", "data.base",
         "data.loading", "viewing", "publish", "defenses.base", "entanglement.base",
         "eval.metrics.base", "eval.lower_bounds", "models.families", "partition.base",
         "protocols.base", "sealed.door",

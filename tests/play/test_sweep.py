@@ -15,11 +15,11 @@ import pytest
 import torch
 import yaml
 
+from fedre_privacy.api.workflows import PAGE
 from fedre_privacy.cli import benchmark as command
 from fedre_privacy.core.errors import ConfigError, DamagedInputError
 from fedre_privacy.core.registry import typed
 from fedre_privacy.eval.measures import FRONTIER, Measure
-from fedre_privacy.job import WORKER
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
 from fedre_privacy.study import benchmark as benchmarking
@@ -44,7 +44,7 @@ LABELS = ["labels@labels@realistic"]
 
 def benchmark(asked, **how):
     """A benchmark with its page, as the command makes it."""
-    result = benchmarking.benchmark(asked, worker=WORKER, **how)
+    result = benchmarking.benchmark(asked, page=PAGE, **how)
     write_benchmark_report(result)
     return result
 
@@ -250,11 +250,11 @@ import os
 import signal
 from pathlib import Path
 from test_sweep_settings import asked
-from fedre_privacy.job import WORKER
+from fedre_privacy.api.workflows import PAGE
 from fedre_privacy.study.benchmark import benchmark
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background
 place = {"folder": Path("out"), "runs": Path("runs")}
-benchmark(asked, **place, workers=os.cpu_count() or 1, worker=WORKER)
+benchmark(asked, **place, workers=os.cpu_count() or 1, page=PAGE)
 """
 
 

@@ -18,7 +18,6 @@ from fedre_privacy.core.engines import IN_PROCESS, engine_named, training_engine
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.registry import typed
-from fedre_privacy.job import WORKER
 from fedre_privacy.pages import run_figures
 from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.pages.benchmark import write_benchmark_report
@@ -38,6 +37,9 @@ from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 from fedre_privacy.study import benchmark as benchmarking
 from fedre_privacy.study.benchmark import BenchmarkResult as BenchmarkResult
 from fedre_privacy.study.description import Benchmark, read_sweep
+
+PAGE = f"{attack_page.__module__}:{attack_page.__name__}"
+"""What writes the page of an attack, for processes that are told by its name."""
 
 
 class Run(recorded.Run):
@@ -195,7 +197,7 @@ def run_benchmark(
     """
     folder = out or runs / "benchmarks" / wanted.name
     result = benchmarking.benchmark(
-        wanted, folder=folder, runs=runs, device=str(device), worker=WORKER, **how
+        wanted, folder=folder, runs=runs, device=str(device), page=PAGE, **how
     )
     write_benchmark_report(result)
     return result

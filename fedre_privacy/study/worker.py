@@ -1,8 +1,9 @@
-"""The process of one job of a benchmark: ``python -m fedre_privacy.job FILE ...``."""
+"""The process of one job of a benchmark; the words after the module's name are `main`'s."""
 
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 import threading
 import time
@@ -12,21 +13,19 @@ import torch
 
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.registry import import_plugins
-from fedre_privacy.pages.attack import attack_page
 from fedre_privacy.runs.folder import COMPLETE
 from fedre_privacy.runs.resolving import required, resolve_attack, resolve_training
-from fedre_privacy.study.jobs import Job, Place
-from fedre_privacy.study.processes import PARENT
-from fedre_privacy.study.sweep import run_job
 
-WORKER = __name__ if __name__ != "__main__" else "fedre_privacy.job"
-"""This module, for those that start its process."""
+from .jobs import Job, Place
+from .processes import PARENT
+from .sweep import run_job
 
 
-def main(file: str, folder: str, runs: str, device: str, *plugins: str) -> int:
+def main(file: str, folder: str, runs: str, device: str, page: str, *plugins: str) -> int:
     """Run the job described in a file; return 0 if it finished well.
 
     Args:
+        page: ``module:function`` that writes the page of a finished attack.
         plugins: modules to which names in the file may lead.
     """
     import_plugins(plugins)
@@ -40,7 +39,9 @@ def main(file: str, folder: str, runs: str, device: str, *plugins: str) -> int:
         required(training, problems),
         tuple(required(settings, problems) for settings in attacks),
     )
-    result = run_job(job, Place(Path(folder), Path(runs)), torch.device(device), attack_page)
+    result = run_job(
+        job, Place(Path(folder), Path(runs)), torch.device(device), pkgutil.resolve_name(page)
+    )
     return 0 if result["status"] == COMPLETE else 1
 
 

@@ -17,6 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Unpack
 
+from fedre_privacy.api.workflows import (
+    AttackResult,
+    BenchmarkResult,
+    Run,
+    comparison,
+    run_attack,
+    run_benchmark,
+    run_membership,
+    run_training,
+)
 from fedre_privacy.attacks.base import Attack
 from fedre_privacy.auditing.recorded import RunAudit, audit_run
 from fedre_privacy.core.engines import IN_PROCESS
@@ -70,16 +80,6 @@ from fedre_privacy.runs.values import (
 from fedre_privacy.steering.base import Steering
 from fedre_privacy.study.twins import Twins
 from fedre_privacy.viewing import page as viewing
-from fedre_privacy.work import (
-    AttackResult,
-    BenchmarkResult,
-    Run,
-    comparison,
-    run_attack,
-    run_benchmark,
-    run_membership,
-    run_training,
-)
 
 __all__ = [
     "IN_PROCESS",
