@@ -17,13 +17,12 @@ from fedre_privacy.core.answers import typed
 from fedre_privacy.core.artifacts import Artifact, is_read_as
 from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.channels import StepsAt
-from fedre_privacy.core.contents import Content
 from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
 from fedre_privacy.core.events import Report, silent
 from fedre_privacy.core.outcomes import Outcome, Reconstruction
 from fedre_privacy.core.registry import Registry
-from fedre_privacy.core.types import Knowledge, Observation, ThreatModel
+from fedre_privacy.core.types import Knowledge, Observation, ThreatModel, channel_places
 from fedre_privacy.models.copies import FrozenCopies
 
 attacks: Registry[Attack] = Registry("attack", "fedre_privacy.attacks", see="fedre-attack list")
@@ -150,7 +149,7 @@ class Attack:
 
         Override it where settings or what is known decide.
         """
-        here = touched(observation)
+        here = channel_places(observation)
         return {place: kinds for place, kinds in self.adapts_to.items() if place in here}
 
     def explained(self, observation: Observation, images: Tensor, labels: Tensor) -> Tensor | None:
@@ -324,34 +323,6 @@ def _explained(observation: Observation, images: Tensor, device: torch.device) -
 def _seen(extractor: nn.Module, images: Tensor, device: torch.device) -> Tensor:
     """Representations (n, d) of images, on the CPU."""
     return torch.cat([extractor(part.to(device)).cpu() for part in images.split(256)])
-
-
-_PLACES: dict[Content, tuple[str, ...]] = {
-    Content.REPRESENTATION: ("each", "rows"),
-    Content.PROTOTYPE: ("each", "rows"),
-    Content.LOGITS: ("rows",),
-    Content.STATISTIC: ("rows",),
-    Content.PARAMETERS: ("updates",),
-    Content.LABEL_ENCODING: ("encoding",),
-}
-"""Places of a channel that tensors on the wire went through."""
-
-
-def touched(observation: Observation) -> frozenset[str]:
-    """Places of a channel that the targets went through.
-
-    Targets that another attack recovered, or that the protocol does not send, went through none
-    but the training.
-    """
-    sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
-    found = {"training", "round"}
-    for target in observation.targets:
-        for artifact in target.artifacts:
-            if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
-                continue
-            for content in artifact.content().values():
-                found.update(_PLACES.get(content, ()))
-    return frozenset(found)
 
 
 def mismatch(

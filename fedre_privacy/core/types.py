@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .artifacts import Artifact
 from .channels import NOTHING, Channel
+from .contents import Content
 
 # --- messages ---------------------------------------------------------------------------------
 
@@ -376,3 +377,31 @@ class Truth:
     mixture: Mixture
     target_clients: Tensor
     target_labels: Tensor
+
+
+_PLACES: dict[Content, tuple[str, ...]] = {
+    Content.REPRESENTATION: ("each", "rows"),
+    Content.PROTOTYPE: ("each", "rows"),
+    Content.LOGITS: ("rows",),
+    Content.STATISTIC: ("rows",),
+    Content.PARAMETERS: ("updates",),
+    Content.LABEL_ENCODING: ("encoding",),
+}
+"""Places of a channel that tensors on the wire went through."""
+
+
+def channel_places(observation: Observation) -> frozenset[str]:
+    """Places of a channel that the targets went through.
+
+    Targets that another attack recovered, or that the protocol does not send, went through none
+    but the training.
+    """
+    sent = {(u.client, u.round, type(a)) for u in observation.uploads for a in u.artifacts}
+    found = {"training", "round"}
+    for target in observation.targets:
+        for artifact in target.artifacts:
+            if target.counterfactual or (target.client, target.round, type(artifact)) not in sent:
+                continue
+            for content in artifact.content().values():
+                found.update(_PLACES.get(content, ()))
+    return frozenset(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedre_privacy.attacks.base import Attack, touched
+from fedre_privacy.attacks.base import Attack
 from fedre_privacy.core.blame import blamed
 from fedre_privacy.core.channels import NOTHING, PLACES, covered
-from fedre_privacy.core.types import Observation
+from fedre_privacy.core.types import Observation, channel_places
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def adaptations(attack: Attack, observation: Observation) -> tuple[Adaptation, .
     """
     with blamed(attack):
         adapts = attack.adapts(observation)
-    here = touched(observation)
+    here = channel_places(observation)
     out = []
     for number, known in enumerate(observation.defenses):
         if known.channel is None:

@@ -156,6 +156,7 @@ class Run:
 
     @property
     def system(self) -> str:
+        """Who uploads: the protocol."""
         return self.settings.protocol.name
 
     @property
@@ -173,6 +174,7 @@ class Run:
 
     @property
     def defenses(self) -> tuple[Defense, ...]:
+        """The defences of the training, in order."""
         return self.settings.defense
 
     @property
