@@ -12,15 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedre_privacy.core.artifact_schema import Role
 from fedre_privacy.core.artifacts import is_one_of
 from fedre_privacy.core.channels import Channel, NoisySteps
 from fedre_privacy.core.config import knob
-from fedre_privacy.core.contents import Role
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 from fedre_privacy.core.optimisers import SGD, groups_of
 
 from .accounting import ACCOUNTANTS, epsilon_of, least_noise
-from .base import RECORD, Defense, Facts, PrivacyCost, Release, Trainer, TrainingSamples, defenses
+from .base import (
+    RECORD,
+    Defense,
+    FederationFacts,
+    PrivacyCost,
+    Release,
+    Trainer,
+    TrainingSamples,
+    defenses,
+)
 from .noise import check_delta
 from .values import TRAINED
 
@@ -86,7 +95,7 @@ class DPSGD(Defense):
         if problems:
             raise ConfigError(*problems)
 
-    def check(self, facts: Facts) -> list[str]:
+    def check(self, facts: FederationFacts) -> list[str]:
         problems = check_delta(self.name, self.delta, RECORD, facts)
         models = map(facts.model, range(facts.clients)) if facts.model else ()
         for client, model in enumerate(models):
@@ -94,7 +103,7 @@ class DPSGD(Defense):
                 problems.append(refusal(f"client {client}", *found))
         return problems
 
-    def settled(self, facts: Facts) -> Defense:
+    def settled(self, facts: FederationFacts) -> Defense:
         if self.epsilon is None:
             return self
 
@@ -108,10 +117,10 @@ class DPSGD(Defense):
     def trainer(self) -> Trainer:
         return self
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         return Channel(training=(NoisySteps(float(self.clip or 0), float(self.noise or 0)),))
 
-    def cost(self, facts: Facts) -> PrivacyCost:
+    def cost(self, facts: FederationFacts) -> PrivacyCost:
         releases = []
         for counts, rounds in zip(facts.class_counts, facts.participations, strict=True):
             size = sum(counts)
@@ -126,7 +135,9 @@ class DPSGD(Defense):
             delta=self.delta,
             releases=tuple(releases),
             pure=(0.0,) * facts.clients,
-            covers=tuple(k for k in facts.valued if is_one_of(k, (*TRAINED, Role.PACKED))),
+            covers=tuple(
+                k for k in facts.kinds_with_values if is_one_of(k, (*TRAINED, Role.PACKED))
+            ),
             assumptions=(
                 "one record is added or removed; batches are Poisson samples that stay secret",
                 "the noise is secret (here it comes from the run's seed) and exact (here floating "
@@ -242,7 +253,7 @@ def per_sample_gradients(
     """
     from opacus.grad_sample import GradSampleHooks
 
-    hooks = [GradSampleHooks(m, loss_reduction="mean") for m in modules if _trained(m)]
+    hooks = [GradSampleHooks(m, loss_reduction="mean") for m in modules if _trainable_parameters(m)]
 
     def switch(on: bool) -> None:
         for hook in hooks:
@@ -290,7 +301,7 @@ def refusal(who: str, layer: str, what: str) -> str:
     return f"Defence 'dp-sgd': {who}, {where} is {what}. Remedy: {remedy} --models cnn4 or cnn5."
 
 
-def _trained(module: nn.Module) -> bool:
+def _trainable_parameters(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 

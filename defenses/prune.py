@@ -10,7 +10,7 @@ from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.channels import Channel, Masking
 from fedre_privacy.core.config import knob
 
-from .base import Defense, Facts, Sending, defenses
+from .base import Defense, FederationFacts, Sending, defenses
 from .values import TRAINED, update_of, with_update
 
 
@@ -47,5 +47,5 @@ class Prune(Defense):
         }
         return with_update(artifact, pruned, sending)
 
-    def channel(self, facts: Facts) -> Channel:
+    def channel(self, facts: FederationFacts) -> Channel:
         return Channel(updates=(Masking(),))

@@ -10,7 +10,7 @@ from typing import Any
 from fedre_privacy.core.tradeoff import LINE_UP
 
 from .accounting import curve_of, epsilon_of
-from .base import CLIENT, RECORD, Defense, Facts, Guarantee, PrivacyCost, Statement
+from .base import CLIENT, RECORD, Defense, FederationFacts, Guarantee, PrivacyCost, Statement
 
 CLEAR = ("who takes part in which round", "losses and accuracies in the run's own record")
 """What no defence covers."""
@@ -18,7 +18,7 @@ CLEAR = ("who takes part in which round", "losses and accuracies in the run's ow
 Costs = Sequence[tuple[Defense, PrivacyCost]]
 
 
-def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
+def check_all(defenses: Sequence[Defense], facts: FederationFacts) -> list[str]:
     """Every reason why these defences cannot be used, alone or in this order."""
     problems = [problem for defense in defenses for problem in defense.check(facts)]
     noisy = [d for d in defenses if d.adds_noise]
@@ -59,14 +59,14 @@ def check_all(defenses: Sequence[Defense], facts: Facts) -> list[str]:
     return problems
 
 
-def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
+def state(defenses: Sequence[Defense], facts: FederationFacts) -> Statement:
     """Add up what defences spend over the whole run, and say what stays in the clear."""
     costs = [(d, cost) for d in defenses if (cost := d.cost(facts)) is not None]
     guarantees: list[Guarantee] = []
     reasons: list[str] = []
     for unit in (CLIENT, RECORD):
         own = [(d, cost) for d, cost in costs if cost.unit == unit]
-        lacking = _lacking(unit, own, facts) if own else None
+        lacking = _missing_guarantee(unit, own, facts) if own else None
         if own and not lacking:
             guarantees.append(_compose(unit, own, facts))
         elif lacking and not guarantees:  # what hides a whole client hides each of its records
@@ -79,7 +79,7 @@ def state(defenses: Sequence[Defense], facts: Facts) -> Statement:
     )
 
 
-def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
+def _missing_guarantee(unit: str, costs: Costs, facts: FederationFacts) -> str | None:
     """Why there is no guarantee for a unit, if there is none."""
     names = " and ".join(d.name for d, _ in costs)
     if unit == RECORD:
@@ -94,14 +94,14 @@ def _lacking(unit: str, costs: Costs, facts: Facts) -> str | None:
                 f"'{facts.protocol}' are not known to use their data in local training only"
             )
     covers = tuple(kind for _, cost in costs for kind in cost.covers)
-    bare = [kind.__name__ for kind in facts.valued if kind not in covers]
+    bare = [kind.__name__ for kind in facts.kinds_with_values if kind not in covers]
     if not bare:
         return None
     remedy = "; add gaussian with unit=record" if unit == RECORD else ""
     return f"{names}: no guarantee for a {unit}, because {', '.join(bare)} go out bare{remedy}"
 
 
-def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
+def _compose(unit: str, costs: Costs, facts: FederationFacts) -> Guarantee:
     delta = max(cost.delta for _, cost in costs)
     accountant = next((c.accountant for d, c in costs if d.trainer() is not None), "prv")
     by_client = []
@@ -121,14 +121,14 @@ def _compose(unit: str, costs: Costs, facts: Facts) -> Guarantee:
         epsilon=max(by_client),
         delta=delta,
         by_client=tuple(by_client),
-        covers=tuple(kind.__name__ for kind in facts.valued),
+        covers=tuple(kind.__name__ for kind in facts.kinds_with_values),
         by=tuple(d.name for d, _ in costs),
         assumptions=tuple(assumptions),
         line_up=line_up,
     )
 
 
-def record(defenses: Sequence[Defense], facts: Facts) -> dict[str, Any]:
+def record(defenses: Sequence[Defense], facts: FederationFacts) -> dict[str, Any]:
     """What a run's record says: settings known to an adaptive attacker, and the statement.
 
     Returns:

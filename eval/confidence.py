@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedre_privacy.core.rng import stream
 
-from .intervals import DRAWS, clustered, ends, finite, resampled, shares
+from .intervals import DRAWS, bootstrap_estimate, cluster_means, ends, finite, shares
 from .measures import RECORD, TABLE, Measure
 from .membership import auc
 from .verdict import MIN_CLIENTS, MIN_TARGETS
@@ -148,7 +148,7 @@ def confidence_measures(
     for share, of in COVERED.items():
         top = order[: max(1, int(share * n))]
         value = float(over[top].mean())
-        between = ends(clustered(over[top][:, None], clients[top]))
+        between = ends(cluster_means(over[top][:, None], clients[top]))
         out.append(
             dataclasses.replace(
                 of, value=value, interval=between, floor=base, over=value - base, n=len(top)
@@ -224,7 +224,7 @@ def _with_interval(
     between = None
     if len(parts) > 1 and len(table) > 1:
         sizes = torch.tensor([len(part) for part in parts])
-        between = ends(resampled(table[:, None], torch.tensor([value]), sizes), of.bounds)
+        between = ends(bootstrap_estimate(table[:, None], torch.tensor([value]), sizes), of.bounds)
     floor = of.floor or 0.0
     return dataclasses.replace(
         of,

@@ -93,14 +93,14 @@ def floor_answers(
     if rec.prior.isfinite().any():
         given = rec.prior.isfinite().flatten(1).all(dim=1).reshape(-1, 1, 1, 1)
         yield "prior-only", torch.where(given, rec.prior, 0.0)
-    for donors in mismatches(truth, diverged(rec), draws=draws, seed=seed):
+    for donors in mismatches(truth, diverged_targets(rec), draws=draws, seed=seed):
         if (donors >= 0).any():
             answers = rec.images[donors.clamp_min(0)].clone()
             answers[donors < 0] = float("nan")
             yield "mismatched", answers
 
 
-def diverged(rec: Reconstruction) -> Tensor:
+def diverged_targets(rec: Reconstruction) -> Tensor:
     """Targets that the attack reported as diverged or answered with non-finite values, (N,)."""
     return rec.diverged.bool().cpu() | ~rec.images.isfinite().flatten(1).all(dim=1).cpu()
 
@@ -122,7 +122,7 @@ def worst_of(scores: Sequence[Tensor], *, higher_leaks: bool) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class ChosenFloor:
     """The floor of each target by one metric, chosen without looking at its client.
 
     Args:
@@ -188,7 +188,7 @@ class Chosen:
         return next(iter(self.counts()), None)
 
 
-def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> Chosen:
+def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bool) -> ChosenFloor:
     """Choose the best floor for each client's targets by the mean over all other clients'.
 
     On the targets that chose it the best of many noisy means is too good by luck (cross-fitting:
@@ -204,7 +204,7 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     if not kept:
         none = torch.zeros(len(clients), dtype=torch.int64)
         absent = torch.full((len(clients),), torch.nan, dtype=torch.float64)
-        return Chosen((), none, absent, absent.unsqueeze(0)[:0], none, higher_leaks)
+        return ChosenFloor((), none, absent, absent.unsqueeze(0)[:0], none, higher_leaks)
     table = torch.stack(list(kept.values()))
     fold = torch.unique(clients, return_inverse=True)[1]
     if int(fold.max()) == 0:
@@ -216,7 +216,7 @@ def cross_fit(floors: Mapping[str, Tensor], clients: Tensor, *, higher_leaks: bo
     best = (means if higher_leaks else -means).numpy().argmax(axis=0)
     which = torch.from_numpy(best)[fold]
     values = table.gather(0, which.unsqueeze(0)).squeeze(0)
-    return Chosen(tuple(kept), which, values, table, fold, higher_leaks)
+    return ChosenFloor(tuple(kept), which, values, table, fold, higher_leaks)
 
 
 def _class_means(truth: Truth, public: PublicImages, mean: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.outcomes import LabelEstimate
 
 from .floors import worst_of
-from .measures import COMPARISON, Card, Measure, Verdict, over_floor, tested
+from .measures import COMPARISON, Card, Measure, Verdict, over_floor, p_values
 from .verdict import (
     ERROR,
     INCONCLUSIVE,
@@ -143,7 +143,7 @@ def _verdict(measures: tuple[Measure, ...], clients: int) -> Verdict:
         for m in answered
         if m.key not in ("precision", "recall")
     ]
-    leaks = bool(holm(tested(measures, ("jaccard", "l1"))))
+    leaks = bool(holm(p_values(measures, ("jaccard", "l1"))))
     asked = [m for m in answered if m.margin is not None]
     return verdict_of_clients(leaks, asked, said, RULE, clients=clients)
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedre_privacy.core.errors import IncompatibleError
 
-from .intervals import DRAWS, finite, resampled
+from .intervals import DRAWS, bootstrap_estimate, finite
 from .measures import COMPARISON, RECORD, TABLE, Card, Interval, Measure, Verdict, by_size
-from .pairs import Comparisons, bootstrap, count_pairs, filled, pairs_won
+from .paired_comparisons import Comparisons, bootstrap, count_pairs, fill_missing, pairs_won
 from .roc import LOW_RATES, tpr_at
-from .verdict import LEAKS, MARGIN_SHARE, MIN_CLIENTS, OPEN_RULE, settled, still
+from .verdict import LEAKS, MARGIN_SHARE, MIN_CLIENTS, OPEN_RULE, leak_verdict, still
 
 BASELINE, FLOOR = "baseline", "floor"
 """What an AUC stands beside: a model without the upload, and the image alone."""
@@ -130,7 +130,7 @@ def evaluate_membership(
 
     The interval of the AUC resamples clients, and candidates within each client and class, and
     is corrected for few clients (`intervals.resampled`). Rates at a threshold pool scores that
-    are `standardised`, for which membership is not used.
+    are `standardise_scores`, for which membership is not used.
 
     Args:
         scores: (M,) higher means member; NaN counts as the lowest.
@@ -160,7 +160,7 @@ def evaluate_membership(
         raise IncompatibleError(f"Membership needs one entry per candidate each; got {lengths}.")
     rows = pd.DataFrame({name: values.numpy() for name, values in given.items()})
     members = members.bool()
-    table = torch.stack([filled(column) for column in (scores, *references.values())], dim=1)
+    table = torch.stack([fill_missing(column) for column in (scores, *references.values())], dim=1)
     called = {BASELINE: beside.name, FLOOR: ALONE}
     named = [(name, called[name]) for name in references]
     pairs = count_pairs(table, members, clients, labels)
@@ -183,7 +183,7 @@ def evaluate_membership(
         key, title = SECOND[other]
         title = title.format(called[other])
         measures.append(dataclasses.replace(whole[other], key=key, title=title, shown=TABLE))
-    standard = standardised(table[:, 0], clients, labels)
+    standard = standardise_scores(table[:, 0], clients, labels)
     measures += [*_rates(standard, members, pairs.usable), _across(table, members, clients)]
     return Card(
         measures=tuple(measures),
@@ -221,7 +221,7 @@ def _verdict(whole: Mapping[str, Measure], beside: ModelRule) -> Verdict:
     chance = dataclasses.replace(auc, over_interval=over_chance)
     either = [m for m in (against, chance) if m is not None]
     asked = next((m for m in either if m.bounded), either[0])
-    word = settled(leaks, (asked,), clients=auc.clients)
+    word = leak_verdict(leaks, (asked,), clients=auc.clients)
     if word != LEAKS:
         told.append(f"{still((asked,))} over {asked.floor_name or 'chance'}")
     return Verdict(word, ", ".join(told), f"{beside.rule}; {OPEN}")
@@ -232,7 +232,7 @@ def auc(scores: Tensor, members: Tensor) -> float:
 
     NaN where either kind is absent.
     """
-    scores = filled(scores)
+    scores = fill_missing(scores)
     won, total = pairs_won(scores[members.bool(), None], scores[~members.bool(), None])
     return float(won.sum() / total) if total else float("nan")
 
@@ -250,8 +250,8 @@ def comparable(rows: pd.DataFrame) -> dict[str, tuple[Tensor, Tensor]]:
     out = {}
     for column, name in named.items():
         if column in rows:
-            scores = filled(torch.tensor(rows[column].to_numpy()))
-            scores = standardised(scores, clients, labels)
+            scores = fill_missing(torch.tensor(rows[column].to_numpy()))
+            scores = standardise_scores(scores, clients, labels)
             out[name] = scores[members.bool()], scores[~members.bool()]
     return out
 
@@ -265,8 +265,8 @@ def _areas(
     owners, position = pairs.owner.unique(return_inverse=True)
     weights = torch.zeros(len(owners)).double()
     weights.index_add_(0, position, pairs.total)
-    ends = _intervals(resampled(drawn, values, weights).interval(bounds=(0, 1)))
-    gap = resampled(drawn[:, :1] - drawn, values[:1] - values, weights)
+    ends = _intervals(bootstrap_estimate(drawn, values, weights).interval(bounds=(0, 1)))
+    gap = bootstrap_estimate(drawn[:, :1] - drawn, values[:1] - values, weights)
     low, high = (end.clamp(-1, 1) for end in gap.interval())
     gaps = _intervals((low, high))
     own = dataclasses.replace(
@@ -310,7 +310,7 @@ def _across(table: Tensor, members: Tensor, clients: Tensor) -> Measure:
     )
 
 
-def standardised(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
+def standardise_scores(scores: Tensor, clients: Tensor, labels: Tensor) -> Tensor:
     """Take the median and the interquartile range of each client and class out of scores."""
     finite = scores.isfinite()
     keys = torch.stack([clients, labels], dim=1)

@@ -20,7 +20,7 @@ from fedre_privacy.core.units import plural
 
 from .confidence import PRECISION, certificate_measures
 from .floors import cross_fit, worst_of
-from .measures import COMPARISON, TABLE, Card, Measure, Verdict, by_size, over_floor, tested
+from .measures import COMPARISON, TABLE, Card, Measure, Verdict, by_size, over_floor, p_values
 from .verdict import (
     ERROR,
     INCONCLUSIVE,
@@ -29,7 +29,7 @@ from .verdict import (
     MIN_CLIENTS,
     OPEN_RULE,
     holm,
-    settled,
+    leak_verdict,
     still,
 )
 
@@ -300,8 +300,8 @@ def _measure(
 def _verdict(measures: list[Measure], found: VectorScores) -> Verdict:
     by_key = {m.key: m for m in measures if not m.group}
     hit, cosine = by_key["identified"], by_key["centred_cosine"]
-    leaks = bool(holm(tested(measures, ("identified", "centred_cosine"))))
-    word = settled(leaks, (hit, cosine))
+    leaks = bool(holm(p_values(measures, ("identified", "centred_cosine"))))
+    word = leak_verdict(leaks, (hit, cosine))
     because = "no client has two classes"
     if not bool(found.answered.any()):
         because = f"the attack tells none of {len(found.counts)} prototypes apart"

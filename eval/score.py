@@ -17,8 +17,16 @@ from fedre_privacy.core.types import Truth
 from fedre_privacy.core.units import plural
 
 from .confidence import EXACT_DB, certificate_measures, confidence_measures, knows_which
-from .explained import Explained
-from .floors import FLOORS, Chosen, PublicImages, cross_fit, diverged, floor_answers, worst_of
+from .explained_share import ExplainedShare
+from .floors import (
+    FLOORS,
+    ChosenFloor,
+    PublicImages,
+    cross_fit,
+    diverged_targets,
+    floor_answers,
+    worst_of,
+)
 from .identification import draw_galleries, identify
 from .matching import RULES, as_bytes, matcher, support_marks, support_sizes
 from .measures import PLACES, RECORD, TABLE, Card, Measure
@@ -130,7 +138,7 @@ def evaluate(
     nearest: Tensor | None = None,
     noun: str = "target",
     unit: str = "client",
-    explained: Explained | None = None,
+    explained: ExplainedShare | None = None,
     mismatch: str = "",
 ) -> Scores:
     """Score what an attack recovered, see `INTERVALS`, `LOST_RULE` and `FLOOR_RULE`.
@@ -164,7 +172,7 @@ def evaluate(
     if explained is not None:
         metrics[explained.name] = explained
     match = matcher(rule, truth, nearest=nearest)
-    bad = diverged(rec)
+    bad = diverged_targets(rec)
     images = rec.images.detach().float().cpu().clone()
     images[bad] = float("nan")
     matched = match(images)
@@ -279,7 +287,7 @@ def _rows(
     rec: Reconstruction,
     truth: Truth,
     metrics: Mapping[str, Metric],
-    chosen: Chosen,
+    chosen: ChosenFloor,
     values: Mapping[str, Tensor],
     bad: Tensor,
     index: Tensor,
@@ -306,7 +314,7 @@ def _rows(
     )
 
 
-def _floor_images(chosen: Chosen, first: Mapping[str, Tensor], images: Tensor) -> Tensor:
+def _floor_images(chosen: ChosenFloor, first: Mapping[str, Tensor], images: Tensor) -> Tensor:
     out = torch.full_like(images, torch.nan)
     for i, name in enumerate(chosen.names):
         rows = chosen.which == i

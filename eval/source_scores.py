@@ -16,8 +16,8 @@ from fedre_privacy.core.errors import IncompatibleError
 from fedre_privacy.core.units import plural
 
 from .measures import COMPARISON, TABLE, Card, Measure, Verdict, over_floor
-from .membership import BASELINE, ModelRule, standardised
-from .pairs import filled
+from .membership import BASELINE, ModelRule, standardise_scores
+from .paired_comparisons import fill_missing
 from .verdict import (
     ERROR,
     MARGIN_SHARE,
@@ -89,8 +89,10 @@ def evaluate_sources(
         raise IncompatibleError("Each image asked about must have exactly one source.")
     order = records[own].argsort()
     sources, classes = clients[own][order], labels[own][order]
-    right, pairs, holders = _answers(standardised(scores.double(), clients, labels), own, records)
-    alone, _, _ = _answers(standardised(baseline.double(), clients, labels), own, records)
+    right, pairs, holders = _answers(
+        standardise_scores(scores.double(), clients, labels), own, records
+    )
+    alone, _, _ = _answers(standardise_scores(baseline.double(), clients, labels), own, records)
     said = torch.zeros(images).index_add(0, records, scores.isfinite().float()) > 0
     model = dataclasses.replace(
         SOURCE, key="source_over_model", title=f"over {beside.name}", against="model", shown=TABLE
@@ -148,7 +150,7 @@ def _verdict(measures: tuple[Measure, ...], beside: ModelRule, clients: int) -> 
 
 def _answers(scores: Tensor, own: Tensor, records: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each image (M,): whether its source was named, its pairs in order, and its clients."""
-    scores = filled(scores)
+    scores = fill_missing(scores)
     images = int(records.max()) + 1
 
     def summed(values: Tensor) -> Tensor:

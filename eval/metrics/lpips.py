@@ -68,7 +68,7 @@ class Lpips(Metric):
         parts = []
         with torch.inference_mode():
             for start in range(0, len(recovered), _BATCH):
-                pair = (self._prepared(x[start : start + _BATCH]) for x in (recovered, original))
+                pair = (self._prepare(x[start : start + _BATCH]) for x in (recovered, original))
                 parts.append(network(*pair).flatten())
         return torch.cat(parts)
 
@@ -78,7 +78,7 @@ class Lpips(Metric):
         resized = f", images resized x{factor} (bilinear)" if factor > 1 else ""
         return f"LPIPS 0.1, {self.net} backbone (SHA-256 {_hash(path)[:8]}){resized}"
 
-    def _prepared(self, images: Tensor) -> Tensor:
+    def _prepare(self, images: Tensor) -> Tensor:
         images = images.float()
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from .style import BLUE, SMALL, VERMILLION, framed, name_rows, tidy
+from .style import BLUE, SMALL, VERMILLION, framed_figure, name_rows, tidy
 
 
 def audit_chart(
@@ -20,7 +20,7 @@ def audit_chart(
         rows: name, epsilon shown at least, promised at most (None: nothing is), and the most that
             the design of the audit could have shown.
     """
-    figure = framed(5.4, 0.4 * len(rows) + 0.9, title, caption)
+    figure = framed_figure(5.4, 0.4 * len(rows) + 0.9, title, caption)
     axes = figure.subplots()
     for row, (_, shown, promised, ceiling) in enumerate(reversed(rows)):
         colour = VERMILLION if promised is not None and shown > promised else BLUE

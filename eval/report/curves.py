@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fedre_privacy.core.errors import ConfigError, IncompatibleError
 
-from .style import BLUE, CYCLE, SMALL, VERMILLION, panels, tidy, wrapped
+from .style import BLUE, CYCLE, SMALL, VERMILLION, panels, tidy, wrap_text
 
 DASHES = ("-", "--", "-.", ":")
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class AccuracyCurve:
     """Trainings that differ in their seed alone.
 
     Args:
@@ -34,7 +34,7 @@ class Curve:
 
 
 def learning_curves(
-    curves: Sequence[Curve],
+    curves: Sequence[AccuracyCurve],
     *,
     across: str,
     title: str = "",
@@ -62,7 +62,7 @@ def learning_curves(
         x = rounds["x"].mean().to_numpy(dtype=float)
         ranged = curve.frame["seed"].nunique() > 1
         dash = DASHES[number // len(CYCLE) % len(DASHES)]
-        _line(axes, x, over, dash, colour, wrapped(curve.label), ranged=ranged)
+        _line(axes, x, over, dash, colour, wrap_text(curve.label), ranged=ranged)
     for height, label in ((chance, "chance"), (target, "target")):
         if height is not None:
             dash = ":" if label == "chance" else "--"

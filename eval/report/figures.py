@@ -21,7 +21,7 @@ from .style import (
     ORANGE,
     SMALL,
     TEXT,
-    framed,
+    framed_figure,
     panels,
     plain,
     tidy,
@@ -108,7 +108,7 @@ def partition_picture(
     foot = f"{caption}\n" if caption else ""
     foot += f"Orange: a single image of the class ({plural(single, 'cell')}). White: none."
     below = 0.35 + 0.045 * max(map(len, names), default=2)
-    figure = framed(max(1.75 + classes * side, 4.4), clients * tall + below, title, foot)
+    figure = framed_figure(max(1.75 + classes * side, 4.4), clients * tall + below, title, foot)
     axes = figure.subplots()
     top_count = max(int(table.max()), 1)
     blues = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))

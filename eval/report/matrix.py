@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fedre_privacy.core.errors import ConfigError
 
-from .style import LONGEST, SMALL, TEXT, framed, plain
+from .style import LONGEST, SMALL, TEXT, framed_figure, plain
 
 GREY, PALE, STRONG = "#eeeeee", "#fbe3d5", "#f0a679"
 
@@ -48,7 +48,7 @@ def matrix(cells: Sequence[Cell], *, caption: str = "") -> Figure:
     width = 1.3 + 0.075 * max(map(len, down)) + 0.85 * len(columns)
     height = 0.3 + 0.32 * len(rows) + 0.04 * max(map(len, across))
     title = "Which attack reads what, and how far above its floor"
-    figure = framed(max(width, 5.0), height, title, caption)
+    figure = framed_figure(max(width, 5.0), height, title, caption)
     axes = figure.subplots()
     axes.set_xlim(0, len(columns))
     axes.set_ylim(len(rows), 0)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedre_privacy.core.errors import ConfigError
 
 from ..measures import Measure, group_name
-from .style import BLUE, SMALL, VERMILLION, framed, name_rows, tidy
+from .style import BLUE, SMALL, VERMILLION, framed_figure, name_rows, tidy
 
 
 def measure_chart(measures: Sequence[Measure], *, title: str, caption: str = "") -> Figure:
@@ -21,7 +21,7 @@ def measure_chart(measures: Sequence[Measure], *, title: str, caption: str = "")
     bars = [(measure, measure.value) for measure in measures if measure.value is not None]
     if not bars:
         raise ConfigError("There is nothing to draw: the attack has no measure with a value.")
-    figure = framed(6.4, 0.36 * len(bars) + 0.55, title, caption)
+    figure = framed_figure(6.4, 0.36 * len(bars) + 0.55, title, caption)
     axes = figure.subplots()
     several = any(bar.group for bar, _ in bars)
     for row, (bar, value) in enumerate(reversed(bars)):

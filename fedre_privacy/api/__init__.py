@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Unpack
 
+from fedre_privacy.active_server.base import Steering
 from fedre_privacy.api.workflows import (
     AttackResult,
     BenchmarkResult,
@@ -28,29 +29,31 @@ from fedre_privacy.api.workflows import (
     run_training,
 )
 from fedre_privacy.attacks.base import Attack
-from fedre_privacy.auditing.recorded import RunAudit, audit_run
+from fedre_privacy.auditing.recorded_run import RunAudit, audit_run
+from fedre_privacy.benchmarking.honest_twins import HonestTwins
 from fedre_privacy.core.engines import IN_PROCESS
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.options import chosen, documented
-from fedre_privacy.core.system import clearly as clearly
+from fedre_privacy.core.options import document_options, select_options
+from fedre_privacy.core.os_errors import with_clear_errors as with_clear_errors
 from fedre_privacy.data import loading
 from fedre_privacy.data.base import Dataset
 from fedre_privacy.entanglement.base import Entanglement
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.pages.audit import write_audit_report
-from fedre_privacy.play import attack as attacking
-from fedre_privacy.play import own_module
-from fedre_privacy.play.usual import with_usual_attack
-from fedre_privacy.play.worlds import plan_worlds
-from fedre_privacy.play.worlds_result import WorldsResult
+from fedre_privacy.experiments import attack as attacking
+from fedre_privacy.experiments import user_module as own_module
+from fedre_privacy.experiments.default_attack import with_usual_attack
+from fedre_privacy.experiments.membership_result import WorldsResult
+from fedre_privacy.experiments.shadow_federations import plan_worlds
 from fedre_privacy.protocols.base import Protocol
 from fedre_privacy.publish import leaderboard as posting
-from fedre_privacy.publish import repeating
+from fedre_privacy.publish import repetition as repeating
 from fedre_privacy.publish.claims import read_claim, write_claims
 from fedre_privacy.publish.format import Verification
 from fedre_privacy.publish.names import AGAIN, TOLERANCE
+from fedre_privacy.reports.attack import attack_page
+from fedre_privacy.reports.audit import write_audit_report
+from fedre_privacy.reports.viewer import page as viewing
 from fedre_privacy.runs import run as recorded
-from fedre_privacy.runs import verifying
+from fedre_privacy.runs import verification as verifying
 from fedre_privacy.runs.device import choose_device
 from fedre_privacy.runs.options import (
     ATTACK,
@@ -67,19 +70,21 @@ from fedre_privacy.runs.options import (
     TrainingOptions,
     TrainOptions,
 )
-from fedre_privacy.runs.resolving import check_sections, required, resolve_attack, resolve_training
-from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
-from fedre_privacy.runs.values import (
-    assigned,
+from fedre_privacy.runs.plain_settings import (
     attack_values,
-    layered,
-    misplaced,
+    layer_settings,
+    misplaced_settings,
+    nest_assignments,
     several,
     training_values,
 )
-from fedre_privacy.steering.base import Steering
-from fedre_privacy.study.twins import Twins
-from fedre_privacy.viewing import page as viewing
+from fedre_privacy.runs.resolution import (
+    check_sections,
+    require_resolved,
+    resolve_attack,
+    resolve_training,
+)
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
 
 __all__ = [
     "IN_PROCESS",
@@ -106,7 +111,7 @@ __all__ = [
 P = ParamSpec("P")
 
 
-@documented(TrainOptions, protocol=PROTOCOL, dataset=DATASET)
+@document_options(TrainOptions, protocol=PROTOCOL, dataset=DATASET)
 def train(
     protocol: str | Settings | Protocol | None = None,
     dataset: str | Settings | Dataset | None = None,
@@ -120,15 +125,19 @@ def train(
     Raises:
         FedreError: whatever the command would refuse, with what is needed.
     """
-    given = training_values(protocol=protocol, dataset=dataset, **chosen(options, TrainingOptions))
-    values, where = layered(given, assigned(options["set"]), presets=several(options["preset"]))
-    problems = misplaced(
+    given = training_values(
+        protocol=protocol, dataset=dataset, **select_options(options, TrainingOptions)
+    )
+    values, where = layer_settings(
+        given, nest_assignments(options["set"]), presets=several(options["preset"])
+    )
+    problems = misplaced_settings(
         options["set"], ATTACK_SECTIONS, "a setting of fedre-attack; train only trains"
     )
     check_sections(values, where, problems)
     settings = resolve_training(values, where, problems)
     return run_training(
-        required(settings, problems, see="fedre-train --explain"),
+        require_resolved(settings, problems, see="fedre-train --explain"),
         runs=Path(options["runs"]),
         engine=options["engine"],
         **_how(options),
@@ -141,7 +150,7 @@ def twins(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     **options: Any,
-) -> Twins:
+) -> HonestTwins:
     """Train with an active server and without, for the same seeds, to compare the two.
 
     Every round's models are kept. `Twins.learning`, `Twins.leakage` and `Twins.detection` say what
@@ -160,10 +169,10 @@ def twins(
         tuple(train(protocol, seed=seed, steering=given, **options) for seed in seeds)
         for given in (steering, None)
     )
-    return Twins(steered, honest)
+    return HonestTwins(steered, honest)
 
 
-@documented(RecordedOptions, attack=ATTACK, target=TARGET)
+@document_options(RecordedOptions, attack=ATTACK, target=TARGET)
 def attack(
     run: recorded.Run | str | Path,
     attack: str | Settings | Attack | None = None,
@@ -181,9 +190,9 @@ def attack(
     """
     if not isinstance(run, recorded.Run):
         run = Run(Path(run))
-    given = attack_values(attack=attack, target=target, **chosen(options, AttackOptions))
-    values, where = layered(given, assigned(options["set"]))
-    problems = misplaced(
+    given = attack_values(attack=attack, target=target, **select_options(options, AttackOptions))
+    values, where = layer_settings(given, nest_assignments(options["set"]))
+    problems = misplaced_settings(
         options["set"], TRAIN_SECTIONS, "a setting of the training, which is recorded"
     )
     check_sections(values, where, problems)
@@ -192,7 +201,7 @@ def attack(
     settings = resolve_attack(values, where, problems, uploads=uploads)
     return run_attack(
         run,
-        required(settings, problems, see="fedre-attack --explain"),
+        require_resolved(settings, problems, see="fedre-attack --explain"),
         isolation=options["isolation"],
         **_how(options),
     )
@@ -204,7 +213,7 @@ def _how(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**how, "device": choose_device(options["device"])}
 
 
-@documented(AuditOptions)
+@document_options(AuditOptions)
 def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOptions]) -> RunAudit:
     """Test the privacy that a run's defences claim, for one client or for one record.
 
@@ -228,7 +237,7 @@ def audit(run: recorded.Run, *, inside: bool = False, **options: Unpack[AuditOpt
     return done
 
 
-@documented(MembershipOptions)
+@document_options(MembershipOptions)
 def membership(run: recorded.Run, **options: Unpack[MembershipOptions]) -> WorldsResult:
     """Tell who trained, in shadow federations with the settings of a run.
 
@@ -252,7 +261,7 @@ def membership(run: recorded.Run, **options: Unpack[MembershipOptions]) -> World
     return run_membership(plan, runs=run.folder.parent, device=device, report=options["report"])
 
 
-@documented(BenchmarkOptions)
+@document_options(BenchmarkOptions)
 def benchmark(
     protocols: Sequence[str | Settings | Protocol] = (),
     schemes: Sequence[str | Settings | Entanglement] = (),
@@ -272,9 +281,9 @@ def benchmark(
     Raises:
         FedreError: settings that cannot work, before anything is trained.
     """
-    given = training_values(dataset=options["dataset"], **chosen(options, SharedOptions))
-    values, _ = layered(given, assigned(options["set"]))
-    problems = misplaced(
+    given = training_values(dataset=options["dataset"], **select_options(options, SharedOptions))
+    values, _ = layer_settings(given, nest_assignments(options["set"]))
+    problems = misplaced_settings(
         options["set"], ATTACK_SECTIONS, "a setting of an attack; give it in 'attacks'"
     )
     attacks, sweep, out = options["attacks"], options["sweep"], options["out"]
@@ -326,7 +335,7 @@ def repeat(
         runs: folder for what is made.
         data: file or folder of the data set, where it is not built in.
         out: file of the verification; None: beside the claim.
-        tolerance: see `publish.comparing`.
+        tolerance: see `publish.comparison`.
         device: auto, cpu, cuda or cuda:N.
         by: who repeats it.
         report: called with an `Event` now and then.

@@ -13,30 +13,31 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from fedre_privacy.benchmarking import benchmark as benchmarking
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult as BenchmarkResult
+from fedre_privacy.benchmarking.variants import Benchmark, read_sweep
 from fedre_privacy.core.config import load_yaml
 from fedre_privacy.core.engines import IN_PROCESS, engine_named, training_engines
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Report, silent
-from fedre_privacy.core.registry import typed
-from fedre_privacy.pages import run_figures
-from fedre_privacy.pages.attack import attack_page
-from fedre_privacy.pages.benchmark import write_benchmark_report
-from fedre_privacy.pages.html import fragment
-from fedre_privacy.pages.shared import NAME
-from fedre_privacy.pages.worlds import write_worlds_report
-from fedre_privacy.play import attack as attacking
-from fedre_privacy.play.attack import AttackResult as AttackResult
-from fedre_privacy.play.fit import check_ahead, check_rounds
-from fedre_privacy.play.worlds import WorldsPlan, play_worlds
-from fedre_privacy.play.worlds_result import WorldsResult
-from fedre_privacy.runs import preparing, training
+from fedre_privacy.core.registry import allow_module_paths
+from fedre_privacy.experiments import attack as attacking
+from fedre_privacy.experiments.attack import AttackResult as AttackResult
+from fedre_privacy.experiments.compatibility import check_ahead, check_rounds
+from fedre_privacy.experiments.membership_result import WorldsResult
+from fedre_privacy.experiments.shadow_federations import WorldsPlan, play_worlds
+from fedre_privacy.reports import run_figures
+from fedre_privacy.reports.attack import attack_page
+from fedre_privacy.reports.benchmark import write_benchmark_report
+from fedre_privacy.reports.html import fragment
+from fedre_privacy.reports.membership import write_worlds_report
+from fedre_privacy.reports.page_parts import NAME
+from fedre_privacy.runs import preparation as preparing
 from fedre_privacy.runs import run as recorded
+from fedre_privacy.runs import training
 from fedre_privacy.runs.folder import COMPLETE, status_of
-from fedre_privacy.runs.resolving import check_sections
+from fedre_privacy.runs.resolution import check_sections
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study.benchmark import BenchmarkResult as BenchmarkResult
-from fedre_privacy.study.description import Benchmark, read_sweep
 
 PAGE = f"{attack_page.__module__}:{attack_page.__name__}"
 """What writes the page of an attack, for processes that are told by its name."""
@@ -135,7 +136,7 @@ def run_attack(run: recorded.Run, settings: AttackSettings, **how: Any) -> Attac
     """Attack a recorded run by resolved settings and write its page.
 
     Args:
-        how: see `play.attack.attack`.
+        how: see `experiments.attack.attack`.
     """
     result = attacking.attack(run, settings, **how)
     attack_page(result)
@@ -146,7 +147,7 @@ def run_membership(plan: WorldsPlan, **how: Any) -> WorldsResult:
     """Train the worlds of a plan, attack each, and write what was found into their folder.
 
     Args:
-        how: see `play.worlds.play_worlds`.
+        how: see `experiments.shadow_federations.play_worlds`.
 
     Raises:
         FedreError: of a training or an attack.
@@ -167,7 +168,7 @@ def comparison(
         problems: found before; they are reported with those of the rest.
         sweep: a sweep file, which then describes the benchmark; seeds and targets given beside it
             win over its own.
-        described: the keys of a sweep file, see `study.description.read_sweep`.
+        described: the keys of a sweep file, see `benchmarking.variants.read_sweep`.
 
     Raises:
         ConfigError: all problems; names beside a sweep file; nothing to compare.
@@ -179,7 +180,7 @@ def comparison(
         problems.append(f"{', '.join(extra)} cannot be given beside a sweep file.")
     if problems:
         raise ConfigError(*problems)
-    typed(described)
+    allow_module_paths(described)
     if sweep is not None:
         own = {key: described[key] for key in ("seeds", "targets") if described.get(key)}
         return read_sweep({**load_yaml(sweep).values, **own}, base, name=sweep.stem)
@@ -193,7 +194,7 @@ def run_benchmark(
 
     Args:
         out: folder of the benchmark; None: one in `runs`.
-        how: see `study.benchmark.benchmark`.
+        how: see `benchmarking.benchmark.benchmark`.
     """
     folder = out or runs / "benchmarks" / wanted.name
     result = benchmarking.benchmark(

@@ -67,7 +67,7 @@ def holds(kind: str, *shape: str, **limits: Any) -> dict[str, Values]:
     return {"values": Values(kind, shape, **limits)}
 
 
-def typed(answer: T, observation: Observation) -> tuple[T, list[str]]:
+def typed_answer(answer: T, observation: Observation) -> tuple[T, list[str]]:
     """An answer with the types that its fields declare, and every field that is otherwise.
 
     Returns:
@@ -85,7 +85,7 @@ def typed(answer: T, observation: Observation) -> tuple[T, list[str]]:
                 empty = item.default_factory is not dataclasses.MISSING
                 found[item.name] = _tensor(value, declared, empty, sizes, observation)
             else:
-                _written(value, several="tuple" in str(item.type))
+                _check_text(value, several="tuple" in str(item.type))
         except ValueError as error:
             problems.append(f"returned '{item.name}' {error}.")
     if problems:
@@ -177,7 +177,7 @@ def numbers(value: Tensor, *, single: bool = False) -> Tensor:
     return out
 
 
-def _written(value: object, *, several: bool) -> None:
+def _check_text(value: object, *, several: bool) -> None:
     """Refuse what is no text, or no tuple of texts, that a file can hold."""
     lines = value if several else (value,)
     if not isinstance(lines, tuple) or not all(isinstance(line, str) for line in lines):

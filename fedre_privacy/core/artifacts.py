@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 # a kind of one's own is declared with these, imported from here
-from .contents import Content as Content
-from .contents import Holds as Holds
-from .contents import Role as Role
-from .contents import Sum as Sum
-from .contents import wrong_values
+from .artifact_schema import Content as Content
+from .artifact_schema import Holds as Holds
+from .artifact_schema import Role as Role
+from .artifact_schema import Sum as Sum
+from .artifact_schema import wrong_values
 
 
 def wire(content: Content, shape: str) -> Any:
@@ -144,7 +144,7 @@ class Artifact:
         """Size of the tensors as serialised, without file headers (bytes)."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
 
-    def detached(self) -> Self:
+    def detached_copy(self) -> Self:
         """Return a copy on the CPU that shares no storage with anything."""
         return type(self).from_tensors(
             {

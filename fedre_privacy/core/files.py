@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from . import schema
+from . import typed_yaml as schema
 from .errors import DamagedInputError, MissingInputError
 from .interrupts import check
-from .system import writing
-from .text import csv_text
+from .os_errors import file_write_errors
+from .safe_text import csv_text
 
 if TYPE_CHECKING:  # help pages and lists read and write no table and no tensor
     import numpy as np
@@ -66,7 +66,7 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
     """
     check()
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    with writing(path):
+    with file_write_errors(path):
         path.parent.mkdir(mode=0o700 if _PRIVATE.get() else 0o777, parents=True, exist_ok=True)
         try:
             if _PRIVATE.get():
@@ -311,14 +311,14 @@ def read_tensors(
     try:
         if not prefix:
             return safetensors.torch.load_file(path)
-        handle, names = _opened(path, _marks(path.stat()))
+        handle, names = _open_safetensors(path, _marks(path.stat()))
         return {name: handle.get_tensor(name) for name in names.get(prefix, ())}
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, marks: tuple[int, ...]) -> tuple[Any, dict[str, list[str]]]:
+def _open_safetensors(path: Path, marks: tuple[int, ...]) -> tuple[Any, dict[str, list[str]]]:
     """An open safetensors file, and its tensors' names by what ends with their first slash.
 
     The models of many clients lie in one file and are read one after another.
@@ -372,7 +372,7 @@ def file_sha256(path: Path) -> str:
         raise DamagedInputError(f"{path} is no file.", next_step="Remove it, or restore the file.")
     if abs(time.time_ns() - found.st_ctime_ns) < CLOCK_NS:
         return _hash(path)
-    return _hashed(path, _marks(found))
+    return _hash_file(path, _marks(found))
 
 
 def _marks(found: os.stat_result) -> tuple[int, ...]:
@@ -385,7 +385,7 @@ CLOCK_NS = 100_000_000
 
 
 @lru_cache(maxsize=100_000)
-def _hashed(path: Path, marks: tuple[int, ...]) -> str:
+def _hash_file(path: Path, marks: tuple[int, ...]) -> str:
     return _hash(path)
 
 

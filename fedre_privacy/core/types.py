@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .artifact_schema import Content
 from .artifacts import Artifact
 from .channels import NOTHING, Channel
-from .contents import Content
 
 # --- messages ---------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class ThreatModel:
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTrainingFacts:
     """What a server that sets the local training knows about it.
 
     Args:
@@ -305,7 +305,7 @@ class Observation:
     num_classes: int
     aux: Tensor | None = None
     aux_labels: Tensor | None = None
-    training: LocalTraining | None = None
+    training: LocalTrainingFacts | None = None
     candidates: Candidates | None = None
     models: Mapping[tuple[int, int], nn.Module] = field(default_factory=dict)
     images_per_target: int = 0

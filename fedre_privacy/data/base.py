@@ -202,7 +202,7 @@ def at_hand(given: str) -> Path:
     return Path(moved.get(given, given)).expanduser()
 
 
-def existing(path: str | None, name: str, what: str) -> Path:
+def existing_path(path: str | None, name: str, what: str) -> Path:
     """Return the path of a data set `name` that the user has to bring.
 
     Args:

@@ -40,7 +40,7 @@ Part = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
-class Arranged:
+class ImagesByClass:
     """The images of each class.
 
     Args:
@@ -55,7 +55,7 @@ class Arranged:
     notes: tuple[str, ...]
 
 
-def arranged(tree: Tree) -> Arranged:
+def find_classes(tree: Tree) -> ImagesByClass:
     """Find classes and parts.
 
     Raises:
@@ -63,8 +63,8 @@ def arranged(tree: Tree) -> Arranged:
         IncompatibleError: another layout, or one that can be read in two ways.
     """
     images = [name for name in tree.names if is_image(name)]
-    prefix, names = _unwrapped(images)
-    parts, notes = _split(tree, names)
+    prefix, names = _strip_outer_folders(images)
+    parts, notes = _train_and_test_folders(tree, names)
     lone = [top for top in prefix.split("/") if top.lower() in ROLES]
     if lone:
         notes.append(f"All images lie in {lone[0]}/; they count as training images.")
@@ -88,7 +88,7 @@ def arranged(tree: Tree) -> Arranged:
             next_step=hint if extra == ["images"] else "Move or remove those folders.",
         )
     every = (*tree.notes, *notes, *made.notes, *other_endings(tree))
-    return Arranged(made.classes, made.train, made.test, every)
+    return ImagesByClass(made.classes, made.train, made.test, every)
 
 
 def _no_classes(tree: Tree) -> IncompatibleError:
@@ -99,7 +99,7 @@ def _no_classes(tree: Tree) -> IncompatibleError:
     )
 
 
-def _unwrapped(names: list[str]) -> tuple[str, list[str]]:
+def _strip_outer_folders(names: list[str]) -> tuple[str, list[str]]:
     """Leave out folders around everything, as most archives have."""
     prefix = ""
     while len(tops := {name.split("/")[0] for name in names}) == 1:
@@ -111,7 +111,7 @@ def _unwrapped(names: list[str]) -> tuple[str, list[str]]:
     return prefix, names
 
 
-def _split(tree: Tree, names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def _train_and_test_folders(tree: Tree, names: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Return the folders that are the training and the test part, or nothing above classes.
 
     A folder with the name of a part may be a class. It is a part where all others are parts too, or
@@ -180,7 +180,7 @@ def _inside(names: Sequence[str], part: str) -> list[str]:
     return [name.removeprefix(part) for name in names if name.startswith(part)]
 
 
-def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
+def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> ImagesByClass:
     found, strays = _by_class(
         prefix, inside, lambda part, name: name.split("/")[0] if "/" in name else None
     )
@@ -198,7 +198,7 @@ def _by_folder(tree: Tree, prefix: str, inside: Mapping[str, Sequence[str]]) -> 
     if empty:
         some = first_few(empty, 5)
         notes.append(f"Left out, being empty of images: {plural(len(empty), 'folder')} ({some}).")
-    return Arranged(tuple(sorted(found[0])), found[0], found[1], tuple(notes))
+    return ImagesByClass(tuple(sorted(found[0])), found[0], found[1], tuple(notes))
 
 
 def _by_class(
@@ -224,17 +224,19 @@ def _empty(tree: Tree, above: Collection[str]) -> list[str]:
     ]
 
 
-def _one_class(prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
+def _one_class(prefix: str, inside: Mapping[str, Sequence[str]]) -> ImagesByClass:
     (train, test), _ = _by_class(prefix, inside, lambda part, name: ONE_CLASS)
     note = (
         f"There are no class folders and no {LABELS} (file,label): all images are of one class. A "
         "classifier of one class learns nothing and its gradients are zero, so attacks on "
         "gradients and updates say nothing here."
     )
-    return Arranged((ONE_CLASS,), train, test, (note,))
+    return ImagesByClass((ONE_CLASS,), train, test, (note,))
 
 
-def _by_table(tree: Tree, name: str, prefix: str, inside: Mapping[str, Sequence[str]]) -> Arranged:
+def _by_table(
+    tree: Tree, name: str, prefix: str, inside: Mapping[str, Sequence[str]]
+) -> ImagesByClass:
     every = [prefix + part + image for part, names in inside.items() for image in names]
     labels, absent = _labels(tree, name, every)
     (train, test), unlabelled = _by_class(
@@ -252,7 +254,7 @@ def _by_table(tree: Tree, name: str, prefix: str, inside: Mapping[str, Sequence[
         notes.append(f"Left out, having no label in {name}: {plural(unlabelled, 'image')}.")
     if absent:
         notes.append(f"Without an image here: {plural(absent, 'line')} of {name}.")
-    return Arranged(tuple(classes), train, test, tuple(notes))
+    return ImagesByClass(tuple(classes), train, test, tuple(notes))
 
 
 def _table(tree: Tree, images: Sequence[str]) -> str | None:
@@ -287,7 +289,7 @@ def _labels(tree: Tree, name: str, images: Sequence[str]) -> tuple[dict[str, str
             "header file,label.",
             next_step="Add that line at its top.",
         )
-    called = _called(name[: name.rfind("/") + 1], images)
+    called = _table_names(name[: name.rfind("/") + 1], images)
     out: dict[str, str] = {}
     absent = 0
     for row in rows[1:]:
@@ -304,7 +306,7 @@ def _labels(tree: Tree, name: str, images: Sequence[str]) -> tuple[dict[str, str
     return out, absent
 
 
-def _called(above: str, images: Sequence[str]) -> dict[str, str]:
+def _table_names(above: str, images: Sequence[str]) -> dict[str, str]:
     """What a table may call images: a path, a file's name, each without its ending; if unique."""
     calls: dict[str, set[str]] = {}
     for image in images:

@@ -155,7 +155,7 @@ class Entanglement:
         rep = weights.to(reps) @ reps
         if mix.decoy is not None:
             if mix.decoy.shape != rep.shape:
-                raise self._broken("a decoy", f"shape {tuple(mix.decoy.shape)}", f"({draw.dim},)")
+                raise self._refusal("a decoy", f"shape {tuple(mix.decoy.shape)}", f"({draw.dim},)")
             rep = rep + mix.decoy.to(reps) * reps.mean(0).norm()
         used = weights.nonzero().squeeze(1)
         mixture = Mixture(torch.zeros_like(used), used, weights[used].float(), num_rows=1)
@@ -165,18 +165,18 @@ class Entanglement:
         """Return `given` in float64, or refuse it: (size,), from 0 on, summing to 1 or less."""
         values = torch.as_tensor(given)
         if tuple(values.shape) != (size,):
-            raise self._broken(what, f"shape {tuple(values.shape)}", f"({size},)")
+            raise self._refusal(what, f"shape {tuple(values.shape)}", f"({size},)")
         if not bool((values.isfinite() & (values >= 0)).all()):
-            raise self._broken(what, "negative or non-finite values", "finite numbers from 0 on")
+            raise self._refusal(what, "negative or non-finite values", "finite numbers from 0 on")
         total = values.double().sum()
         if float(total) > 1 + _TOLERANCE or (whole and float(total) < 1 - _TOLERANCE):
             needed = "1; divide by the sum" if whole else "at most 1"
-            raise self._broken(what, f"the sum {float(total):.6g}", needed)
+            raise self._refusal(what, f"the sum {float(total):.6g}", needed)
         if whole and values.dtype != torch.float64:  # it sums to 1 in its own precision only
             return values.double() / total
         return values.double()
 
-    def _broken(self, what: str, got: str, needed: str) -> IncompatibleError:
+    def _refusal(self, what: str, got: str, needed: str) -> IncompatibleError:
         return IncompatibleError(
             f"Entanglement scheme '{self.name or type(self).__name__}' gave {what} with {got}; "
             f"needed: {needed}."

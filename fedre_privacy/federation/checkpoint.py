@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.state import Client, Server
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError
-from fedre_privacy.core.schema import check, parse_json
+from fedre_privacy.core.typed_yaml import check, parse_json
+from fedre_privacy.protocols.blocks.state import Client, Server
 
 FILE = "state.safetensors"
 
@@ -30,10 +30,10 @@ def save(
 ) -> None:
     """Write the state after `round`, replacing the one before it in a single rename."""
     meta = {"round": str(round), "metrics": json.dumps(metrics)}
-    files.write_tensors(folder / FILE, gathered(clients, server), metadata=meta)
+    files.write_tensors(folder / FILE, checkpoint_state(clients, server), metadata=meta)
 
 
-def gathered(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
+def checkpoint_state(clients: Sequence[Client], server: Server) -> dict[str, Tensor]:
     """Everything that clients and server keep from round to round, by owner and name."""
     owned: dict[str, Mapping[str, Tensor]] = {"server:tensors": server.tensors}
     owned |= {f"client{client.id}:tensors": client.tensors for client in clients}
@@ -51,12 +51,12 @@ def load(folder: Path, clients: Sequence[Client], server: Server) -> tuple[int, 
     if not path.is_file():
         return None
     tensors = files.read_tensors(path)
-    done, metrics = _told(path)
+    done, metrics = _read_progress(path)
     put_back(tensors, clients, server, path)
     return done, metrics
 
 
-def _told(path: Path) -> tuple[int, list[Any]]:
+def _read_progress(path: Path) -> tuple[int, list[Any]]:
     """The round after which a checkpoint was written, and a row of metrics for each until then."""
     meta = files.read_metadata(path)
     try:
@@ -75,7 +75,7 @@ def _told(path: Path) -> tuple[int, list[Any]]:
 def put_back(
     tensors: Mapping[str, Tensor], clients: Sequence[Client], server: Server, path: Path
 ) -> None:
-    """Undo `gathered`.
+    """Undo `checkpoint_state`.
 
     Args:
         path: the file that the tensors were read from, for the error.

@@ -23,22 +23,24 @@ from typing import Any
 
 import torch
 
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.active_server.base import NOTHING_HELD, ServerKnowledge, Steering
+from fedre_privacy.active_server.behaviour import ServerBehaviour, same
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.events import Event, Report
 from fedre_privacy.core.rng import stream
+from fedre_privacy.core.threads import single_threaded
 from fedre_privacy.core.types import Broadcast, Emission, Upload
 from fedre_privacy.defenses.apply import left_of, visible
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.protocols.base import Protocol
-from fedre_privacy.steering.apply import Conduct, same
-from fedre_privacy.steering.base import NOTHING_HELD, Held, Steering
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Setting, Task, Training
 
-from . import checkpoint, copies
-from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, measured, measured_on_shared
+from . import checkpoint
+from . import forked_clients as copies
+from .accuracy import MOMENTS, Accuracy, accuracy, columns, count, is_measured, measured_on_shared
 from .ledger import measure
 from .recorder import Recorder, read_messages
+from .stacked_clients import train_together
 from .steps import (
     Broadcasts,
     client_step,
@@ -48,7 +50,6 @@ from .steps import (
     on_device,
     server_step,
 )
-from .together import train_together
 
 CHECKPOINT_SECONDS = 10.0
 """A checkpoint is written at the first round's end after this long, and after this many times the
@@ -109,7 +110,7 @@ class Cohort(ABC):
         """
 
 
-class Here(Cohort):
+class LocalCohort(Cohort):
     """Clients in this process: one after another, one on each core, or together.
 
     Args:
@@ -187,7 +188,7 @@ class Here(Cohort):
         return took > WORTH_COPIES_S and copies.useful(self.setting.device, clients, self.cores)
 
 
-def run(
+def run_rounds(
     protocol: Protocol,
     clients: Sequence[Client],
     server: Server,
@@ -197,9 +198,9 @@ def run(
     defenses: Sequence[Defense] = (),
     **given: Any,
 ) -> list[Row]:
-    """Train a federation in this process; see `lead`, which is given the rest, and `Here`."""
+    """Train a federation in this process; see `lead`, which gets the rest, and `LocalCohort`."""
     with single_threaded(setting.device) as cores:
-        cohort = Here(protocol, clients, setting, keep, defenses, cores)
+        cohort = LocalCohort(protocol, clients, setting, keep, defenses, cores)
         return lead(protocol, cohort, server, setting, defenses=defenses, **given)
 
 
@@ -216,7 +217,7 @@ def lead(
     on_row: Callable[[list[Row]], None] = lambda rows: None,
     defenses: Sequence[Defense] = (),
     steering: Sequence[Steering] = (),
-    held: Held = NOTHING_HELD,
+    held: ServerKnowledge = NOTHING_HELD,
 ) -> list[Row]:
     """Train a federation and record every message; return one row of metrics per round.
 
@@ -230,7 +231,7 @@ def lead(
         IncompatibleError: a steering breaks its contract.
     """
     training = setting.training
-    conduct = Conduct(steering, training.seed, training.clients, setting.num_classes, held)
+    conduct = ServerBehaviour(steering, training.seed, training.clients, setting.num_classes, held)
     sizes = [sum(counts) for counts in setting.class_counts]
     rows: list[Row] = []
     done = 0
@@ -264,7 +265,7 @@ def lead(
         losses = [made[k][1] for k in chosen]
         sent = post.broadcasts()
         seen = visible(defenses, uploads, setting.class_counts)
-        seen = conduct.resolved(seen, uploads, sizes, partial(left_of, defenses))
+        seen = conduct.upload_without_sybils(seen, uploads, sizes, partial(left_of, defenses))
         recorder.write(round, seen, sent)
         conduct.saw(seen, sent)
         up = measure((upload.artifacts, 1) for upload in uploads)
@@ -309,7 +310,7 @@ def _accuracies(
     cohort: Cohort, training: Training, round: int
 ) -> tuple[Accuracy | None, Accuracy | None]:
     """Accuracy on clients' own test samples and on the shared test set, where each is due."""
-    own, shared = measured(training, round), measured_on_shared(training, round)
+    own, shared = is_measured(training, round), measured_on_shared(training, round)
     return cohort.evaluate() if own else None, cohort.evaluate(shared=True) if shared else None
 
 
@@ -325,7 +326,7 @@ class Post:
     setting: Setting
     round: int
     messages: Broadcasts
-    conduct: Conduct
+    conduct: ServerBehaviour
 
     @cached_property
     def chosen(self) -> tuple[int, ...]:
@@ -341,7 +342,7 @@ class Post:
         return self.chosen
 
     @cached_property
-    def _followed(self) -> frozenset[int]:
+    def _clients_up_to_date(self) -> frozenset[int]:
         """Clients that had the broadcast of the round before."""
         training = self.setting.training
         if self.round <= 1:
@@ -356,7 +357,7 @@ class Post:
     def honest(self) -> dict[int, Message]:
         """What each receiver would get of an honest server."""
         usual, resync = self.messages.usual, self.messages.resync
-        return {k: usual if k in self._followed else resync for k in self.receivers}
+        return {k: usual if k in self._clients_up_to_date else resync for k in self.receivers}
 
     @cached_property
     def sent(self) -> dict[int, Message]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedre_privacy.core import files
 from fedre_privacy.core.artifacts import RETIRED_KINDS, Artifact
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
-from fedre_privacy.core.schema import Count, Hash, Word, check, short
+from fedre_privacy.core.typed_yaml import Count, Hash, Word, check, short
 from fedre_privacy.core.types import Broadcast, Upload
 
 SCHEMA = 1

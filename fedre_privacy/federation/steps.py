@@ -13,19 +13,25 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fedre_privacy.blocks.augment import augmented
-from fedre_privacy.blocks.local import batches, fit, recompute_statistics
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, Training
+from fedre_privacy.core.artifact_schema import Content
 from fedre_privacy.core.artifacts import Artifact
-from fedre_privacy.core.contents import Content
 from fedre_privacy.core.errors import DivergedError, IncompatibleError
-from fedre_privacy.core.rng import seeded
+from fedre_privacy.core.rng import seeded_generators
 from fedre_privacy.core.types import Emission, Mixture, Upload
-from fedre_privacy.defenses.apply import Collecting, collecting, defended, received, trainer_of
+from fedre_privacy.defenses.apply import (
+    Collecting,
+    apply_defenses,
+    received_parameters,
+    represent_with_defenses,
+    trainer_of,
+)
 from fedre_privacy.defenses.base import Defense, Sending
 from fedre_privacy.models.norm import running_norms
 from fedre_privacy.models.probe import channels_last
 from fedre_privacy.protocols.base import Protocol
+from fedre_privacy.protocols.blocks.augment import augment_batch
+from fedre_privacy.protocols.blocks.local import batches, recompute_statistics, train_locally
+from fedre_privacy.protocols.blocks.state import Client, Message, Server, Setting, Task, Training
 
 Defenses = Sequence[Defense]
 
@@ -56,10 +62,12 @@ def client_step(
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         return protocol.loss(client, images, labels, message)
 
-    with seeded(training.seed, "client", client=client.id, round=task.round):
+    with seeded_generators(training.seed, "client", client=client.id, round=task.round):
         modules, samples = protocol.modules(client), client.fitted
         if trainer is None:
-            train = partial(fit, rng=task.rng("batches"), shuffle=not training.reference_loader)
+            train = partial(
+                train_locally, rng=task.rng("batches"), shuffle=not training.reference_loader
+            )
         else:
             train = partial(
                 trainer.fit,
@@ -80,7 +88,7 @@ def client_step(
                 lr=[rate * decay for rate in protocol.learning_rates(client, training.lr)],
                 momentum=training.momentum,
                 weight_decay=training.weight_decay,
-                change=partial(augmented, training.augment, rng=task.rng("augment")),
+                change=partial(augment_batch, training.augment, rng=task.rng("augment")),
                 clip_norm=protocol.clip_norm,
                 steps=protocol.local_steps,
             )
@@ -94,25 +102,25 @@ def client_step(
             absent = client.absent
             own = samples if absent is None else samples.take(~absent[client.fitted_index])
             recompute_statistics(modules, own)
-        sent = uploaded(protocol, client, message, task, defenses)
+        sent = client_upload(protocol, client, message, task, defenses)
         for module in protocol.modules(client):  # with many clients they would double the memory
             module.zero_grad(set_to_none=True)
     return sent, mean_loss
 
 
-def uploaded(
+def client_upload(
     protocol: Protocol, client: Client, message: Message, task: Task, defenses: Defenses = ()
 ) -> tuple[Emission, ...]:
     """What a client that has been trained uploads, after its defences; see `client_step`."""
-    with collecting(client.model.extractor, defenses) as seen:
+    with represent_with_defenses(client.model.extractor, defenses) as seen:
         emissions = protocol.upload(client, task)
     origin = _took_part(protocol, client, task, defenses)
     made = [
         replace(e, mixture=origin) if _is_trained(e.artifact) and not e.mixture else e
         for e in emissions
     ]
-    sent = _sent(protocol, made, task, protocol.modules(client))
-    return _defended(protocol, client, sent, task, message, defenses, seen)
+    sent = _sent_copies(protocol, made, task, protocol.modules(client))
+    return _defended_upload(protocol, client, sent, task, message, defenses, seen)
 
 
 def order_of_batches(
@@ -147,7 +155,7 @@ def _took_part(protocol: Protocol, client: Client, task: Task, defenses: Defense
     return Mixture(torch.zeros_like(used), used, share, 1)
 
 
-def _defended(
+def _defended_upload(
     protocol: Protocol,
     client: Client,
     sent: tuple[Emission, ...],
@@ -168,11 +176,11 @@ def _defended(
             rounds=task.setting.training.rounds,
             kinds=protocol.uploads,
             class_counts=task.setting.class_counts[task.client],
-            received=received(type(emission.artifact), emission.artifact, message),
+            received=received_parameters(type(emission.artifact), emission.artifact, message),
             mixture=emission.mixture,
             seed=task.secret(client),
         )
-        out.append(defended(defenses, emission, sending, number=number, passes=seen.passes))
+        out.append(apply_defenses(defenses, emission, sending, number=number, passes=seen.passes))
     return tuple(out)
 
 
@@ -181,7 +189,7 @@ def _is_trained(artifact: Artifact) -> bool:
     return Content.PARAMETERS in artifact.content().values()
 
 
-def _sent(
+def _sent_copies(
     protocol: Protocol,
     emissions: Sequence[Emission],
     task: Task,
@@ -205,7 +213,7 @@ def _sent(
             f"values that are not finite, with lr {training.lr:g}.",
             next_step=_lower(training, trained),
         )
-    return tuple(Emission(e.artifact.detached(), e.mixture) for e in emissions)
+    return tuple(Emission(e.artifact.detached_copy(), e.mixture) for e in emissions)
 
 
 def server_step(
@@ -217,7 +225,7 @@ def server_step(
         DivergedError: a value to be broadcast is not finite.
     """
     if uploads and any(upload.artifacts for upload in uploads):
-        with seeded(task.setting.training.seed, "server", round=task.round):
+        with seeded_generators(task.setting.training.seed, "server", round=task.round):
             protocol.aggregate(server, uploads, task)
     messages = next_broadcast(protocol, server)
     if not _finite((*messages.usual, *messages.resync)):
@@ -240,10 +248,10 @@ class Broadcasts:
 
 def next_broadcast(protocol: Protocol, server: Server) -> Broadcasts:
     """The messages that the server's present state stands for."""
-    usual = tuple(artifact.detached() for artifact in protocol.broadcast(server))
+    usual = tuple(artifact.detached_copy() for artifact in protocol.broadcast(server))
     if type(protocol).resync is Protocol.resync:
         return Broadcasts(usual, usual)
-    return Broadcasts(usual, tuple(a.detached() for a in protocol.resync(server)))
+    return Broadcasts(usual, tuple(a.detached_copy() for a in protocol.resync(server)))
 
 
 def first_upload(
@@ -255,11 +263,14 @@ def first_upload(
         DivergedError, IncompatibleError: as in `client_step`.
     """
     task = Task(setting, 0, client.id)
-    with on_device(client, setting), seeded(setting.training.seed, "setup", client=client.id):
-        with collecting(client.model.extractor, defenses) as seen:
+    with (
+        on_device(client, setting),
+        seeded_generators(setting.training.seed, "setup", client=client.id),
+    ):
+        with represent_with_defenses(client.model.extractor, defenses) as seen:
             made = protocol.setup_upload(client, task)
-        sent = _sent(protocol, made, task)
-        return _defended(protocol, client, sent, task, (), defenses, seen)
+        sent = _sent_copies(protocol, made, task)
+        return _defended_upload(protocol, client, sent, task, (), defenses, seen)
 
 
 def first_uploads(
@@ -283,7 +294,7 @@ def first_answer(
 ) -> Message:
     """Let the server take the first uploads, and return its answer to all clients."""
     protocol.setup_aggregate(server, uploads, Task(setting, 0))
-    return tuple(artifact.detached() for artifact in protocol.setup_broadcast(server))
+    return tuple(artifact.detached_copy() for artifact in protocol.setup_broadcast(server))
 
 
 @contextmanager

@@ -134,14 +134,14 @@ def without_gradient(module: nn.Module, image_shape: Shape, *, twice: bool = Fal
                 (back,) = torch.autograd.grad(made, images, weight, create_graph=True)
                 torch.autograd.grad(back.sum(), weight, allow_unused=True)
     except RuntimeError as error:
-        return told(error)
+        return module_error(error)
     responds = not torch.equal(made[0], made[1])
     if responds and (images.grad is None or not bool(images.grad.any())):
         return "it is zero everywhere (the images are detached, rounded or compared on their way)"
     return ""
 
 
-def told(error: BaseException) -> str:
+def module_error(error: BaseException) -> str:
     """What an error says, in a line, and the line of a user's module that it came from."""
     said = " ".join(str(error).split()) or type(error).__name__
     said = said if len(said) <= 200 else f"{said[:200]} ..."

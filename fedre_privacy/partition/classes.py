@@ -74,11 +74,11 @@ class Classes(Partition):
                 share.append(pieces[drawn][free[drawn]])
         return [np.concatenate(own) for own in shares]
 
-    def cut(
+    def split_client(
         self, own: IntArray, labels: IntArray, train_ratio: float, random: np.random.RandomState
     ) -> tuple[IntArray, IntArray]:
         if not self.validation:
-            return super().cut(own, labels, train_ratio, random)
+            return super().split_client(own, labels, train_ratio, random)
         train, test = [], []
         for label in np.unique(labels[own]):
             some = random.permutation(own[labels[own] == label])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedre_privacy.blocks import global_prototypes, shared_head
-from fedre_privacy.blocks.shared_head import HeadTraining
-from fedre_privacy.blocks.traffic import Exchange, Sizes, head_down, labelled
 from fedre_privacy.core.artifacts import HeadState, Prototypes
 from fedre_privacy.core.config import section
+from fedre_privacy.protocols.blocks import global_prototypes, shared_head
+from fedre_privacy.protocols.blocks.shared_head import HeadTraining
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, head_down, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -42,4 +42,4 @@ class FedGH(Protocol):
     aggregate = shared_head.aggregate
 
     def traffic(self, sizes: Sizes) -> Exchange:
-        return Exchange(labelled(sizes.pairs, sizes.dim), head_down(sizes))
+        return Exchange(labelled_rows(sizes.pairs, sizes.dim), head_down(sizes))

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from fedre_privacy.blocks import global_prototypes
-from fedre_privacy.blocks.state import Client, Message, Server, Setting, Task, only
-from fedre_privacy.blocks.traffic import Exchange, Sizes, labelled
 from fedre_privacy.core.artifacts import Counts, Prototypes
 from fedre_privacy.core.config import knob
 from fedre_privacy.core.types import Emission, Upload
+from fedre_privacy.protocols.blocks import global_prototypes
+from fedre_privacy.protocols.blocks.state import (
+    Client,
+    Message,
+    Server,
+    Setting,
+    Task,
+    only_artifact,
+)
+from fedre_privacy.protocols.blocks.traffic import Exchange, Sizes, labelled_rows
 
 from .base import Protocol, protocols
 
@@ -61,8 +68,8 @@ class FedProto(Protocol):
     def traffic(self, sizes: Sizes) -> Exchange | None:
         if self.mean == "samples":  # counts come with every upload
             return None
-        up = labelled(sizes.pairs, sizes.dim)
-        return Exchange(up, labelled(sizes.clients * sizes.seen, sizes.dim))
+        up = labelled_rows(sizes.pairs, sizes.dim)
+        return Exchange(up, labelled_rows(sizes.clients * sizes.seen, sizes.dim))
 
     def __post_init__(self) -> None:
         if self.mean == "samples":
@@ -80,7 +87,7 @@ class FedProto(Protocol):
         made = global_prototypes.prototypes_of(client, task)
         if self.mean == "equal":
             return (made,)
-        counts = torch.bincount(client.collected(task.setting.training).labels)
+        counts = torch.bincount(client.upload_samples(task.setting.training).labels)
         return (made, Emission(Counts(counts[counts > 0])))
 
     def aggregate(self, server: Server, uploads: Sequence[Upload], task: Task) -> None:
@@ -88,7 +95,9 @@ class FedProto(Protocol):
         table, present = server.tensors["prototypes"].clone(), server.tensors["present"].clone()
         weights = torch.ones(len(labels))
         if self.mean == "samples":
-            weights = torch.cat([only(upload.artifacts, Counts).values for upload in uploads])
+            weights = torch.cat(
+                [only_artifact(upload.artifacts, Counts).values for upload in uploads]
+            )
         total = torch.zeros(len(table)).index_add_(0, labels, weights.float())
         fresh = total > 0
         sums = torch.zeros_like(table).index_add_(0, labels, means * weights[:, None])

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedre_privacy.core import files
-from fedre_privacy.core.config import Loaded, load_yaml
-from fedre_privacy.core.contents import DTYPES
+from fedre_privacy.core.artifact_schema import DTYPES
+from fedre_privacy.core.config import LoadedYaml, load_yaml
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError, nearest
-from fedre_privacy.core.manifest import MADE_FROM, Manifest, covering
+from fedre_privacy.core.manifest import MADE_FROM, Manifest, complete_manifest
 from fedre_privacy.core.registry import plugin_words
 from fedre_privacy.core.secrets import follows_from, learn
 from fedre_privacy.core.types import Broadcast, Mixture, Upload
@@ -29,7 +29,7 @@ from fedre_privacy.models.split import SplitModel
 
 from .folder import COMPLETE
 from .record import AT_END, NEEDED, Record, misfit
-from .resolving import required, resolve_training
+from .resolution import require_resolved, resolve_training
 from .settings import AttackSettings, TrainSettings
 
 SECRET = "Secret"
@@ -112,7 +112,7 @@ class Run:
         Raises:
             DamagedInputError: the folder has no readable one.
         """
-        return covering(self.folder)
+        return complete_manifest(self.folder)
 
     def unchanged(self, name: str) -> Path:
         """A file of the run by its name in the folder; what was recorded, if that is complete.
@@ -125,14 +125,14 @@ class Run:
             self.manifest.check(path)
         return path
 
-    def _kept(self, folder: str) -> list[str]:
+    def _recorded_files(self, folder: str) -> list[str]:
         """Names of the files that were recorded in a folder of the run."""
         if self._record["status"] == COMPLETE:
             return self.manifest.recorded(folder, "*.safetensors")
         return sorted(path.name for path in (self.folder / folder).glob("*.safetensors"))
 
     @cached_property
-    def loaded(self) -> Loaded:
+    def loaded(self) -> LoadedYaml:
         """The contents of ``config.yaml``."""
         return load_yaml(self.unchanged("config.yaml"))
 
@@ -141,7 +141,9 @@ class Run:
         """The settings it was trained with."""
         loaded = self.loaded
         problems: list[str] = []
-        settings = required(resolve_training(loaded.values, loaded.where, problems), problems)
+        settings = require_resolved(
+            resolve_training(loaded.values, loaded.where, problems), problems
+        )
         learn(self.folder, settings.train.secret)
         return settings
 
@@ -190,7 +192,7 @@ class Run:
         self.unchanged("uploads/index.json")
         there = {path.name for path in (self.folder / "uploads").glob("r*.safetensors")}
         wanted = None if rounds is None else {f"r{round:04d}.safetensors" for round in rounds}
-        for name in sorted({*self._kept("uploads"), *there}):
+        for name in sorted({*self._recorded_files("uploads"), *there}):
             if wanted is None or name in wanted:
                 self.unchanged(f"uploads/{name}")
 
@@ -258,7 +260,7 @@ class Run:
 
     def kept_rounds(self) -> list[int]:
         """Rounds whose extractors were kept, ascending."""
-        return _rounds(self._kept("models"), "r")
+        return _rounds(self._recorded_files("models"), "r")
 
     def model(self, client: int, round: int) -> SplitModel:
         """The model of a client as it was when it made its upload of a round.
@@ -324,18 +326,18 @@ class Run:
         tensors = self._private(file)
         train, test = ([tensors.get(f"{p}{k}") for k in range(clients)] for p in ("train", "test"))
         if not all(one is not None and _indices(one) for one in (*train, *test)):
-            raise self._damaged(file, "holds no samples of each client")
+            raise self._damage_error(file, "holds no samples of each client")
         trained, tested = ([one for one in part if one is not None] for part in (train, test))
         whole = torch.cat([*trained, *tested])
         if len(whole.unique()) < len(whole):
-            raise self._damaged(file, "holds a sample twice")
+            raise self._damage_error(file, "holds a sample twice")
         if samples is not None and len(whole) and int(whole.max()) >= samples:
-            raise self._damaged(file, "holds samples that the data set lacks")
+            raise self._damage_error(file, "holds samples that the data set lacks")
         if list(map(len, trained)) != [sum(counts) for counts in self.record["class_counts"]]:
-            raise self._damaged(file, "does not fit the class_counts of the record")
+            raise self._damage_error(file, "does not fit the class_counts of the record")
         return trained, tested
 
-    def _damaged(self, name: str, what: str) -> DamagedInputError:
+    def _damage_error(self, name: str, what: str) -> DamagedInputError:
         return DamagedInputError(
             f"{self.folder / 'private' / name} {what}: it was changed.",
             next_step="Restore the file, or train again with fedre-train --restart.",
@@ -343,7 +345,7 @@ class Run:
 
     def mixtures(self, round: int) -> dict[tuple[int, int], Mixture]:
         """(client, artifact number) to the provenance of its rows (evaluator only)."""
-        kept = _rounds(self._kept("private"), "mixtures-r")
+        kept = _rounds(self._recorded_files("private"), "mixtures-r")
         if kept and round not in kept:
             raise self._not_kept("truth", round, kept)
         file = f"mixtures-r{round:04d}.safetensors"
@@ -355,7 +357,7 @@ class Run:
             none = torch.zeros(0, 0)
             rows, row, sample, weight = (tensors.get(f"{key}/{name}", none) for name in names)
             if match is None or rows.dim() or rows.is_floating_point():
-                raise self._damaged(file, f"holds no provenance of '{key}'")
+                raise self._damage_error(file, f"holds no provenance of '{key}'")
             client, count = int(match[1]), int(rows)
             if (
                 not (_indices(row) and _indices(sample) and weight.is_floating_point())
@@ -366,12 +368,12 @@ class Run:
                 or (len(sample) and int(sample.max()) >= sizes[client])
                 or not bool(weight.isfinite().all())
             ):
-                raise self._damaged(file, f"holds a provenance of '{key}' that cannot be")
+                raise self._damage_error(file, f"holds a provenance of '{key}' that cannot be")
             out[client, int(match[2])] = Mixture(row, sample, weight, num_rows=count)
         return out
 
     def _private(self, name: str) -> dict[str, Tensor]:
-        if name not in self._kept("private"):
+        if name not in self._recorded_files("private"):
             raise MissingInputError(
                 f"{self.folder} has no truth to score against ({name} is absent): it was "
                 "recorded with record.truth=false.",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from fedre_privacy.blocks.state import Client
 from fedre_privacy.core import files
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.events import Event, Report, silent
@@ -20,16 +19,17 @@ from fedre_privacy.core.types import Emission
 from fedre_privacy.data.base import ImageData
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
+from fedre_privacy.protocols.blocks.state import Client
 
-from . import writing
-from .disk import message_bytes, record_bytes, refuse_full, written_bytes
-from .folder import COMPLETE, Begun, begin, log, logging_to, taken, write_end
-from .preparing import Prepared, models_bytes, prepare
-from .public import held_by_server
+from . import run_writer as writing
+from .disk_space import message_bytes, record_bytes, refuse_full, written_bytes
+from .folder import COMPLETE, BegunRecord, begin, claim_folder, log, logging_to, write_end
+from .initial_state import begin_server, build_clients
+from .preparation import PreparedTraining, models_bytes, prepare
+from .public_images import held_by_server
 from .run import Run
+from .run_writer import CHECKPOINTS, UPLOADS, Metrics, without_clients
 from .settings import TrainSettings
-from .starting import begin_server, build_clients
-from .writing import CHECKPOINTS, UPLOADS, Metrics, without_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Work:
     """
 
     settings: TrainSettings
-    prepared: Prepared
+    prepared: PreparedTraining
     folder: Path
     resume: bool
     report: Report
@@ -62,7 +62,7 @@ def train(
     restart: bool = False,
     wait: bool = False,
     report: Report = silent,
-    prepared: Prepared | None = None,
+    prepared: PreparedTraining | None = None,
     engine: Engine | None = None,
 ) -> Run:
     """Train and record a run, or return the identical one that was trained before.
@@ -81,20 +81,20 @@ def train(
     folder = runs / settings.run_name
     learn(folder, settings.train.secret)
     if begin(folder, resume=resume, restart=restart, what="Run", wait=wait):
-        return _reused(settings, folder, report)
+        return _reuse_run(settings, folder, report)
     # before an earlier run goes: what cannot be trained must not cost it
     prepared = prepared or prepare(settings, device)
     models = models_bytes(settings, prepared.setting)
     needed = record_bytes(prepared.record, settings.train.rounds, 0, models)
     refuse_full(settings, needed, folder, written_bytes(folder))
-    with taken(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
+    with claim_folder(folder, resume=resume, restart=restart, what="Run", wait=wait) as finished:
         if finished:
-            return _reused(settings, folder, report)
+            return _reuse_run(settings, folder, report)
         with logging_to(folder):
             return _train(settings, prepared, folder, resume or wait, report, engine or in_process)
 
 
-def _reused(settings: TrainSettings, folder: Path, report: Report) -> Run:
+def _reuse_run(settings: TrainSettings, folder: Path, report: Report) -> Run:
     """The run of a folder; refused where the files of its data set now hold other images."""
     run = Run(folder)
     if settings.data.sources() and settings.coins is None:
@@ -123,7 +123,7 @@ def require_same(data: ImageData, before: str | None, name: str, done: str = "tr
 
 def _train(
     settings: TrainSettings,
-    prepared: Prepared,
+    prepared: PreparedTraining,
     folder: Path,
     resume: bool,
     report: Report,
@@ -132,7 +132,7 @@ def _train(
     started = time.monotonic()
     record = writing.first_record(settings, prepared)
     if resume and (folder / "record.json").is_file():
-        before = files.read_json(folder / "record.json", Begun).get("data_sha256")
+        before = files.read_json(folder / "record.json", BegunRecord).get("data_sha256")
         require_same(prepared.data, before, folder.name, "started")
     log.info("training %s on %s", folder.name, record["device"])
     if settings.active:
@@ -202,7 +202,7 @@ def in_process(work: Work) -> None:
                     writing.mixtures_file(folder, round), writing.mixtures(emissions)
                 )
 
-    loop.run(
+    loop.run_rounds(
         settings.protocol,
         clients,
         server,

@@ -11,7 +11,7 @@ import torch
 
 from fedre_privacy.data.base import keep_per_class
 from fedre_privacy.data.npz import Npz
-from fedre_privacy.runs.resolving import resolve_training
+from fedre_privacy.runs.resolution import resolve_training
 
 
 @pytest.fixture(scope="module")

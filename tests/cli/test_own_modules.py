@@ -12,11 +12,11 @@ import yaml
 
 from fedre_privacy import api
 from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking.worker import main as job
 from fedre_privacy.cli import benchmark
 from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.verifying import verify
-from fedre_privacy.study.worker import main as job
+from fedre_privacy.runs.verification import verify
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedre_privacy.core.config import build_plugin, plain_plugin
-from fedre_privacy.core.registry import typed
+from fedre_privacy.core.registry import allow_module_paths
 from fedre_privacy.core.rng import derive, stream
 from fedre_privacy.entanglement import rap
 from fedre_privacy.entanglement.base import (
@@ -64,7 +64,7 @@ def make(tmp_path, monkeypatch, repo):
 
     def build(case) -> Entanglement:
         problems: list[str] = []
-        typed(OWN)
+        allow_module_paths(OWN)
         scheme = build_plugin(schemes, case, at="protocol.entanglement", problems=problems)
         assert scheme is not None and problems == []
         return scheme

@@ -24,15 +24,15 @@ import pandas as pd
 import pytest
 
 from fedre_privacy.api.workflows import PAGE
+from fedre_privacy.benchmarking import benchmark as benchmarking
+from fedre_privacy.benchmarking import ray_cluster as cluster
+from fedre_privacy.benchmarking.benchmark import BenchmarkResult
+from fedre_privacy.benchmarking.jobs import Place
+from fedre_privacy.benchmarking.sweep import WORKER
+from fedre_privacy.benchmarking.variants import Benchmark, plan_jobs, read_sweep
 from fedre_privacy.core.errors import DamagedInputError, MissingInputError
 from fedre_privacy.core.files import write_yaml
-from fedre_privacy.core.registry import import_plugins, typed
-from fedre_privacy.study import benchmark as benchmarking
-from fedre_privacy.study import cluster
-from fedre_privacy.study.benchmark import BenchmarkResult
-from fedre_privacy.study.description import Benchmark, planned, read_sweep
-from fedre_privacy.study.jobs import Place
-from fedre_privacy.study.sweep import WORKER
+from fedre_privacy.core.registry import allow_module_paths, import_plugins
 
 PART = '''
 """A scheme of one's own, which needs a module beside it."""
@@ -72,7 +72,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked() -> Benchmark:
     """Two schemes, one of one's own, on images of one's own under a relative path."""
     import_plugins(["clustered"])
-    typed("clustered:Clustered")
+    allow_module_paths("clustered:Clustered")
     base = {
         "data": {"name": "npz", "path": "mine.npz"},
         "partition": {"name": "pra", "alpha": 0.5},
@@ -106,7 +106,7 @@ def numbers(runs: Path) -> dict[str, bytes]:
 
 def luggage(folder: Path) -> tuple[Any, Place, list[str], bytes]:
     """The first job of the benchmark, as it travels."""
-    job = planned(asked())[0]
+    job = plan_jobs(asked())[0]
     place = Place(folder / "b", folder / "r")
     settings = folder / "b" / "jobs" / f"{job.name}.yaml"
     write_yaml(settings, job.plain())
@@ -160,7 +160,7 @@ def test_code_travels_with_modules_of_ones_own_and_what_lies_beside(here: Path) 
     cluster.copy_code(here / "code", ["clustered"])
     found = {str(path.relative_to(here / "code")) for path in (here / "code").rglob("*.py")}
     assert {"clustered.py", "clustered_helper.py", "fedre_privacy/attacks/base.py",
-            "fedre_privacy/study/worker.py",
+            "fedre_privacy/benchmarking/worker.py",
             "fedre_privacy/eval/metrics/psnr.py"} <= found  # fmt: skip
 
 
