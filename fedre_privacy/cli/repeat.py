@@ -19,7 +19,7 @@ from .options import add_output_options, add_plugin_option
 from .output import Output
 
 if TYPE_CHECKING:  # a help page needs no part
-    from fedre_privacy.publish.format import ResultClaim, Verification
+    from fedre_privacy.publish.format import Claim, Verification
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +153,7 @@ UPLOADS = {
 """What is said of the uploads, by whether they were shared out anew and are the same bytes."""
 
 
-def _table(claim: ResultClaim, done: Verification) -> list[dict[str, str]]:
+def _table(claim: Claim, done: Verification) -> list[dict[str, str]]:
     """Claimed beside repeated, a row for each measure."""
     from fedre_privacy.publish.claims import measure_of, targets_of
     from fedre_privacy.publish.comparison import states

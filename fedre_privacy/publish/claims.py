@@ -33,9 +33,9 @@ from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
 from .format import (
     CLAIM,
     VERSION,
-    ClaimedMeasure,
+    Claimed,
     Numbers,
-    ResultClaim,
+    Claim,
     check_name,
     digest,
     hash_content,
@@ -54,7 +54,7 @@ _SEPARATOR = re.compile(r"[/\\:]|^\.+$|^~|^$")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def read_claim(path: Path) -> ResultClaim:
+def read_claim(path: Path) -> Claim:
     """Read a claim, which agrees with itself.
 
     Raises:
@@ -67,13 +67,13 @@ def read_claim(path: Path) -> ResultClaim:
             next_step="Make one of a finished attack: fedre-benchmark claim RUN/attacks/NAME.",
         )
     found = read_published(path)
-    if not isinstance(found, ResultClaim):
+    if not isinstance(found, Claim):
         raise refuse_file(path, "is a verification, and no claim")
     agree(found, path)
     return found
 
 
-def agree(claim: ResultClaim, path: Path) -> None:
+def agree(claim: Claim, path: Path) -> None:
     """Refuse a claim whose names, seeds or command are not those of its settings.
 
     Raises:
@@ -152,23 +152,23 @@ def uploads_hash(manifest: Manifest) -> str:
     })  # fmt: skip
 
 
-def claimed_of(measure: Measure) -> ClaimedMeasure | None:
+def claimed_of(measure: Measure) -> Claimed | None:
     """A measure as it is claimed; None for what no table shows and what has no value."""
     if measure.value is None or not measure.is_in(TABLE):
         return None
     numbers = Numbers(**{key: getattr(measure, key) for key in Numbers.__struct_fields__})
-    words = [key for key in ClaimedMeasure.__struct_fields__ if key != "numbers"]
-    return ClaimedMeasure(**{key: getattr(measure, key) for key in words}, numbers=numbers)
+    words = [key for key in Claimed.__struct_fields__ if key != "numbers"]
+    return Claimed(**{key: getattr(measure, key) for key in words}, numbers=numbers)
 
 
-def measure_of(claimed: ClaimedMeasure, numbers: Numbers) -> Measure:
+def measure_of(claimed: Claimed, numbers: Numbers) -> Measure:
     """Numbers under the words of a claim, to be printed as every measure is."""
     words = msgspec.structs.asdict(claimed)
     words.pop("numbers")
     return Measure(**words, **msgspec.structs.asdict(numbers))
 
 
-def leading_measure(claim: ResultClaim) -> ClaimedMeasure:
+def leading_measure(claim: Claim) -> Claimed:
     """The measure that a claim is ranked by: the first of all targets that stands over a floor."""
     whole = [one for one in claim.measures if not one.group]
     return next((one for one in whole if one.numbers.over is not None), claim.measures[0])
@@ -211,7 +211,7 @@ def finished_attacks(folder: Path, runs: Path) -> list[Path]:
     return found
 
 
-def make(folder: Path, *, by: str = "") -> ResultClaim:
+def make(folder: Path, *, by: str = "") -> Claim:
     """Make the claim of a finished attack on a run; every file that it rests on is checked.
 
     Args:
@@ -277,7 +277,7 @@ def make(folder: Path, *, by: str = "") -> ResultClaim:
         "plugins": plugins,
         "command": command_of(settings, plugins),
     }  # fmt: skip
-    claim = hash_content(ResultClaim, content)
+    claim = hash_content(Claim, content)
     agree(claim, folder)
     return claim
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .format import AccuracyClaim, MeasureComparison, Numbers, Provenance, ResultClaim, Verification
+from .format import Accuracy, Compared, Numbers, Made, Claim, Verification
 from .names import OTHERWISE, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 ROUNDING = 1e-6
@@ -33,7 +33,7 @@ HELD = (SAME, NEAR, OVERLAPS, ELSEWHERE)
 """States of measures that were repeated."""
 
 
-def is_due(claim: ResultClaim, part: str, made: Provenance, *, uploads_same: bool | None) -> bool:
+def is_due(claim: Claim, part: str, made: Made, *, uploads_same: bool | None) -> bool:
     """Whether the same numbers are due: the versions are the same, and no processor shows.
 
     Scores are computed from answers that lie there. After a training the uploads tell: another
@@ -46,7 +46,7 @@ def is_due(claim: ResultClaim, part: str, made: Provenance, *, uploads_same: boo
     return same and part == TRAINING and uploads_same is True and processors == {"cpu"}
 
 
-def state(one: MeasureComparison, *, part: str, due: bool, tolerance: float) -> str:
+def state(one: Compared, *, part: str, due: bool, tolerance: float) -> str:
     """How a measure was repeated, in words."""
     if part == SPLIT:
         return _state_elsewhere(one)
@@ -64,7 +64,7 @@ def state(one: MeasureComparison, *, part: str, due: bool, tolerance: float) -> 
     return NEAR if all(_close(a, b, more * room) for (a, more), (b, _) in pairs) else OTHER
 
 
-def _state_elsewhere(one: MeasureComparison) -> str:
+def _state_elsewhere(one: Compared) -> str:
     """How a measure was repeated with other clients' images, of which groups may hold none."""
     if one.claimed is None or one.repeated is None:
         return ELSEWHERE
@@ -127,7 +127,7 @@ def outcome(states: Sequence[str], *, part: str, due: bool, same_verdict: bool) 
     return REPEATS if all(one == SAME for one in states) and same_verdict else WITHIN
 
 
-def accuracy_numbers(accuracy: AccuracyClaim) -> Numbers:
+def accuracy_numbers(accuracy: Accuracy) -> Numbers:
     """The accuracy of a training as the numbers of a measure."""
     return Numbers(
         value=accuracy.mean, interval=None, sd=accuracy.sd, floor=None, over=None,
@@ -135,7 +135,7 @@ def accuracy_numbers(accuracy: AccuracyClaim) -> Numbers:
     )  # fmt: skip
 
 
-def contradiction(verification: Verification, claim: ResultClaim) -> str:
+def contradiction(verification: Verification, claim: Claim) -> str:
     """Why a verification cannot be one of a claim, whatever hash it names; empty: it can.
 
     What it says of the claim must be what the claim says, and its outcome what follows from its

@@ -79,7 +79,7 @@ class Numbers(File, frozen=True):
             raise ValueError("numbers that cannot be: an interval runs down")
 
 
-class ClaimedMeasure(File, frozen=True):
+class Claimed(File, frozen=True):
     """A measure that is claimed; see `eval.measures.Measure` for its words."""
 
     key: Name
@@ -124,7 +124,7 @@ class Seeds(File, frozen=True):
     evaluation: Seed
 
 
-class Provenance(File, frozen=True):
+class Made(File, frozen=True):
     """Where, with what and how long something was computed."""
 
     device: Line
@@ -145,7 +145,7 @@ class Hashes(File, frozen=True):
     uploads: Full
 
 
-class AccuracyClaim(File, frozen=True):
+class Accuracy(File, frozen=True):
     """Mean and sd over clients, at the moment that the protocol quotes."""
 
     mean: Annotated[float, Meta(ge=0, le=1)]
@@ -153,7 +153,7 @@ class AccuracyClaim(File, frozen=True):
     moment: Name
 
 
-class ResultClaim(File, frozen=True):
+class Claim(File, frozen=True):
     """One result of one attack, with all that is needed to repeat it.
 
     Args:
@@ -181,10 +181,10 @@ class ResultClaim(File, frozen=True):
     verdict: Line
     targets: Count
     n: Count
-    measures: Annotated[list[ClaimedMeasure], Meta(min_length=1, max_length=200)]
-    accuracy: AccuracyClaim | None
-    training: Provenance
-    attack: Provenance
+    measures: Annotated[list[Claimed], Meta(min_length=1, max_length=200)]
+    accuracy: Accuracy | None
+    training: Made
+    attack: Made
     hashes: Hashes
     settings: dict[Name, Any]
     plugins: Annotated[list[Module], Meta(max_length=20)]
@@ -192,7 +192,7 @@ class ResultClaim(File, frozen=True):
     sha256: Full
 
 
-class MeasureComparison(File, frozen=True):
+class Compared(File, frozen=True):
     """A measure as it was claimed and as it was repeated; None where there is none."""
 
     key: Name
@@ -225,14 +225,14 @@ class Verification(File, frozen=True):
     tolerance: Annotated[float, Meta(ge=0, le=10)]
     outcome: Literal["repeats", "repeats within tolerance", "does not repeat"]
     verdict: Line
-    measures: Annotated[list[MeasureComparison], Meta(min_length=1, max_length=400)]
-    made: Provenance
+    measures: Annotated[list[Compared], Meta(min_length=1, max_length=400)]
+    made: Made
     sha256: Full
 
 
-F = TypeVar("F", ResultClaim, Verification)
-KINDS: dict[str, type[ResultClaim] | type[Verification]] = {
-    CLAIM: ResultClaim,
+F = TypeVar("F", Claim, Verification)
+KINDS: dict[str, type[Claim] | type[Verification]] = {
+    CLAIM: Claim,
     VERIFICATION: Verification,
 }
 
@@ -261,12 +261,12 @@ def hash_content(kind: type[F], content: dict[str, Any]) -> F:
     return _check_hash(json.dumps(plain), path)  # type: ignore[return-value]
 
 
-def write(path: Path, given: ResultClaim | Verification) -> None:
+def write(path: Path, given: Claim | Verification) -> None:
     """Write a claim or a verification, atomically."""
     files.write_json(path, msgspec.to_builtins(given))
 
 
-def read_published(path: Path) -> ResultClaim | Verification:
+def read_published(path: Path) -> Claim | Verification:
     """Read a published file of either kind, as far as it can be judged by itself.
 
     Raises:
@@ -276,7 +276,7 @@ def read_published(path: Path) -> ResultClaim | Verification:
     return _check_hash(files.read_text(path, MOST_BYTES), path)
 
 
-def _check_hash(text: str, path: Path) -> ResultClaim | Verification:
+def _check_hash(text: str, path: Path) -> Claim | Verification:
     try:
         content = schema.parse_json(text, once=True)
     except ValueError as error:
@@ -292,7 +292,7 @@ def _check_hash(text: str, path: Path) -> ResultClaim | Verification:
         wrong = schema.short(version)
         raise refuse_file(path, f"has schema version {wrong}; this version reads {VERSION}")
     try:
-        found: ResultClaim | Verification = schema.convert_value(content, kind, path)
+        found: Claim | Verification = schema.convert_value(content, kind, path)
     except DamagedInputError as error:
         raise DamagedInputError(*error.problems, next_step=ASK) from None
     if content_hash(content) != found.sha256:

@@ -28,7 +28,7 @@ from fedre_privacy.runs.settings import Evaluation
 
 from .claims import agree, leading_measure, measure_of, targets_of
 from .comparison import ACCURACY, contradiction, states
-from .format import Numbers, ResultClaim, Verification, digest, read_published
+from .format import Numbers, Claim, Verification, digest, read_published
 from .names import ATTACK, OTHERWISE, PARTS, REPEATS, SCORES, SPLIT, TRAINING, WITHIN
 
 UNCHECKED = "not repeated yet"
@@ -58,7 +58,7 @@ class PostedClaim:
     """
 
     file: str
-    claim: ResultClaim
+    claim: Claim
     checks: tuple[Verification, ...]
 
     @property
@@ -118,7 +118,7 @@ def collect(folder: Path) -> Board:
         raise MissingInputError(
             f"No folder at {folder}.", next_step="Give the folder of your claims, such as claims."
         )
-    claims: dict[str, tuple[str, ResultClaim]] = {}
+    claims: dict[str, tuple[str, Claim]] = {}
     checks: list[tuple[str, Verification]] = []
     refused: dict[str, str] = {}
     for number, path in enumerate(_json_files(folder)):
@@ -128,7 +128,7 @@ def collect(folder: Path) -> Board:
             break
         try:
             found = read_published(path)
-            if isinstance(found, ResultClaim):
+            if isinstance(found, Claim):
                 agree(found, path)
         except (FedreError, OSError) as error:
             refused[name] = _short(error, path)
@@ -180,7 +180,7 @@ def _sort_weight(check: Verification) -> tuple[bool, int]:
     return check.outcome != OTHERWISE, PARTS.index(check.part)
 
 
-def question_of(claim: ResultClaim) -> dict[str, Any]:
+def question_of(claim: Claim) -> dict[str, Any]:
     """What two claims must have in common to be compared."""
     settings = claim.settings
     return {

@@ -39,10 +39,10 @@ from .comparison import ACCURACY, accuracy_numbers, is_due, outcome, state
 from .format import (
     VERIFICATION,
     VERSION,
-    AccuracyClaim,
-    MeasureComparison,
-    Provenance,
-    ResultClaim,
+    Accuracy,
+    Compared,
+    Made,
+    Claim,
     Verification,
     check_name,
     hash_content,
@@ -69,7 +69,7 @@ class RepetitionPlan:
         runs: folder for what is made.
     """
 
-    claim: ResultClaim
+    claim: Claim
     part: str
     training: TrainSettings
     attack: AttackSettings
@@ -85,7 +85,7 @@ class RepetitionPlan:
 
 
 def plan(
-    claim: ResultClaim,
+    claim: Claim,
     *,
     run: Path | None = None,
     part: str | None = None,
@@ -147,7 +147,7 @@ def plan(
     return RepetitionPlan(claim, part, training, attacked, recorded, runs)
 
 
-def _resolve_claim(claim: ResultClaim, data: Path | None) -> tuple[TrainSettings, AttackSettings]:
+def _resolve_claim(claim: Claim, data: Path | None) -> tuple[TrainSettings, AttackSettings]:
     """The settings of a claim as objects, by the checks of every settings file."""
     values: dict[str, Any] = dict(claim.settings)
     if data is not None:
@@ -279,7 +279,7 @@ def verify_claim(
 ) -> Verification:
     """What came of repeating a claim: the repeated attack beside what is claimed."""
     claim, record, part = wanted.claim, result.record, wanted.part
-    made = Provenance(
+    made = Made(
         device=str(record["device"]),
         versions=versions() if part == SCORES else record["versions"],
         seconds=record["wall_s"] + (run.record["wall_s"] if wanted.run is None else 0.0),
@@ -301,8 +301,8 @@ def verify_claim(
 
 
 def compare_measures(
-    claim: ResultClaim, card: Card, made: Provenance, trained: Run | None
-) -> list[MeasureComparison]:
+    claim: Claim, card: Card, made: Made, trained: Run | None
+) -> list[Compared]:
     """Every measure that is claimed, and those that the same version gives and nobody claims.
 
     Args:
@@ -316,12 +316,12 @@ def compare_measures(
     keys = dict.fromkeys([*told, *(found if same else ())])
     if trained is not None:
         if (again := accuracy_of(trained)) is not None:
-            found[ACCURACY] = accuracy_numbers(AccuracyClaim(**again))
+            found[ACCURACY] = accuracy_numbers(Accuracy(**again))
         if claim.accuracy is not None:
             told[ACCURACY] = accuracy_numbers(claim.accuracy)
         keys |= {ACCURACY: None} if ACCURACY in {*found, *told} else {}
     return [
-        MeasureComparison(key=key, group=group, claimed=told.get((key, group)),
+        Compared(key=key, group=group, claimed=told.get((key, group)),
                  repeated=found.get((key, group)))
         for key, group in keys
     ]  # fmt: skip

@@ -33,7 +33,7 @@ from fedre_privacy.attacks.gradients.matching import UpdateMatch, gradient
 from fedre_privacy.attacks.gradients.objectives import cosine
 from fedre_privacy.attacks.gradients.search import SearchResult, signed_adam
 from fedre_privacy.attacks.gradients.victims import Victim
-from fedre_privacy.attacks.inversion import reconstruction as inversion
+from fedre_privacy.attacks.inversion import search_settings as inversion
 from fedre_privacy.attacks.inversion.gradient_descent import Budget, TileResult, fit_tile
 from fedre_privacy.attacks.update_inversion import LocalSteps
 

@@ -25,13 +25,13 @@ from fedre_privacy.publish.claims import (
     read_claim,
     write_claims,
 )
-from fedre_privacy.publish.format import ResultClaim, Verification, content_hash
+from fedre_privacy.publish.format import Claim, Verification, content_hash
 from fedre_privacy.runs.resolution import resolve_attack, resolve_training
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(ResultClaim, "claim.schema.json"), (Verification, "verification.schema.json")],
+    [(Claim, "claim.schema.json"), (Verification, "verification.schema.json")],
 )
 def test_the_published_schema_is_that_of_the_reader(kind, name, repo):
     packaged = Path(published_format.__file__).with_name(name)

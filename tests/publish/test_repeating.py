@@ -30,7 +30,7 @@ from fedre_privacy.publish.comparison import (
     outcome,
     state,
 )
-from fedre_privacy.publish.format import MeasureComparison, Numbers, Provenance, read_published
+from fedre_privacy.publish.format import Compared, Made, Numbers, read_published
 from fedre_privacy.publish.names import (
     ATTACK,
     OTHERWISE,
@@ -54,8 +54,8 @@ def numbers(**other) -> Numbers:
     return Numbers(**{**usual, **other})
 
 
-def row(claimed: Numbers | None, repeated: Numbers | None) -> MeasureComparison:
-    return MeasureComparison(key="psnr", group="", claimed=claimed, repeated=repeated)
+def row(claimed: Numbers | None, repeated: Numbers | None) -> Compared:
+    return Compared(key="psnr", group="", claimed=claimed, repeated=repeated)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_outcome_is_that_of_the_worst_measure():
 def test_the_same_numbers_are_due_where_the_same_bytes_were_uploaded(published):
     claim = read_claim(published.path)
     here = claim.attack
-    elsewhere = Provenance(
+    elsewhere = Made(
         device=here.device, versions={**here.versions, "torch": "2.4.0"}, seconds=1.0
     )
     assert is_due(claim, TRAINING, here, uploads_same=True)
