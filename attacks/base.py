@@ -212,9 +212,8 @@ class Attack:
                 next_step="Look whether the training diverged, and train with a lower step size.",
             )
         how = context or Context()
-        observation = with_copies(observation)
         with blamed(self):
-            answer = self.run(observation, how)
+            answer = self.run(with_copies(observation), how)
         found = accepted(self, observation, answer)
         if isinstance(found, Reconstruction):
             if not observation.images_per_target:

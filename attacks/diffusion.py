@@ -87,7 +87,7 @@ class Diffusion(Linear, DenoiserTraining, Sampling, Calibrated):
         return found if self.match_targets else without(found, "encoding")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        return diffusion_answers(observation, context, self, self, self)
+        return diffusion_answers(observation, context, self)
 
 
 MEASURED = 512
@@ -96,20 +96,14 @@ GPU_TILE = 64
 """Targets at once on a GPU."""
 
 
-def diffusion_answers(
-    observation: Observation,
-    context: Context,
-    linear: Linear,
-    training: DenoiserTraining,
-    sampling: Sampling,
-) -> Reconstruction:
+def diffusion_answers(observation: Observation, context: Context, how: Diffusion) -> Reconstruction:
     """Answer every target with the mean of images drawn from a model of its kind.
 
     Raises:
         IncompatibleError: too few auxiliary images, or an extractor that does not fit.
     """
     jobs: dict[str, list[MapJob]] = {}
-    for job in jobs_of(observation, linear):
+    for job in jobs_of(observation, how):
         jobs.setdefault(job.family, []).append(job)
     owners = {job.owner for kind in jobs.values() for job in kind}
     check_gradients(
@@ -118,14 +112,12 @@ def diffusion_answers(
         twice=True,
     )
     with single_threaded(context.device) as cores:
-        kinds = {
-            name: _Kind(observation, context, mine, linear, cores) for name, mine in jobs.items()
-        }
-        models = {name: kind.model(training) for name, kind in kinds.items()}
+        kinds = {name: _Kind(observation, context, mine, how, cores) for name, mine in jobs.items()}
+        models = {name: kind.model() for name, kind in kinds.items()}
         numbers = torch.cat([kind.index for kind in kinds.values()])
         begun = join([kind.first() for kind in kinds.values()], numbers)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-            drawn = [_drawn(kind, models[name], begun, sampling) for name, kind in kinds.items()]
+            drawn = [_drawn(kind, models[name], begun) for name, kind in kinds.items()]
     return reconstruction(join(drawn, numbers), "budget spent")
 
 
@@ -136,7 +128,7 @@ class _Kind:
     observation: Observation
     context: Context
     jobs: list[MapJob]
-    linear: Linear
+    how: Diffusion
     cores: int
 
     @property
@@ -157,7 +149,7 @@ class _Kind:
 
         def work(job: MapJob) -> MapWork:
             return prepare_work(
-                self.observation, self.context, job, aux, self.linear, room=room, crossed="no"
+                self.observation, self.context, job, aux, self.how, room=room, crossed="no"
             )
 
         return each(work, self.jobs, self.cores)
@@ -171,18 +163,18 @@ class _Kind:
 
         return kept(self.context, f"first-{self.name}", make)
 
-    def model(self, training: DenoiserTraining) -> Denoiser:
+    def model(self) -> Denoiser:
         """The denoiser, trained on images of this kind."""
         context, count = self.context, len(self.index)
 
         def make() -> Piece:
             seen = [one.pairs.images for one in self.works if one.pairs is not None]
             images = seen[0] if self.name == "single" else torch.cat(seen)
-            tick = progress(context, Event(), of=training.updates, first=0, rows=count, total=count)
-            net = train_denoiser(images, training, seed=context.seed, purpose=self.name, tick=tick)
+            tick = progress(context, Event(), of=self.how.updates, first=0, rows=count, total=count)
+            net = train_denoiser(images, self.how, seed=context.seed, purpose=self.name, tick=tick)
             return {key: value.cpu() for key, value in net.state_dict().items()}
 
-        net = blank(self.observation.image_shape, training).to(context.device)
+        net = blank(self.observation.image_shape, self.how).to(context.device)
         net.load_state_dict(kept(context, f"denoiser-{self.name}", make))
         return net.eval().requires_grad_(False)
 
@@ -203,10 +195,10 @@ def _as_it_is(reps: Tensor, wanted: Tensor) -> Tensor:
     return reps
 
 
-def _drawn(kind: _Kind, net: Denoiser, begun: Piece, sampling: Sampling) -> Piece:
+def _drawn(kind: _Kind, net: Denoiser, begun: Piece) -> Piece:
     """Answers to the targets of one kind, in the order of its index."""
     observation, context, order = kind.observation, kind.context, kind.index.tolist()
-    device, count = context.device, sampling.samples
+    how, device, count = kind.how, context.device, kind.how.samples
     rows, owners = observation.target_rows()
     seeds = seeds_for(owners, context.seed, count)
     sent = rows_as_sent(observation) or _as_it_is
@@ -229,7 +221,7 @@ def _drawn(kind: _Kind, net: Denoiser, begun: Piece, sampling: Sampling) -> Piec
             wanted,
             begun["error"][repeated].to(device),
             begun["images"][repeated].to(device),
-            sampling,
+            how,
             seeds=[seeds[i * count + one] for i in some for one in range(count)],
             tick=told,
         )
@@ -250,8 +242,8 @@ def _drawn(kind: _Kind, net: Denoiser, begun: Piece, sampling: Sampling) -> Piec
         draw,
         range(len(order)),
         context,
-        steps=sampling.steps,
+        steps=how.steps,
         cpu=cpu_tile(len(order), count),
-        gpu=sampling.chunk or GPU_TILE,
+        gpu=how.chunk or GPU_TILE,
         name=f"drawn-{kind.name}",
     )

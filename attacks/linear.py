@@ -14,14 +14,17 @@ from fedre_privacy.core.artifacts import (
 )
 from fedre_privacy.core.channels import Smoothing, StepsAt, joined, without
 from fedre_privacy.core.config import knob
+from fedre_privacy.core.cores import single_threaded
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.types import Knowledge, Observation
 
 from .base import RECOVERED, Context, SuiteEntry, attacks
 from .calibration.calibrated import HELP, Calibrated
-from .inversion.amortised import linear_answers
 from .inversion.linear_map import Linear
+from .inversion.map_jobs import jobs_of
+from .inversion.map_work import aux_images, piece_of, prepare_work
 from .running.channels import ROWS_REPEATED
+from .running.driver import Piece, Tick, in_groups, reconstruction
 
 
 @attacks.register("linear")
@@ -65,4 +68,15 @@ class LinearDecoder(Linear, Calibrated):
         return found if self.match_targets else without(found, "encoding")
 
     def run(self, observation: Observation, context: Context) -> Reconstruction:
-        return linear_answers(observation, context, self)
+        jobs = {f"rows-{job.name}": job for job in jobs_of(observation, self)}
+
+        def answer(name: str, tick: Tick) -> Piece:
+            aux = aux_images(observation, context.device)
+            work = prepare_work(observation, context, jobs[name], aux, self, room=0)
+            tick(0, work.fits[-1])
+            return piece_of(work, aux)
+
+        with single_threaded(context.device) as cores:
+            groups = {name: job.index for name, job in jobs.items()}
+            found = in_groups(answer, groups, context, steps=1, cores=cores)
+        return reconstruction(found, "closed form")

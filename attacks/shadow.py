@@ -28,9 +28,8 @@ from fedre_privacy.core.types import Observation
 from .base import RECOVERED, Attack, Context, SuiteEntry, attacks
 from .gradient.head_cases import shares_told
 from .inversion.class_means import ClassMeans
-from .inversion.ensemble import FINEST
 from .inversion.linear_map import PENALTIES, Sums, errors_by_penalty, fit, total
-from .inversion.moving import Waves, moved, without_fold
+from .inversion.moving import FINEST, Waves, moved, without_fold
 from .inversion.rehearsals import (
     Owner,
     Rehearsing,
@@ -48,39 +47,6 @@ from .running.objectives import l2rel
 FOLDS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shadows:
-    """How many copies of a client are trained, and how maps are fitted to them."""
-
-    shadows: int = knob(4, help="copies of each client that are trained", ge=2, le=32)
-    views: int = knob(
-        5,
-        help="versions of each auxiliary image: itself, then shifted ones",
-        ge=1,
-        le=len(SHIFTS),
-    )
-    penalty: float | None = knob(
-        None,
-        help="ridge penalty; none: chosen on held-out images of a held-out shadow",
-        unit="mean eigenvalues of the representations' scatter",
-        gt=0,
-    )
-    recentre: bool = knob(
-        True,
-        help="move each shadow by the prototypes that the client uploaded of other classes",
-    )
-    tries: int = knob(
-        16,
-        help="rehearsals of each of three stages that seek a client's class shares, where it "
-        "uploads prototypes and no counts; 0: shares are drawn",
-        ge=0,
-    )
-    moves: int = knob(
-        2, help="times that candidates are moved, see `ensemble-kalman`; 0: the linear answer", ge=0
-    )
-    members: int = knob(1000, help="candidates of each target, at most", ge=2 * FOLDS)
-
-
 @dataclass(frozen=True)
 class _Rows:
     """Targets of one client and round: their numbers, vectors (n, d) and classes (-1: none)."""
@@ -91,22 +57,17 @@ class _Rows:
 
 
 def rehearsed_answers(
-    observation: Observation,
-    context: Context,
-    how: Shadows,
-    *,
-    random: bool,
-    share: Mapping[Owner, Tensor],
+    observation: Observation, context: Context, how: Shadow, told: Mapping[Owner, Tensor | None]
 ) -> Reconstruction:
     """Answer every target by maps fitted to rehearsed clients.
 
     Args:
-        random: begin with random weights in place of the initial model.
-        share: class shares of a client (C,), where its uploads do not count them.
+        told: class shares of a client (C,), where its uploads do not count them.
 
     Raises:
         IncompatibleError: too few auxiliary images, or nothing to rehearse with.
     """
+    random = how.start == "random"
     rehearsable(observation, random=random)
     found = _by_owner(observation)
     groups = {f"client-{k:06d}-{r:06d}": torch.tensor(found[k, r].numbers) for k, r in found}
@@ -114,20 +75,14 @@ def rehearsed_answers(
     with single_threaded(context.device) as cores:
 
         def answer(name: str, tick: Tick) -> Piece:
-            owner = owners[name]
+            own = owners[name]
             shares = class_shares(
-                observation, context, owner, told=share.get(owner), tries=how.tries, random=random
+                observation, context, own, told=told[own], tries=how.tries, random=random
             )
             models = rehearsed_models(
-                observation,
-                context,
-                owner,
-                how.shadows,
-                shares,
-                random=random,
-                tick=tick,
+                observation, context, own, how.shadows, shares, random=random, tick=tick
             )
-            return _client(observation, context, owner, found[owner], how, models)
+            return _client(observation, context, own, found[own], how, models)
 
         answers = in_groups(answer, groups, context, steps=how.shadows, cores=cores)
     return reconstruction(answers, "rehearsal done")
@@ -160,7 +115,7 @@ def _client(
     context: Context,
     owner: Owner,
     rows: _Rows,
-    how: Shadows,
+    how: Shadow,
     models: Sequence[nn.Module],
 ) -> Piece:
     """Answer the targets of one client, of which these are copies."""
@@ -198,7 +153,7 @@ class _Team:
         waves: as coarse as candidates are told apart.
     """
 
-    how: Shadows
+    how: Shadow
     extractors: Sequence[nn.Module]
     pictures: Sequence[Tensor]
     fold: Tensor
@@ -278,7 +233,7 @@ def _team(
     context: Context,
     owner: Owner,
     rows: _Rows,
-    how: Shadows,
+    how: Shadow,
     models: Sequence[nn.Module],
 ) -> _Team:
     """What copies of a client make of the auxiliary images, under the defences declared."""
@@ -376,7 +331,7 @@ UNKNOWN_START: dict[str, Any] = {
 
 @attacks.register("shadow")
 @dataclass(frozen=True, kw_only=True)
-class Shadow(Shadows, Rehearsing, Attack):
+class Shadow(Rehearsing, Attack):
     """Recover images from early uploads through copies of the client that the server trained.
 
     Where clients of one architecture begin with weights that the server knows, it trains a few
@@ -419,13 +374,35 @@ class Shadow(Shadows, Rehearsing, Attack):
     )
     adapts_to = joined(ROWS_REPEATED, {"training": (NoisySteps,), "encoding": (Smoothing,)})
 
+    shadows: int = knob(4, help="copies of each client that are trained", ge=2, le=32)
+    views: int = knob(
+        5,
+        help="versions of each auxiliary image: itself, then shifted ones",
+        ge=1,
+        le=len(SHIFTS),
+    )
+    penalty: float | None = knob(
+        None,
+        help="ridge penalty; none: chosen on held-out images of a held-out shadow",
+        unit="mean eigenvalues of the representations' scatter",
+        gt=0,
+    )
+    recentre: bool = knob(
+        True,
+        help="move each shadow by the prototypes that the client uploaded of other classes",
+    )
+    tries: int = knob(
+        16,
+        help="rehearsals of each of three stages that seek a client's class shares, where it "
+        "uploads prototypes and no counts; 0: shares are drawn",
+        ge=0,
+    )
+    moves: int = knob(
+        2, help="times that candidates are moved, see `ensemble-kalman`; 0: the linear answer", ge=0
+    )
+    members: int = knob(1000, help="candidates of each target, at most", ge=2 * FOLDS)
+
     def run(self, observation: Observation, context: Context) -> Reconstruction:
         owners = {(upload.client, upload.round) for upload in observation.targets}
         told = {owner: shares_told(observation, owner) for owner in sorted(owners)}
-        return rehearsed_answers(
-            observation,
-            context,
-            self,
-            random=self.start == "random",
-            share={owner: share for owner, share in told.items() if share is not None},
-        )
+        return rehearsed_answers(observation, context, self, told)

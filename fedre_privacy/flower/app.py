@@ -82,7 +82,7 @@ class Posts:
                     continue
                 if k in waiting and waiting[k][1] == nodes[k][1]:
                     continue
-                content = RecordDict({"fedre": ConfigRecord({"bytes": orders[k]})})
+                content = RecordDict({"fedre": ConfigRecord({"bytes": orders[k], "client": k})})
                 try:
                     (number,) = self.grid.push_messages([Message(content, nodes[k][0], "train")])
                 except Exception as error:  # a SuperLink that was restarted loses half a message

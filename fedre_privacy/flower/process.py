@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -59,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the process is told to end; return its exit code."""
     options = parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _leave)
+    over = threading.Event()
     try:
         BUILT_IN["flower"].check()
         import_plugins(options.plugin)
@@ -66,11 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with held(options.folder), tempfile.TemporaryDirectory(prefix="fedre-") as room:
             worker = Worker(options.folder, options.client, choose_device(options.device))
             address = str(Path(room) / "client")
-            node = _Node(options, address)
-            try:
-                _listen(worker, address, node)
-            finally:
-                node.end()
+            with Listener(address, family="AF_UNIX") as listener:
+                node = threading.Thread(target=_keep_node, args=(options, address, over))
+                node.start()
+                try:
+                    while True:  # whoever connects, one after another
+                        with suppress(OSError, EOFError), listener.accept() as line:
+                            line.send_bytes(worker.answer(line.recv_bytes()))
+                finally:
+                    over.set()
+                    node.join()
     except FedreError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -83,55 +88,30 @@ def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _listen(worker: Worker, address: str, node: _Node) -> None:
-    """Answer whoever connects, one after another."""
-    with Listener(address, family="AF_UNIX") as listener:
-        node.begin()
-        while True:
-            with suppress(OSError, EOFError), listener.accept() as line:
-                line.send_bytes(worker.answer(line.recv_bytes()))
-
-
-class _Node:
-    """The SuperNode beside a client, started again when it dies."""
-
-    def __init__(self, options: argparse.Namespace, address: str) -> None:
-        self.log = options.folder / "supernode.log"
-        self.home = options.folder / "flwr"
-        self.command = [
-            "flower-supernode",
-            "--superlink", options.superlink,
-            "--port", str(options.port),
-            "--root-certificates", str(options.root_certificates),
-            "--auth-supernode-private-key", str(options.key),
-            "--node-config", f'client={options.client} socket="{address}"',
-        ]  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._keep_up, daemon=True)
-
-    def begin(self) -> None:
-        self.thread.start()
-
-    def end(self) -> None:
-        self.over.set()
-        if self.thread.is_alive():
-            self.thread.join()
-
-    def _keep_up(self) -> None:
-        deaths = 0
-        while not self.over.is_set() and deaths < QUICK_DEATHS:
-            began = time.monotonic()
-            process = start(self.command, self.log, self.home)
-            (self.log.parent / "supernode.pid").write_text(str(process.pid))
-            while process.poll() is None and not self.over.wait(0.2):
-                pass
-            stop([process])
-            deaths = deaths + 1 if time.monotonic() - began < QUICK_SECONDS else 0
-            self.over.wait(PAUSE_SECONDS)
-        if not self.over.is_set():
-            print(f"The SuperNode ended {deaths} times; see {self.log}.", file=sys.stderr)
-            os.kill(os.getpid(), signal.SIGTERM)
+def _keep_node(options: argparse.Namespace, address: str, over: threading.Event) -> None:
+    """Run the SuperNode beside a client until all is over; start it again when it dies."""
+    log: Path = options.folder / "supernode.log"
+    command = [
+        "flower-supernode",
+        "--superlink", options.superlink,
+        "--port", str(options.port),
+        "--root-certificates", str(options.root_certificates),
+        "--auth-supernode-private-key", str(options.key),
+        "--node-config", f'client={options.client} socket="{address}"',
+    ]  # fmt: skip
+    deaths = 0
+    while not over.is_set() and deaths < QUICK_DEATHS:
+        began = time.monotonic()
+        process = start(command, log, options.folder / "flwr")
+        (options.folder / "supernode.pid").write_text(str(process.pid))
+        while process.poll() is None and not over.wait(0.2):
+            pass
+        stop([process])
+        deaths = deaths + 1 if time.monotonic() - began < QUICK_SECONDS else 0
+        over.wait(PAUSE_SECONDS)
+    if not over.is_set():
+        print(f"The SuperNode ended {deaths} times; see {log}.", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

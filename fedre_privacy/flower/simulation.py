@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0
 """Seconds that a step waits for its clients."""
-CLIENT = "partition-id"
-"""Under this name Flower tells a simulated node which one it is."""
 
 
 def simulation(work: Work) -> None:
@@ -88,62 +86,41 @@ def _simulate(server: ServerApp, client: ClientApp, clients: int, gpus: int) -> 
 
 
 def _client(folder: Path, device: torch.device, plugins: Sequence[str]) -> ClientApp:
-    """The app of every client: what it keeps lies in a folder of its own."""
+    """The app of every node: what each client keeps lies in a folder of its own."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
     def answer(message: Message, context: Context) -> Message:
         import_plugins(list(plugins))
         torch.set_num_threads(1)  # so that its numbers depend on no number of cores
-        k = int(context.node_config[CLIENT])
-        given: Any = message.content["fedre"]["bytes"]
-        made = Worker(folder / str(k), k, device).answer(given)
+        given: Any = message.content["fedre"]
+        k = int(given["client"])
+        made = Worker(folder / str(k), k, device).answer(given["bytes"])
         return Message(RecordDict({"fedre": ConfigRecord({"bytes": made})}), reply_to=message)
-
-    def who(message: Message, context: Context) -> Message:
-        told = ConfigRecord({CLIENT: int(context.node_config[CLIENT])})
-        return Message(RecordDict({"fedre": told}), reply_to=message)
 
     app = ClientApp()
     app.train()(answer)
-    app.query()(who)
     return app
 
 
 def _server(work: Work, ended: list[BaseException | None], over: threading.Event) -> ServerApp:
     """The app of the server, which runs in a thread of this process; it puts down how it ended."""
-    from flwr.app import Context, Message, RecordDict
+    from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
 
     from .app import Posts
 
     class Nodes(Posts):
-        """Messages to simulated nodes, which have no names and are asked once who they are."""
-
-        def __init__(self, grid: Grid) -> None:
-            super().__init__(grid, PATIENCE)
-            self.known: set[int] = set()
-            self.asked: set[str] = set()
-            self.found: dict[int, tuple[int, str]] = {}
+        """Messages to simulated nodes, any of which can be any client."""
 
         def nodes(self) -> dict[int, tuple[int, str]]:
             if over.is_set():
                 raise FedreError("Flower's simulation ended before its server did.")
-            new = set(self.grid.get_node_ids()) - self.known  # they come after the server
-            self.known |= new
-            self.asked |= set(
-                self.grid.push_messages([Message(RecordDict(), node, "query") for node in new])
-            )
-            for reply in self.grid.pull_messages(self.asked) if self.asked else ():
-                self.asked.discard(reply.metadata.reply_to_message_id)
-                told: Any = reply.content["fedre"][CLIENT]
-                k = int(told)
-                self.found[k] = (reply.metadata.src_node_id, "")
-            return self.found
+            return {k: (node, "") for k, node in enumerate(self.grid.get_node_ids())}
 
     def main(grid: Grid, context: Context) -> None:
         try:
-            serve_work(work, Nodes(grid))
+            serve_work(work, Nodes(grid, PATIENCE))
         except BaseException as error:
             ended.append(error)
         else:

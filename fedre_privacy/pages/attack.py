@@ -6,13 +6,14 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 import pandas as pd
+from torch import Tensor
 
 from fedre_privacy.core import files
 from fedre_privacy.core.lock import held, remove_temporaries
 from fedre_privacy.core.manifest import DRAWN, covering, drawn, write_manifest
 from fedre_privacy.core.outcomes import Reconstruction
 from fedre_privacy.core.units import human_bytes, human_seconds, plural
-from fedre_privacy.eval import Measure, Scores
+from fedre_privacy.eval import Card, Measure, Scores
 from fedre_privacy.eval.confidence import CONFIDENCE
 from fedre_privacy.eval.measures import BETTER
 from fedre_privacy.play.attack import AttackResult
@@ -62,10 +63,16 @@ def write_attack_report(result: AttackResult) -> Path:
         counted=f"{card.n} of {plural(card.targets, 'target')}{lost}; {card.compared_with}.",
         figures=figures(result.folder),
         targets=_targets(result),
+        scored=isinstance(card, Scores) and isinstance(result.outcome, Reconstruction),
+        sure=[m.line() for m in map(card.find, CONFIDENCE) if m is not None],
+        most=SHOWN_TARGETS,
         single=_single(result.frame()),
+        rows=len(result.frame()),
+        columns=COLUMNS_OF_SINGLE if "hit1" in result.frame() else {},
         floors=_floors(result),
         notes=_notes(result),
         words=_definitions(result),
+        rules=_by_rule(card),
         settings=settings_of(settings.plain(), "Settings of the attack"),
         recording=settings_of(run.plain(), "Settings of the recording"),
         made=_provenance(result),
@@ -86,15 +93,16 @@ def flags_of(active: str, system: str, counterfactual: bool) -> dict[str, str]:
     return out | ({ACTIVE: f"{active.removeprefix(ACTIVE).strip()}: {STEERED}"} if active else {})
 
 
-def _targets(result: AttackResult) -> Html:
+def _targets(result: AttackResult) -> list[Target]:
+    """Pictures of targets with their truth, in the order of the attack's own confidence."""
     scores, outcome = result.card, result.outcome
+    if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
+        return []
     if isinstance(scores, Unscored):
-        return _unscored(result)
-    if not isinstance(scores, Scores) or not isinstance(outcome, Reconstruction):
-        return Html("")
+        return _unscored(result, outcome.images)
+    if not isinstance(scores, Scores):
+        return []
     recovered = outcome.images
-    if recovered.shape[1] not in (1, 3):
-        return pieces.paragraph("Images of this many channels cannot be shown.")
     classes = result.trial.run.class_names
     measures = [m for m in scores.whole() if f"{m.key}_floor" in scores.rows]
     shown = []
@@ -120,25 +128,11 @@ def _targets(result: AttackResult) -> Html:
                 f"diverged: {scores.lost_rule}" if row["diverged"] else "",
             )
         )
-    count = scores.targets
-    more = f" The first {SHOWN_TARGETS} of {count} are shown." if count > SHOWN_TARGETS else ""
-    return html.join(
-        pieces.paragraph(
-            "The truth is private training data: share this page as you would share that."
-            f"{more} The floor's picture is that of the floor by PSNR. Targets are in the order "
-            "of the attack's own confidence, which it has without the truth.",
-            soft=True,
-        ),
-        pieces.bullets([m.line() for m in map(scores.find, CONFIDENCE) if m is not None]),
-        pieces.gallery(shown),
-    )
+    return shown
 
 
-def _unscored(result: AttackResult) -> Html:
+def _unscored(result: AttackResult, images: Tensor) -> list[Target]:
     """What was recovered of targets without truth."""
-    outcome = result.outcome
-    if not isinstance(outcome, Reconstruction) or outcome.images.shape[1] not in (1, 3):
-        return Html("")
     shown = []
     for row in _surest_first(result.frame()).head(SHOWN_TARGETS).to_dict("records"):
         at = int(row["target"])
@@ -150,8 +144,8 @@ def _unscored(result: AttackResult) -> Html:
             }
         title = f"Target {at}: client {row['client']}, class {row['label']}"
         said |= _own_word(row)
-        shown.append(Target(title, {"recovered": html.png(outcome.images[at])}, said))
-    return pieces.gallery(shown)
+        shown.append(Target(title, {"recovered": html.png(images[at])}, said))
+    return shown
 
 
 def _surest_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -176,21 +170,14 @@ def _score(of: Measure, value: float) -> str:
     return f"{of.number(value)} {of.unit}".strip()
 
 
-def _single(frame: pd.DataFrame) -> Html:
+def _single(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """The first rows of the table of single targets."""
     if "group" in frame:  # the attacked targets first, what stands beside them after
         frame = frame[["group", *(c for c in frame.columns if c != "group")]]
-    more = ""
-    if len(frame) > SHOWN_ROWS:
-        more = f" The first {SHOWN_ROWS} of {len(frame)} rows; scores.csv has all."
-    rows = [
+    return [
         {str(key): None if absent(value) else value for key, value in row.items()}
         for row in frame.head(SHOWN_ROWS).to_dict("records")
     ]
-    return html.join(
-        pieces.paragraph(f"Click a heading to sort.{more}", soft=True),
-        html.table(rows, label="Scores of single targets", tall=True),
-        pieces.details("Columns", pieces.facts(COLUMNS_OF_SINGLE)) if "hit1" in frame else Html(""),
-    )
 
 
 COLUMNS_OF_SINGLE = {
@@ -238,16 +225,19 @@ def _notes(result: AttackResult) -> list[str]:
     return [note for note in dict.fromkeys(given) if note]
 
 
-def _definitions(result: AttackResult) -> Html:
+def _definitions(result: AttackResult) -> dict[str, str]:
     card = result.card
     if isinstance(card, Unscored):
-        return pieces.facts(WORDS if "residual" in result.frame() else {})
+        return WORDS if "residual" in result.frame() else {}
     words = {m.title: m.definition for m in card.measures if m.definition and not m.group}
     words |= {key: DEFINITIONS[key] for key in ("floor", "over floor")}
     words |= {"ceiling": DEFINITIONS["ceiling"]} if isinstance(card, Scores) else {}
-    words |= {**card.words, "verdict": card.verdict.rule}
-    rules = card.by_rule if isinstance(card, Scores) else {}
-    table = [
+    return words | {**card.words, "verdict": card.verdict.rule}
+
+
+def _by_rule(card: Card) -> list[dict[str, object]]:
+    """The same answers under every matching rule."""
+    return [
         {
             "matching rule": rule,
             measure.heading: measure.value_text(),
@@ -255,15 +245,8 @@ def _definitions(result: AttackResult) -> Html:
             BETTER: measure.over_text(),
             "n": measure.n,
         }
-        for rule, measure in rules.items()
+        for rule, measure in (card.by_rule if isinstance(card, Scores) else {}).items()
     ]
-    return html.join(
-        pieces.facts(words),
-        pieces.details(
-            "The same answers under every matching rule",
-            html.table(table, label="PSNR under every matching rule"),
-        ),
-    )
 
 
 def _provenance(result: AttackResult) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fedre_privacy.study.description import Benchmark
 from fedre_privacy.study.results import JobResult
 
 from . import html
-from .html import Html, Link, pieces
+from .html import Link
 from .shared import DEFINITIONS, NAME, absent, figures, versions
 
 SWEEP = "sweep.yaml"
@@ -48,8 +48,8 @@ def write_benchmark_report(result: BenchmarkResult) -> Path:
         f"{', '.join(map(str, wanted.seeds))}: {plural(len(jobs), 'training')}{bad}.",
         variants=list(result.table()),
         figures=figures(folder),
-        failures=html.join(*(_failure(job) for job in failed)),
-        parts=[(one.label, _variant(one.label, result, jobs, runs)) for one in wanted.variants],
+        failed=failed,
+        parts=[_variant(one.label, result, jobs, runs) for one in wanted.variants],
         jobs=[_job(job) for job in jobs],
         words={**DEFINITIONS, **COLUMNS, **_measures(jobs)},
         settings=text,
@@ -96,7 +96,9 @@ def _sweep(wanted: Benchmark) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value not in (None, {}, [])}
 
 
-def _variant(label: str, result: BenchmarkResult, jobs: Sequence[JobResult], runs: Path) -> Html:
+def _variant(
+    label: str, result: BenchmarkResult, jobs: Sequence[JobResult], runs: Path
+) -> dict[str, object]:
     part = result.summary
     rows: list[dict[str, object]] = []
     if len(part):
@@ -133,13 +135,12 @@ def _variant(label: str, result: BenchmarkResult, jobs: Sequence[JobResult], run
                     "page": link if page.is_file() else None,
                 }
             )
-    none = "No attack of the suite could read its uploads, which does not mean that they are safe."
-    finished = any(job["status"] == COMPLETE for job in own)
-    return html.join(
-        html.table(rows, label=f"Measures of {label}")
-        or pieces.paragraph(none if finished else "No training has finished."),
-        pieces.details("Verdicts of single attacks", html.table(verdicts, label="Verdicts")),
-    )
+    return {
+        "label": label,
+        "measures": rows,
+        "verdicts": verdicts,
+        "finished": any(job["status"] == COMPLETE for job in own),
+    }
 
 
 def _mean_sd(mean: float | None, sd: float | None) -> str:
@@ -162,17 +163,6 @@ def _job(job: JobResult) -> dict[str, object]:
         "took (s)": None if took is None else round(took, 1),
         "run": job.get("run"),
     }
-
-
-def _failure(job: JobResult) -> Html:
-    return html.join(
-        pieces.heading(f"{job['label']}, seed {job['seed']}"),
-        pieces.paragraph(str(job.get("failure") or "no reason was recorded")),
-        pieces.details(
-            "Traceback",
-            pieces.preformatted(str(job.get("traceback") or "none"), label="Traceback"),
-        ),
-    )
 
 
 def _made(jobs: Sequence[JobResult], runs: Path) -> dict[str, str]:

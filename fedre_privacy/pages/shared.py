@@ -41,19 +41,10 @@ DEFINITIONS = {
 
 def figures(folder: Path) -> Html:
     """Every PNG of a folder, in the order of `FIGURES`."""
-    order = list(FIGURES)
-    found = sorted(
-        folder.glob("*.png"),
-        key=lambda p: (order.index(p.stem) if p.stem in order else len(order), p.name),
-    )
-    return html.join(
-        *(
-            pieces.figure(
-                path.read_bytes(), alt=path.stem, caption=FIGURES.get(path.stem, path.stem)
-            )
-            for path in found
-        )
-    )
+    known = dict(zip(FIGURES, range(len(FIGURES)), strict=True))
+    found = sorted(folder.glob("*.png"), key=lambda p: (known.get(p.stem, len(known)), p.name))
+    captions = {path: FIGURES.get(path.stem, path.stem) for path in found}
+    return html.join(*(pieces.figure(p.read_bytes(), p.stem, c) for p, c in captions.items()))
 
 
 def versions(record: Mapping[str, Any]) -> str:

@@ -123,17 +123,20 @@ def plan(
             "--run RUN.",
         )
     if run is None:
-        _require_data(claim, data)
+        named = claim.settings["data"].get("path")
+        if named is not None and data is None:
+            raise MissingInputError(
+                f"The claim is about the data set '{claim.what.dataset}' in a file or folder that "
+                f"was named '{named}'. Its SHA-256 is {claim.data.sha256}.",
+                next_step="Say where yours is: --data-dir PATH.",
+            )
         check_ahead(training, attacked)
         return Plan(claim, part, training, attacked, None, runs)
     recorded = Run(run)
-    if recorded.manifest.sha256 != claim.hashes.run_manifest:
-        raise DamagedInputError(
-            f"{run} is not the run that was attacked: its manifest has SHA-256 "
-            f"{recorded.manifest.sha256[:12]}..., the claim names "
-            f"{claim.hashes.run_manifest[:12]}....",
-            next_step="Give the claimed run, or leave --run out to train again.",
-        )
+    _require_same(
+        f"{run} is not the run that was attacked", recorded.manifest.sha256,
+        claim.hashes.run_manifest, "Give the claimed run, or leave --run out to train again.",
+    )  # fmt: skip
     own = portable(recorded.plain())
     if any(claim.settings.get(key) != value for key, value in own.items()):
         raise DamagedInputError(
@@ -167,16 +170,6 @@ def _resolved(claim: Claim, data: Path | None) -> tuple[TrainSettings, AttackSet
             next_step="Leave --plugin out, or ask whoever claims it for the modules.",
         )
     return training, attacked
-
-
-def _require_data(claim: Claim, data: Path | None) -> None:
-    named = claim.settings["data"].get("path")
-    if named is not None and data is None:
-        raise MissingInputError(
-            f"The claim is about the data set '{claim.what.dataset}' in a file or folder that was "
-            f"named '{named}'. Its SHA-256 is {claim.data.sha256}.",
-            next_step="Say where yours is: --data-dir PATH.",
-        )
 
 
 def repeat(
@@ -234,7 +227,10 @@ def _begun(folder: Path) -> bool:
 def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
     """Train by the settings of the claim, on the data that it names."""
     claim, settings = wanted.claim, wanted.training
-    _require_same("data set", settings.data.load().sha256, claim.data.sha256)
+    other = "The {} is not the one that was claimed"
+    ask = "Ask whoever claims it for the data, and give it by --data-dir."
+    found = settings.data.load().sha256
+    _require_same(other.format("data set"), found, claim.data.sha256, ask)
     if wanted.part == SPLIT:
         name = kept_secret(wanted.runs / f"{claim.sha256[:16]}.secret")
         settings = replace(settings, train=replace(settings.train, secret=name))
@@ -242,7 +238,7 @@ def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
     if wanted.part == TRAINING:
         shares = (prepared.split.sha256_train, prepared.split.sha256_test)
         for found, told in zip(shares, claim.data.partition_sha256, strict=True):
-            _require_same("partition", found, told)
+            _require_same(other.format("partition"), found, told, ask)
     begun = _begun(wanted.runs / settings.run_name)
     run = train(settings, runs=wanted.runs, resume=begun, prepared=prepared, **how)
     if run.manifest.sha256 == claim.hashes.run_manifest:
@@ -254,12 +250,12 @@ def _trained(wanted: Plan, how: dict[str, Any]) -> Run:
     return run
 
 
-def _require_same(what: str, found: str, told: str) -> None:
-    if found != told:
+def _require_same(problem: str, found: str, claimed: str, next_step: str) -> None:
+    """Refuse what has another SHA-256 than the claim names."""
+    if found != claimed:
         raise DamagedInputError(
-            f"The {what} is not the one that was claimed: SHA-256 {found[:12]}..., claimed "
-            f"{told[:12]}....",
-            next_step="Ask whoever claims it for the data, and give it by --data-dir.",
+            f"{problem}: SHA-256 {found[:12]}..., the claim names {claimed[:12]}....",
+            next_step=next_step,
         )
 
 
@@ -271,13 +267,10 @@ def _scored(run: Run, wanted: Plan, how: dict[str, Any]) -> AttackResult:
             f"{folder} is not there: the attack's folder is needed to score it again.",
             next_step="Attack again in place of it: --repeat attack.",
         )
-    found = covering(folder).sha256
-    if found != wanted.claim.hashes.attack_manifest:
-        raise DamagedInputError(
-            f"{folder} is not the attack that was claimed: its manifest has SHA-256 "
-            f"{found[:12]}..., the claim names {wanted.claim.hashes.attack_manifest[:12]}....",
-            next_step="Attack again: --repeat attack.",
-        )
+    _require_same(
+        f"{folder} is not the attack that was claimed", covering(folder).sha256,
+        wanted.claim.hashes.attack_manifest, "Attack again: --repeat attack.",
+    )  # fmt: skip
     return attack(run, wanted.attack, **how)
 
 

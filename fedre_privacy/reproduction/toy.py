@@ -7,7 +7,7 @@ those of every other run; only the inputs are points instead of images.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from fedre_privacy.core.errors import ConfigError
 from fedre_privacy.core.events import Event, Report, silent
 from fedre_privacy.core.files import write_frame
 from fedre_privacy.core.rng import seeded, stream
-from fedre_privacy.core.types import Broadcast, Upload
 from fedre_privacy.eval.report.style import save_figure
 from fedre_privacy.federation import loop
 from fedre_privacy.federation.recorder import Recorder
@@ -122,15 +121,6 @@ class Points(Samples):
         return self.images[index], self.labels[index]
 
 
-class Unrecorded(Recorder):
-    """Keeps no message: nothing of the toy is attacked."""
-
-    def write(
-        self, round: int, uploads: Collection[Upload], broadcasts: Collection[Broadcast]
-    ) -> None:
-        """Drop them."""
-
-
 def draw(settings: ToySettings, seed: int, client: int) -> tuple[Points, Points]:
     """Draw a client's training and test points.
 
@@ -201,8 +191,9 @@ def train_toy(protocol: Protocol, settings: ToySettings, seed: int) -> Trained:
         server = protocol.start_server(setting)
     with tempfile.TemporaryDirectory() as scratch:
         rows = loop.run(
-            protocol, clients, server, setting, recorder=Unrecorded(Path(scratch)),
-            checkpoints=Path(scratch), keep=lambda round, clients, emissions: None, report=silent,
+            protocol, clients, server, setting, checkpoints=Path(scratch), report=silent,
+            recorder=Recorder(Path(scratch), lambda round: False),
+            keep=lambda round, clients, emissions: None,
         )  # fmt: skip
     return Trained(clients, server, rows[-1])
 

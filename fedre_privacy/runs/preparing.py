@@ -29,6 +29,7 @@ from fedre_privacy.models.families import (
     has_batch_norm,
     representation_dim,
 )
+from fedre_privacy.models.split import SplitModel
 from fedre_privacy.models.zoo import architectures
 from fedre_privacy.partition.base import IntArray, Split, split
 from fedre_privacy.protocols.base import protocols
@@ -143,9 +144,7 @@ def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> li
         return []
 
     def lack(model: ModelSettings, client: int) -> str:
-        with torch.device("meta"):
-            built = build_model(model, client, setting.image_shape, setting.num_classes)
-        return one.lacks(built)
+        return one.lacks(_unfilled(model, setting, client))
 
     sent = settings.protocol.shared_model() or settings.model
     names = {architecture_of(sent.name, k): k for k in range(settings.train.clients)}
@@ -162,6 +161,12 @@ def _not_steered(one: Steering, settings: TrainSettings, setting: Setting) -> li
         + "; ".join(f"{name}, which {said}" for name, said in why.items())
         + f". Models that it can: {', '.join(fitting) or 'none of those built in'} (--models)."
     ]
+
+
+def _unfilled(model: ModelSettings, setting: Setting, client: int) -> SplitModel:
+    """A client's model whose parameters take no memory."""
+    with torch.device("meta"):
+        return build_model(model, client, setting.image_shape, setting.num_classes)
 
 
 def loaded(settings: TrainSettings) -> tuple[ImageData, Split]:
@@ -235,10 +240,7 @@ def facts_of(settings: TrainSettings, setting: Setting) -> Facts:
     def model(client: int) -> nn.Module:
         name = setting.architectures[client]
         if name not in built:
-            with torch.device("meta"):
-                built[name] = build_model(
-                    settings.model, client, setting.image_shape, setting.num_classes
-                )
+            built[name] = _unfilled(settings.model, setting, client)
         return built[name]
 
     return Facts(
@@ -288,10 +290,7 @@ def models_bytes(settings: TrainSettings, setting: Setting) -> int:
     by_name: dict[str, int] = {}
     for client, name in enumerate(setting.architectures):
         if name not in by_name:
-            with torch.device("meta"):
-                model = build_model(
-                    settings.model, client, setting.image_shape, setting.num_classes
-                )
+            model = _unfilled(settings.model, setting, client)
             by_name[name] = sum(p.numel() * p.element_size() for p in model.parameters())
     return sum(by_name[name] for name in setting.architectures)
 

@@ -52,10 +52,20 @@ Check = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Suite:
-    """The parts of one kind, and what each of them is checked for."""
+    """The parts of one kind, and what each of them is checked for.
+
+    Args:
+        some: checks of those parts for which `applies` is true.
+    """
 
     registry: Named[Any]
     checks: Sequence[Check]
+    some: Sequence[Check] = ()
+    applies: Callable[[Any], bool] = bool
+
+    def of(self, part: Any) -> Sequence[Check]:
+        """The checks of a part."""
+        return (*self.checks, *(self.some if self.applies(part) else ()))
 
     def part(self, name: str) -> Any:
         """The part of a name, or of ``module:Class``."""
@@ -69,7 +79,7 @@ class Suite:
         Raises:
             AssertionError: a promise that is not kept, in a sentence.
         """
-        for check in self.checks:
+        for check in self.of(part):
             try:
                 check(part)
             except NotApplicable:
@@ -77,7 +87,7 @@ class Suite:
 
 
 SUITES: dict[str, Suite] = {
-    "attack": Suite(attacks, (*attack_checks.CHECKS, *known_problem.CHECKS)),
+    "attack": Suite(attacks, attack_checks.CHECKS, known_problem.CHECKS, known_problem.applies),
     "protocol": Suite(protocols, protocol_checks.CHECKS),
     "scheme": Suite(schemes, scheme_checks.CHECKS),
     "defense": Suite(defenses, message_checks.DEFENSE_CHECKS),
@@ -126,5 +136,5 @@ def checks(kind: str, name: str) -> Iterator[tuple[str, Callable[[], None]]]:
         raise ValueError(unknown("kind of part", kind, list(SUITES)))
     suite = SUITES[kind]
     part = suite.part(name)
-    for check in suite.checks:
+    for check in suite.of(part):
         yield check.__name__.replace("_", " "), partial(check, part)

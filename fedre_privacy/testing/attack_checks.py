@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from fedre_privacy.runs.resolving import resolve_attack
 from fedre_privacy.runs.settings import TARGETS, AttackSettings
 from fedre_privacy.threats.base import threats
 
-from .federation import NotApplicable, equal, expect, name_of, settings_of, survives, trained
+from .federation import NotApplicable, equal, expect, name_of, once, settings_of, survives, trained
 
 BRIEF: dict[str, dict[str, Any]] = {
     "decoder": {"updates": 4, "width": 4},
@@ -109,7 +108,7 @@ def asked(cls: type[Attack]) -> tuple[str, AttackSettings]:
     raise AssertionError("No protocol uploads what it reads.")
 
 
-@cache
+@once
 def scene(cls: type[Attack]) -> Scene:
     """What an attack is checked on."""
     name_of(cls, attacks)
@@ -122,7 +121,7 @@ def scene(cls: type[Attack]) -> Scene:
     return Scene(settings.attack, trial.observation, trial)
 
 
-@cache
+@once
 def first_answer(cls: type[Attack]) -> Outcome:
     """What an attack answers in its scene."""
     torch.manual_seed(7)

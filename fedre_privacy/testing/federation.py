@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from fedre_privacy.runs.resolving import resolve_training
 from fedre_privacy.runs.run import Run
 from fedre_privacy.runs.settings import TrainSettings
 from fedre_privacy.runs.training import train
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "size": 16, "per_class": 12},
@@ -31,6 +35,11 @@ QUICK = {"hidden": 12, "steps": 1, "server_epochs": 1, "first_passes": 1, "small
 
 class NotApplicable(Exception):
     """A check that says nothing of this part, or needs what is not here, with the reason."""
+
+
+def once(work: Callable[[K], V]) -> Callable[[K], V]:
+    """The same function, which works on each argument once in a process."""
+    return cast(Callable[[K], V], cache(work))
 
 
 def expect(true: bool, sentence: str) -> None:

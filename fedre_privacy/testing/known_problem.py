@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,12 @@ from fedre_privacy.core.types import (
     LocalTraining,
     Mixture,
     Observation,
+    Rehearsal,
     Truth,
     Upload,
 )
-from fedre_privacy.data.base import ImageData, datasets
+from fedre_privacy.data.base import ImageData
+from fedre_privacy.data.digits import Digits
 from fedre_privacy.eval import PublicImages, Scores
 from fedre_privacy.eval.metrics.psnr import Psnr
 from fedre_privacy.eval.verdict import LEAKS, NOT_EXPLAINED
@@ -37,7 +39,7 @@ from fedre_privacy.play.targets import TargetGroup
 from fedre_privacy.runs.settings import AttackSettings, Evaluation
 from fedre_privacy.threats.base import threats
 
-from .federation import NotApplicable, equal, expect, name_of
+from .federation import NotApplicable, equal, expect, name_of, once
 
 OWNERS = ((1, 3), (4, 3))
 """(client, round) of the uploads; five digits each, so that a CPU tile of eight spans both."""
@@ -95,7 +97,7 @@ class Still:
 @cache
 def digits() -> ImageData:
     """120 digits, 12 of each class, 16x16."""
-    return datasets.get("digits")(size=16, per_class=12).load()
+    return Digits(size=16, per_class=12).load()
 
 
 def originals() -> Tensor:
@@ -132,7 +134,7 @@ def observed(artifacts: Sequence[Artifact], clients: int = 2) -> Observation:
         aux_labels=digits().labels[10:],
         training=LocalTraining(0.1, 1, 5, {client: 5 for client, _ in extractors}),
         initial={(client, 0): Whole(net) for (client, _), net in extractors.items()},
-        rehearse=Still(),
+        rehearse=cast(Rehearsal, Still()),  # all that attacks on representations ask of it
     )
 
 
@@ -149,16 +151,15 @@ def problem(change: Callable[[Tensor], Tensor] = lambda reps: reps) -> Observati
     return observed([Representations(r, torch.zeros(5, dtype=torch.int64)) for r in sent])
 
 
-def made(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
-    """An attack with the settings that a table has for it; briefly, few of each loop.
-
-    Raises:
-        NotApplicable: it attacks no representations, or needs an active server.
-    """
-    name_of(cls, attacks)
+def applies(cls: type[Attack]) -> bool:
+    """Whether an attack recovers images from representations of clients that nobody steers."""
     reads = issubclass(Representations, cls.consumes) and cls.answers == "images"
-    if not reads or cls.steered or cls.particular:
-        raise NotApplicable("it does not recover images from representations")
+    return reads and not cls.steered and not cls.particular
+
+
+def made(cls: type[Attack], table: dict[str, dict[str, Any]], **settings: Any) -> Attack:
+    """An attack with the settings that a table has for it; briefly, few of each loop."""
+    name_of(cls, attacks)
     known = {knob.name for knob in knobs(cls)}
     few = {name: count for name, count in cls.loops.items() if name in known}
     given = {**(few if table is BRIEF else {}), **table.get(cls.name, {}), **settings}
@@ -182,14 +183,14 @@ def floor() -> float:
     return max(psnr_db(guess.expand_as(originals())) for guess in guesses)
 
 
-@cache
+@once
 def found(cls: type[Attack]) -> Reconstruction:
     """What an attack finds in the known problem."""
     answer: Reconstruction = made(cls, QUICK)(problem())
     return answer
 
 
-@cache
+@once
 def sketched(cls: type[Attack]) -> Reconstruction:
     """What an attack finds there with few steps."""
     answer: Reconstruction = made(cls, BRIEF)(problem())
@@ -211,10 +212,11 @@ def judged(attack: Attack, seen: Observation, answer: Reconstruction) -> Scores:
         "representations", attack, seen.threat, Evaluation(), {"psnr": Psnr()}
     )
     trial = ImageTrial(
-        None, settings, 0, seen, "representations", False, 3, groups={TARGET: group},
+        cast(Any, None), settings, 0, seen, "representations", False, 3, groups={TARGET: group},
         public=public, unit="representation", agreement=agreement(seen, group, public.images),
     )  # fmt: skip
-    card: Scores = trial.score(answer)
+    card = trial.score(answer)
+    assert isinstance(card, Scores)
     return card
 
 
@@ -237,7 +239,8 @@ def finds_images_that_nothing_hides(cls: type[Attack]) -> None:
         f"It reaches {reached:.1f} dB; one picture for all targets reaches {floor():.1f}.",
     )
     errors = (answer.images[:, None] - originals()[None]).square().flatten(2).mean(2)
-    expect(errors.argmin(1).tolist() == list(range(10)), "Its answers are in another order.")
+    right = int((errors.argmin(1) == torch.arange(10)).sum())
+    expect(right > 6, f"{right} of 10 answers are nearest to the digit that they stand for.")
     expect(psnr_db(answer.prior) < floor(), "Its prior is better than one picture for all.")
 
 
@@ -252,7 +255,8 @@ def its_answers_explain_the_uploads(cls: type[Attack]) -> None:
     card = judged(made(cls, QUICK), problem(), found(cls))
     share = card.get("explained")
     least = share.over_interval[0] if share.over_interval else -1.0
-    above = share.floor is not None and 0 <= share.floor < share.value <= 1
+    value, floors = share.value, -1.0 if share.floor is None else share.floor
+    above = value is not None and 0 <= floors < value <= 1
     expect(least > 0 and above, "Its answers explain no more of the uploads than floors do.")
     expect(card.verdict.word == LEAKS, f"The verdict is '{card.verdict.word}': it should leak.")
 

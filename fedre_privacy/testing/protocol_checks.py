@@ -76,11 +76,12 @@ def sends_what_it_declares(cls: type[Protocol]) -> None:
     found = {type(artifact) for upload in uploads for artifact in upload.artifacts}
     others = ", ".join(sorted(kind.__name__ for kind in found - set(declared)))
     expect(not others, f"Clients send {others}, which 'uploads' does not name.")
-    answered = {type(a) for sent in broadcasts if sent.round for a in sent.artifacts}
+    answered = {type(a) for b in broadcasts if b.round for a in b.artifacts}
     others = ", ".join(sorted(kind.__name__ for kind in answered - set(cls.broadcasts)))
     expect(not others, f"Its server sends {others}, which 'broadcasts' does not name.")
     expect(bool(answered) or not cls.broadcasts, "Its server sends nothing of 'broadcasts'.")
-    sent = [artifact for message in (*uploads, *broadcasts) for artifact in message.artifacts]
+    sent = [artifact for upload in uploads for artifact in upload.artifacts]
+    sent += [artifact for broadcast in broadcasts for artifact in broadcast.artifacts]
     finite = all(bool(t.isfinite().all()) for a in sent for t in a.tensors().values())
     expect(finite, "It sends numbers that are not finite.")
     once = {type(a) for upload in uploads if upload.round == 0 for a in upload.artifacts}
@@ -159,11 +160,11 @@ def in_place_of(cls: type, hooks: dict[str, Callable[..., Any]]) -> Iterator[Non
     try:
         yield
     finally:
-        for name, hook in own.items():
-            if hook is None:
+        for name, before in own.items():
+            if before is None:
                 delattr(cls, name)
             else:
-                setattr(cls, name, hook)
+                setattr(cls, name, before)
 
 
 def train_with(cls: type[Protocol], hooks: dict[str, Callable[..., Any]], **more: Any) -> None:

@@ -69,7 +69,8 @@ def _variants(cls: type[Entanglement]) -> list[Entanglement]:
         problems: list[str] = []
         values = {"name": name, "base": base}
         one = build_plugin(schemes, values, at="scheme", problems=problems)
-        expect(one is not None, " ".join(problems))
+        if one is None:
+            raise AssertionError(" ".join(problems))
         made.append(one)
     return made
 

@@ -110,7 +110,7 @@ def test_noise_for_an_upload_tells_nothing(problem, many):
 def test_what_no_image_sends_is_not_matched_by_noise(problem, monkeypatch):
     beyond = moved(problem, lambda r: r.mean(0) + 6 * (r - r.mean(0)))
     kept = EnsembleKalman(members=300)(beyond).images
-    monkeypatch.setattr("fedre_privacy.attacks.inversion.ensemble.FAR", torch.inf)
+    monkeypatch.setattr("fedre_privacy.attacks.ensemble_kalman.FAR", torch.inf)
     free = EnsembleKalman(members=300)(beyond).images
     assert rough(kept) < 0.6 * rough(free)
 

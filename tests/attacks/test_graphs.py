@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedre_privacy.attacks import decoder
 from fedre_privacy.attacks.base import Context
 from fedre_privacy.attacks.decoder import AmortisedDecoder
 from fedre_privacy.attacks.dip import DeepImagePrior
@@ -25,7 +26,6 @@ from fedre_privacy.attacks.gradient.match import UpdateMatch, gradient
 from fedre_privacy.attacks.gradient.objectives import cosine
 from fedre_privacy.attacks.gradient.search import Found, signed_adam
 from fedre_privacy.attacks.gradient.victims import Victim
-from fedre_privacy.attacks.inversion import amortised
 from fedre_privacy.attacks.inversion import solve as inversion
 from fedre_privacy.attacks.inversion.optimise import Budget, Fitted, fit_tile
 from fedre_privacy.attacks.running.graphs import (
@@ -239,7 +239,7 @@ def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch
     """Step size and pairs come from buffers that the replay reads."""
     attack = AmortisedDecoder(updates=10, width=4, views=1, stages=1, patience=99)
     plain, given, notes = attack(problem_with_aux), {"tape": Tape(), "refuses": Refuses()}, []
-    monkeypatch.setattr(amortised, "capture_for", lambda device: given[capturer])
+    monkeypatch.setattr(decoder, "capture_for", lambda device: given[capturer])
     context = Context(report=lambda event: event.name == "note" and notes.append(event.data))
     found = attack(problem_with_aux, context)
     assert torch.allclose(found.images, plain.images, atol=1e-3)
@@ -252,7 +252,7 @@ def test_a_captured_training_ends_at_the_plain_one(problem_with_aux, monkeypatch
 
 def test_a_sharp_training_is_not_captured(problem_with_aux, monkeypatch):
     tape = Tape()
-    monkeypatch.setattr(amortised, "capture_for", lambda device: tape)
+    monkeypatch.setattr(decoder, "capture_for", lambda device: tape)
     AmortisedDecoder(updates=3, width=4, views=1, stages=1, loss="sharp")(problem_with_aux)
     assert tape.captures == 0
 

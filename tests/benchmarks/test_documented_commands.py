@@ -34,8 +34,8 @@ PAGES = (
     *(page for folder in ("docs", "results") for page in sorted((ROOT / folder).glob("*.md"))),
 )
 FILE = rf"(?:benchmarks/)?(?:{'|'.join(BENCHMARKS)})\.py"
-FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINE = re.compile(rf"^(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
+FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LINE = re.compile(rf"^ *(?:.* && )?(?:\S*/)?python ({FILE}\b.*)$", re.MULTILINE)
 RECIPE = re.compile(rf"^\t.*?/python ({FILE}\b.*)$", re.MULTILINE)
 SPAN = re.compile(rf"(?<!`)`(?:python ({FILE}\b[^`]*)|({FILE}\s[^`]*))`")
 OPTIONS = re.compile(r"(?<!`)`([a-z]+\s+--[^`]*)`")

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,12 +31,12 @@ from fedre_privacy.cli import (
 )
 from fedre_privacy.cli.commands import foreign
 from fedre_privacy.cli.output import Output
-from fedre_privacy.core.errors import FedreError
+from fedre_privacy.core.errors import FedreError, MissingInputError
 from fedre_privacy.models.zoo.base import architectures
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs import preparing
-from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.run import Run, find_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -173,6 +173,14 @@ def reader(tmp_path_factory, cli, tiny) -> Path:
     return folder
 
 
+def found_or_named(path: Path, runs_dir: Path) -> Any:
+    """A run of the reader's, or something that bears a name of the page."""
+    try:
+        return find_run(path, runs_dir)
+    except MissingInputError:
+        return SimpleNamespace(folder=path)
+
+
 @pytest.fixture
 def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     """Give a command up to where its work would start; return what it would work on."""
@@ -190,21 +198,19 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
     monkeypatch.setattr(f"{work}.attack.run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
-    monkeypatch.setattr(f"{work}.verify.verify", stop)
+    monkeypatch.setattr("fedre_privacy.api.verify", stop)
     monkeypatch.setattr(f"{work}.view.view", stop)
     monkeypatch.setattr(f"{work}.benchmark.run_benchmark", stop)
     monkeypatch.setattr(f"{work}.benchmark.rehearse_suite", stop)
-    monkeypatch.setattr(f"{work}.toy.run_toy", stop)
-    monkeypatch.setattr(f"{work}.claim.claim", stop)
-    monkeypatch.setattr(f"{work}.repeat.read_claim", stop)
-    monkeypatch.setattr(f"{work}.leaderboard.leaderboard", stop)
-    monkeypatch.setattr(f"{work}.communication.measured", lambda run: run)
-    monkeypatch.setattr(f"{work}.communication.find_run", lambda path, runs_dir: path)
-    monkeypatch.setattr(f"{work}.communication.table_11", stop)
-    monkeypatch.setattr(
-        f"{work}.communication.read_labels",
-        lambda path: torch.arange(60_000) % 10,
-    )
+    monkeypatch.setattr("fedre_privacy.reproduction.toy.run_toy", stop)
+    monkeypatch.setattr("fedre_privacy.api.claim", stop)
+    monkeypatch.setattr("fedre_privacy.publish.claims.read_claim", stop)
+    monkeypatch.setattr("fedre_privacy.api.leaderboard", stop)
+    tables = "fedre_privacy.reproduction"
+    monkeypatch.setattr(f"{tables}.recorded.measured", lambda run: run)
+    monkeypatch.setattr("fedre_privacy.runs.run.find_run", found_or_named)
+    monkeypatch.setattr(f"{tables}.communication.table_11", stop)
+    monkeypatch.setattr(f"{tables}.shares.read_labels", lambda path: torch.arange(60_000) % 10)
 
     def give(program: str, words: list[str]) -> Any:
         module = MODULES[program]
@@ -219,7 +225,8 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
         if module is attack and words[:1] == ["verify"]:
             module, words = verify, words[1:]
         try:
-            code = module._run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
+            run = getattr(module, "run", None) or module._run
+            code = run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
         except Accepted as reached:
             return reached.args
         except SystemExit as answered:  # argparse refuses with 2
