@@ -88,7 +88,7 @@ def settings_of(part: type) -> list[str]:
         f"| `{one.name}` | `{one.default}` | {one.help}{f' ({one.bounds})' if one.bounds else ''} |"
         for one in knobs(part)
     ]
-    return ["| setting | default | |", "|---|---|---|", *rows] if rows else []
+    return ["| setting | default | what it does |", "|---|---|---|", *rows] if rows else []
 
 
 def page(title: str, what: str, registry: Registry) -> str:
@@ -116,13 +116,13 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
         if not shown:
             continue
         yield from ("", f"**{(group.title or 'options').capitalize()}**", "")
-        yield from ("| option | |", "|---|---|")
+        yield from ("| option | what it does |", "|---|---|")
         for action in shown:
             value = formatter._format_args(action, action.dest.upper())
             after = f" {value}" if action.nargs != 0 else ""
             names = ", ".join(f"`{name}{after}`" for name in action.option_strings) or f"`{value}`"
             says = html.escape(formatter._expand_help(action) if action.help else "", quote=False)
-            yield f"| {names.replace('|', chr(92) + '|')} | {says.replace('|', chr(92) + '|')} |"
+            yield f"| {names} | {says.replace('|', chr(92) + '|')} |"
 
 
 def command_page(name: str) -> str:
