@@ -57,6 +57,7 @@ class Alignment(Attack):
     needs_for = NEEDS_FOR
     recovers = "membership"
     answers = "membership"
+    usual_for = {"source": 3}
 
     ridge: float = knob(1e-3, help="l, in units of the mean squared length of a gradient", gt=0)
     aux: int = knob(450, help="strangers' images, at most", ge=2)

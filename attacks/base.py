@@ -133,6 +133,10 @@ class Attack:
     """Whether it reads the uploads of earlier rounds itself, as far as they were observed."""
     signals: ClassVar[bool] = False
     """Whether attacks on shadow federations read the losses that it reads."""
+    usual_for: ClassVar[Mapping[str, int]] = {}
+    """Targets for which it is the usual attack, each with its place: where none is named, the first
+    is taken that can read what was sent and is granted what it needs. ``images``: all targets that
+    are images. Subclasses do not inherit it."""
     suite: ClassVar[tuple[SuiteEntry, ...]] = ()
     """How a benchmark uses it by default; empty: only where it is asked for."""
 
@@ -387,6 +391,12 @@ def lacking(
             f"grants {', '.join(sorted(k.upper() for k in threat.grants))}."
         )
     return problems
+
+
+def usual_attacks(target: str) -> list[str]:
+    """Names of the attacks that declare to be the usual ones for a target, in their order."""
+    places = {name: vars(attacks.get(name)).get("usual_for", {}) for name in attacks.names()}
+    return sorted((n for n in places if target in places[n]), key=lambda n: places[n][target])
 
 
 def can_read(attack: Attack | type[Attack], kind: type[Artifact]) -> bool:

@@ -222,6 +222,7 @@ class EnsembleKalman(Linear, Moves, Calibrated):
     consumes = (Representations, Prototypes, EntangledRep)
     needs = frozenset({Knowledge.UPLOADS, Knowledge.EXTRACTOR, Knowledge.AUX_DATA})
     recovers = "inputs"
+    usual_for = {"images": 1}
     loops = {"steps": 1}
     suite = (
         SuiteEntry(Representations, "strong", place=37),

@@ -58,6 +58,7 @@ class InvertingGradients(SignedSearch, KnownLoss, Attack):
     consumes = UPDATES
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "inputs"
+    usual_for = {"update": 1}
     differentiates = True
     adapts_to = UPDATES_COMPARED
     suite = (SuiteEntry(GradientState, "fedre-paper", "update", 40),)

@@ -86,6 +86,7 @@ class LabelInference(Attack):
     needs = frozenset({Knowledge.UPLOADS})
     recovers = "labels"
     answers = "labels"
+    usual_for = {"labels": 1}
     adapts_to: ClassVar[StepsAt] = {"encoding": (Smoothing,)}
     suite = tuple(
         SuiteEntry(kind, "realistic", place=60) for kind in consumes if kind is not Counts

@@ -58,6 +58,7 @@ class LossMembership(Attack):
     recovers = "membership"
     signals = True
     answers = "membership"
+    usual_for = {"membership": 3, "source": 4}
     suite = (
         *(SuiteEntry(kind, "realistic", "membership", 50) for kind in (*MODELS, GradientState)),
         SuiteEntry(HeadState, "fedre-paper", "membership", 50),  # needs the extractor

@@ -100,6 +100,7 @@ class MatrixClasses(MatrixShares, Attack):
             Knowledge.AUX_DATA,
         }
     )
+    usual_for = {"labels": 2}
     suite = (SuiteEntry(MatrixBlocks, "strong", place=60),)
 
     def run(self, observation: Observation, context: Context) -> LabelEstimate:
@@ -149,6 +150,7 @@ class InitialMatrix(MatrixShares, Attack):
     )
     earliest = True
     first_alone = True
+    usual_for = {"labels": 3}
     suite = (SuiteEntry(MatrixBlocks, "public-init", place=60),)
 
     def model_of(self, observation: Observation, upload: Upload) -> Model:

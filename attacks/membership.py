@@ -76,6 +76,7 @@ class MembershipInference(Attack):
     needs_for: ClassVar = {ClassLogits: frozenset({Knowledge.HEADS})}
     recovers = "membership"
     answers = "membership"
+    usual_for = {"membership": 1, "source": 1}
     adapts_to: ClassVar[StepsAt] = {"each": (Bound,), "encoding": (Smoothing,)}
     suite = tuple(SuiteEntry(kind, "strong", place=50) for kind in consumes)
 

@@ -98,6 +98,7 @@ class PropertyInference(Rehearsing, Attack):
     )
     recovers = "properties"
     answers = "property"
+    usual_for = {"property": 1}
     earliest = True
     adapts_to = {  # noqa: RUF012 (frozen: nothing changes it)
         "each": (Bound,),

@@ -84,6 +84,7 @@ class ShadowMembership(Rehearsing, Attack):
     consumes = READ
     recovers = "membership"
     answers = "membership"
+    usual_for = {"membership": 2, "source": 2}
     earliest = True
     suite = (
         *(SuiteEntry(kind, "public-init", "membership", 55) for kind in READ),

@@ -24,7 +24,7 @@ from fedre_privacy.core.types import Mixture, Upload
 
 defenses: Registry[Defense] = Registry("defence", "fedre_privacy.defenses")
 
-CLIENT, RECORD = "client", "record"
+CLIENT, RECORD = UNITS = ("client", "record")
 """Whose data a guarantee hides: everything of one client, or one training sample."""
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fedre_privacy.pages.html import fragment
 from fedre_privacy.pages.shared import NAME
 from fedre_privacy.pages.worlds import write_worlds_report
 from fedre_privacy.play import attack as attacking
+from fedre_privacy.play.attack import AttackResult as AttackResult
 from fedre_privacy.play.fit import check_ahead, check_rounds
 from fedre_privacy.play.worlds import WorldsPlan, play_worlds
 from fedre_privacy.play.worlds_result import WorldsResult
@@ -35,8 +35,8 @@ from fedre_privacy.runs import run as recorded
 from fedre_privacy.runs.folder import COMPLETE, status_of
 from fedre_privacy.runs.resolving import check_sections
 from fedre_privacy.runs.settings import AttackSettings, TrainSettings
-from fedre_privacy.sealed.door import AUTO
 from fedre_privacy.study import benchmark as benchmarking
+from fedre_privacy.study.benchmark import BenchmarkResult as BenchmarkResult
 from fedre_privacy.study.description import Benchmark, read_sweep
 
 
@@ -74,32 +74,22 @@ class Run(recorded.Run):
         return fragment(self.table(), title=self.name, foot=self.record["summary"])
 
 
-class AttackResult(attacking.AttackResult):
-    """What an attack recovered and how well; what `attack` returns."""
-
-    def _repr_html_(self) -> str:
-        trial = self.trial
-        words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
-        flags = ["COUNTERFACTUAL"] if trial.counterfactual else []
-        foot = f"{self.verdict()}. Everything is in {self.folder / NAME}."
-        return fragment(self.table(), title="  ".join([words, *flags]), foot=foot)
+def _attack_html(result: AttackResult) -> str:
+    trial = result.trial
+    words = f"{trial.settings.attack.name} on {trial.kind} of {trial.run.name}"
+    title = f"{words}  COUNTERFACTUAL" if trial.counterfactual else words
+    foot = f"{result.verdict()}. Everything is in {result.folder / NAME}."
+    return fragment(result.table(), title=title, foot=foot)
 
 
-class BenchmarkResult(benchmarking.BenchmarkResult):
-    """Variants side by side; what `benchmark` returns."""
+def _benchmark_html(result: BenchmarkResult) -> str:
+    failed = f"FAILED: {'; '.join(result.failures())}. " if result.failures() else ""
+    foot = f"{failed}Everything is in {result.folder / NAME}."
+    return fragment(result.table(), title=result.folder.name, foot=foot)
 
-    def frame(self) -> pd.DataFrame:
-        """One row per variant, attack and measure: means over seeds, as in ``summary.csv``."""
-        return self.summary
 
-    def _repr_html_(self) -> str:
-        failed = self.failures()
-        foot = f"FAILED: {'; '.join(failed)}. " if failed else ""
-        return fragment(
-            self.table(),
-            title=self.folder.name,
-            foot=f"{foot}Everything is in {self.folder / NAME}.",
-        )
+AttackResult._repr_html_ = _attack_html
+BenchmarkResult._repr_html_ = _benchmark_html
 
 
 def run_training(
@@ -139,43 +129,27 @@ def run_training(
     return Run(run.folder)
 
 
-def run_attack(
-    run: recorded.Run,
-    settings: AttackSettings,
-    *,
-    device: torch.device,
-    resume: bool = False,
-    restart: bool = False,
-    report: Report = silent,
-    isolation: str = AUTO,
-) -> AttackResult:
-    """Attack a recorded run by resolved settings and write its page; see `api.attack`."""
-    result = attacking.attack(
-        run, settings, device=device, resume=resume, restart=restart, report=report,
-        isolation=isolation,
-    )  # fmt: skip
+def run_attack(run: recorded.Run, settings: AttackSettings, **how: Any) -> AttackResult:
+    """Attack a recorded run by resolved settings and write its page.
+
+    Args:
+        how: see `play.attack.attack`.
+    """
+    result = attacking.attack(run, settings, **how)
     attack_page(result)
-    return AttackResult(**_fields(result))
+    return result
 
 
-def run_membership(
-    plan: WorldsPlan,
-    *,
-    runs: Path = Path("runs"),
-    device: torch.device = torch.device("cpu"),  # noqa: B008
-    restart: bool = False,
-    isolation: str = AUTO,
-    report: Report = silent,
-) -> WorldsResult:
+def run_membership(plan: WorldsPlan, **how: Any) -> WorldsResult:
     """Train the worlds of a plan, attack each, and write what was found into their folder.
+
+    Args:
+        how: see `play.worlds.play_worlds`.
 
     Raises:
         FedreError: of a training or an attack.
     """
-    played = play_worlds(
-        plan, runs=runs, device=device, restart=restart, isolation=isolation, report=report
-    )
-    done = WorldsResult(played)
+    done = WorldsResult(play_worlds(plan, **how))
     done.write()
     write_worlds_report(done)
     return done
@@ -211,25 +185,17 @@ def comparison(
 
 
 def run_benchmark(
-    wanted: Benchmark,
-    *,
-    runs: Path,
-    out: Path | None = None,
-    jobs: int = 1,
-    engine: str = "local",
-    device: torch.device,
-    retry: bool = False,
-    prune: bool = False,
-    report: Report = silent,
+    wanted: Benchmark, *, runs: Path, device: torch.device, out: Path | None = None, **how: Any
 ) -> BenchmarkResult:
-    """Run what a benchmark compares and write its page; see `api.benchmark`."""
+    """Run what a benchmark compares and write its page.
+
+    Args:
+        out: folder of the benchmark; None: one in `runs`.
+        how: see `study.benchmark.benchmark`.
+    """
+    folder = out or runs / "benchmarks" / wanted.name
     result = benchmarking.benchmark(
-        wanted, folder=out or runs / "benchmarks" / wanted.name, runs=runs, device=str(device),
-        workers=jobs, engine=engine, retry=retry, prune=prune, worker=WORKER, report=report,
-    )  # fmt: skip
+        wanted, folder=folder, runs=runs, device=str(device), worker=WORKER, **how
+    )
     write_benchmark_report(result)
-    return BenchmarkResult(**_fields(result))
-
-
-def _fields(result: Any) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return result

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedre_privacy.core.declared import declared
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.options import option_in
+from fedre_privacy.core.registry import plugin_words
+from fedre_privacy.runs.options import ATTACKING, ISOLATION
 
-from . import verify
-from .options import (
-    add_common_options,
-    add_foreign_options,
-    add_training_options,
-)
-from .output import Output, command
+from .command import command
+from .lists import list_all
+from .options import add_common_options, add_options, add_training_options
+from .output import Output
+from .subcommands import called, epilog, usage
+
+if TYPE_CHECKING:
+    from fedre_privacy.play.attack import AttackResult
+    from fedre_privacy.runs.run import Run
+    from fedre_privacy.runs.settings import AttackSettings, TrainSettings
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    targets = declared("fedre_privacy.runs.settings", "TARGETS")
     made = argparse.ArgumentParser(
         prog="fedre-attack",
-        usage="fedre-attack [RUN | --uploads PATH] [options]\n"
-        "       fedre-attack list [--for RUN] | verify RUN [options]",
+        usage=usage(
+            "fedre-attack", "[RUN | --uploads PATH] [options]", words=("list [--for RUN]",)
+        ),
         allow_abbrev=False,
         description="Attack what a protocol uploads: train (or reuse the identical run), attack, "
         "score against floors, draw.",
-        epilog="fedre-attack list [--for RUN] shows what can attack what; fedre-attack verify RUN "
-        "checks that a folder is what was recorded.",
+        epilog="fedre-attack list [--for RUN] shows what can attack what; "
+        + epilog("fedre-attack"),
     )
     made.add_argument(
         "run",
@@ -39,34 +46,7 @@ def parser() -> argparse.ArgumentParser:
         help="a recorded run's folder, or its name in --runs-dir; without it, one is trained",
     )
     group = made.add_argument_group("attack")
-    group.add_argument(
-        "--target",
-        metavar="K",
-        help=f"{', '.join(targets)} (default: uploaded, what the protocol really sends)",
-    )
-    group.add_argument(
-        "--attack",
-        metavar="A",
-        help="attack to run (default: the usual one for the target or the upload; dip for "
-        "representations)",
-    )
-    group.add_argument("--threat", metavar="T", help="threat model (default: fedre-paper)")
-    group.add_argument(
-        "--attacker",
-        choices=declared("fedre_privacy.runs.settings", "ATTACKERS"),
-        help="whether the attack knows the run's defences (default: adaptive, it does)",
-    )
-    group.add_argument("--targets", type=int, metavar="N", help="targets at most (default: 24)")
-    group.add_argument("--round", type=int, metavar="R", help="round to attack (default: last)")
-    group.add_argument("--metrics", metavar="M,N", help="metrics (default: psnr,ssim,mse255)")
-    group.add_argument(
-        "--isolation",
-        choices=declared("fedre_privacy.sealed.door", "ISOLATION"),
-        default=declared("fedre_privacy.sealed.door", "AUTO"),
-        help="how far the attack is kept from the run: strict (a process in a sandbox, which opens "
-        "nothing of the run; needs bubblewrap), process, same-process (default: the strictest that "
-        "works here)",
-    )
+    add_options(group, {**ATTACKING, "isolation": option_in(ISOLATION)})
     group.add_argument(
         "-v", "--verbose", action="store_true", help="print every metric, and the manifest's hash"
     )
@@ -74,44 +54,170 @@ def parser() -> argparse.ArgumentParser:
         "--open", action="store_true", help="open the report in a browser when the attack is done"
     )
     group.add_argument("--for", dest="listed", metavar="RUN", help="with list: a run")
-    add_foreign_options(made)
-    add_training_options(made)
-    add_common_options(
-        made, restart="remove the identical attack (and unfinished training) and begin anew"
+    group = made.add_argument_group("uploads of another system (docs/artifact_format.md)")
+    group.add_argument("--uploads", type=Path, metavar="PATH", help="folder, index.json or file")
+    group.add_argument("--extractor", metavar="PKG:FN", help="function that returns an nn.Module")
+    group.add_argument("--weights", type=Path, metavar="FILE", help="safetensors of its state")
+    group.add_argument(
+        "--network", metavar="PKG:FN", help="the whole model's function, for gradients and updates"
     )
+    group.add_argument("--image-shape", metavar="CxHxW", help="size of the images, e.g. 3x32x32")
+    group.add_argument("--classes", type=int, metavar="N", help="classes (default: as uploaded)")
+    group.add_argument("--aux", metavar="npz:FILE", help="public images (and labels)")
+    group.add_argument("--truth", metavar="npz:FILE", help="true images, to score (needs --aux)")
+    add_training_options(made)
+    add_common_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["verify"]:
-        return verify.main(given[1:])
-    return command(parser(), _run, given)
+    return command(parser(), run, argv, others=called)
 
 
-def _chosen(options: argparse.Namespace) -> bool:
-    """Whether anything is given that a list of all parts checks or leaves out."""
+def _lists_all(options: argparse.Namespace) -> bool:
+    """Whether a list of all parts is wanted, and nothing that it would check or leave out."""
     usual = vars(parser().parse_args(["list", *(["--json"] if options.json else [])]))
-    return vars(options) != {**usual, "quiet": options.quiet}
+    return vars(options) == {**usual, "quiet": options.quiet}
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from . import lists
-
-    import_plugins(options.plugin)
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Attack a run, one that is trained here, or given uploads; return the exit code."""
     if options.run != "list" and options.listed is not None:
         raise ConfigError(
             f"--for {options.listed} goes with list: fedre-attack list --for {options.listed}.",
             next_step=f"To attack that run: fedre-attack {options.listed}.",
         )
-    if "list" in options.preset:
-        return lists.list_presets(output)
-    if options.run == "list" and not _chosen(options):
-        return lists.list_all(output)
-    from .commands import attack
+    if options.run == "list" and _lists_all(options):
+        return list_all(output)
 
-    return attack.run(options, output)
+    from fedre_privacy.api import run_attack, run_training
+    from fedre_privacy.play.attack import require_complete
+    from fedre_privacy.play.usual import with_usual_attack
+    from fedre_privacy.runs.device import choose_device
+    from fedre_privacy.runs.resolving import (
+        check_sections,
+        required,
+        resolve_attack,
+        resolve_training,
+    )
+    from fedre_privacy.runs.run import find_run
+    from fedre_privacy.runs.settings import TRAIN_SECTIONS
+    from fedre_privacy.runs.values import attack_values
+    from fedre_privacy.sealed.door import warm
+
+    from .commands.explain import explain, list_for
+    from .commands.foreign import refuse_without_uploads, run_foreign
+    from .commands.result import print_result, print_run
+    from .commands.settled import gather, refuse_training_options
+
+    asked = {name: getattr(options, name) for name in ATTACKING if hasattr(options, name)}
+    values, where = gather(options, attack_values(**asked))
+    if options.uploads is not None:
+        return run_foreign(options, values, where, output)
+    refuse_without_uploads(options)
+    recorded = None
+    if options.run not in (None, "list"):
+        recorded = find_run(options.run, options.runs_dir)
+        refuse_training_options(options, recorded)
+        values = {key: value for key, value in values.items() if key not in TRAIN_SECTIONS}
+    problems: list[str] = []
+    check_sections(values, where, problems)
+    training = recorded.settings if recorded else resolve_training(values, where, problems)
+    uploads = training.protocol.uploads if training else ()
+    values = with_usual_attack(values, training, report=output)
+    settings = resolve_attack(values, where, problems, uploads=uploads)
+    training = required(training, problems, see="fedre-attack --explain")
+    settings = required(settings, problems, see="fedre-attack --explain")
+    if options.run == "list":
+        if options.listed is None:
+            return list_all(output)
+        list_for(find_run(options.listed, options.runs_dir), settings.threat, output)
+        return 0
+    if options.explain:
+        explain(training, settings, output)
+        return 0
+    device = choose_device(options.device)
+    secrets = [options.runs_dir, *training.data.sources()]
+    warm(options.isolation, device, recorded.secrets() if recorded else secrets)  # meanwhile
+    if options.dry_run:
+        _rehearse(recorded, training, settings, options, device, output)
+        return 0
+    how = {"device": device, "resume": options.resume, "restart": options.restart, "report": output}
+    run = recorded or run_training(training, runs=options.runs_dir, attack=settings, **how)
+    require_complete(run)
+    print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
+    result = run_attack(run, settings, isolation=options.isolation, **how)
+    print_result(
+        result,
+        output,
+        of={"run": run.folder},
+        again=_again(run, result.folder, options)
+        + plugin_words([*run.settings.plugins(), *settings.plugins()]),
+        then=f"fedre-attack {_quoted(run.folder)} {_next(result)}"
+        + plugin_words(run.settings.plugins()),
+        open_page=options.open,
+        every=options.metrics is not None,
+        verbose=options.verbose,
+    )
+    return 0
+
+
+def _next(result: AttackResult) -> str:
+    """Options of the attack worth giving next: what was sent, a stronger attacker, the ceiling."""
+    from fedre_privacy.attacks.base import can_read
+    from fedre_privacy.play.targets import KINDS
+
+    trial = result.trial
+    sent = {kind for u in trial.observation.uploads for kind in map(type, u.artifacts)}
+    if trial.counterfactual and any(can_read(trial.settings.attack, kind) for kind in sent):
+        return "--target uploaded"
+    if not result.leaks and trial.kind in KINDS and trial.observation.threat.name != "strong":
+        return f"--target {trial.kind} --threat strong"
+    return f"--target {'representations' if trial.kind != 'representations' else 'prototypes'}"
+
+
+def _rehearse(
+    recorded: Run | None,
+    training: TrainSettings,
+    settings: AttackSettings,
+    options: argparse.Namespace,
+    device: Any,
+    output: Output,
+) -> None:
+    from fedre_privacy.play.attack import require_complete
+    from fedre_privacy.play.rehearse import rehearse
+    from fedre_privacy.runs.folder import COMPLETE, begin, status_of
+    from fedre_privacy.runs.run import Run
+
+    folder = options.runs_dir / training.run_name
+    if recorded is None and not options.restart:
+        begin(folder, resume=options.resume, restart=False, what="Run")
+    done = recorded or (Run(folder) if status_of(folder) == COMPLETE else None)
+    if done is not None:
+        require_complete(done)
+        place = done.folder / "attacks" / settings.folder_name
+        if not options.restart:
+            begin(place, resume=options.resume, restart=False, what="Attack")
+    plan = rehearse(done or training, settings, device, options.runs_dir)
+    for heading, text in plan.lines.items():
+        output.line(heading, text)
+    output.final(None, {"plan": vars(plan)})
+
+
+def _again(run: Run, folder: Path, options: argparse.Namespace) -> str:
+    """The command that repeats an attack without training again."""
+    config = folder / "config.yaml"
+    command = f"fedre-attack --config {_quoted(config)}"
+    if run.folder.resolve() != (options.runs_dir / run.settings.run_name).resolve():
+        return f"fedre-attack {_quoted(run.folder)} --config {_quoted(config)}"
+    if options.runs_dir != Path("runs"):
+        command += f" --runs-dir {_quoted(options.runs_dir)}"
+    return command
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 if __name__ == "__main__":

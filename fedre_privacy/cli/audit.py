@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.core.declared import declared
-from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.errors import RefutedError
+from fedre_privacy.core.options import Constant, options_of
+from fedre_privacy.runs.options import AuditOptions
 
-from .options import add_common_options, add_training_options
-from .output import Output, command
+from .command import command
+from .index import loaded
+from .options import add_common_options, add_options, add_training_options
+from .output import Output
 
 LEVELS = ("mechanism", "run")
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    units = (
-        declared("fedre_privacy.defenses.base", "CLIENT"),
-        declared("fedre_privacy.defenses.base", "RECORD"),
-    )
-    games = declared("fedre_privacy.runs.coins", "GAMES")[1:]  # those that leave counts alone
-    canaries = declared("fedre_privacy.runs.coins", "CANARIES")
-    alpha = declared("fedre_privacy.eval.lower_bounds", "ALPHA")
+    games = loaded(Constant("fedre_privacy.runs.coins:GAMES"))[1:]  # those that leave counts alone
+    canaries = loaded(Constant("fedre_privacy.runs.coins:CANARIES"))
     made = argparse.ArgumentParser(
         prog="fedre-audit",
         usage="fedre-audit [RUN] [options]",
@@ -38,14 +37,7 @@ def parser() -> argparse.ArgumentParser:
         help="a recorded run's folder, or its name in --runs-dir; without it, one is trained",
     )
     group = made.add_argument_group("audit")
-    group.add_argument(
-        "--unit", choices=units,
-        help="whose claim to test (default: a client's where there is one, else a record's)",
-    )  # fmt: skip
-    group.add_argument(
-        "--trials", type=int, default=1000, metavar="N",
-        help="canary clients or canary records (default: 1000)",
-    )  # fmt: skip
+    add_options(group, options_of(AuditOptions))
     group.add_argument(
         "--level", choices=LEVELS, default=LEVELS[0],
         help="mechanism: the defences alone; run: canaries inside one federation, which tests a "
@@ -64,30 +56,72 @@ def parser() -> argparse.ArgumentParser:
         "--canary", choices=canaries, default=canaries[0],
         help="with --level run: what they are (default: natural)",
     )  # fmt: skip
-    group.add_argument(
-        "--alpha", type=float, default=alpha, metavar="A",
-        help=f"chance that the lower bound is above the truth (default: {alpha:g})",
-    )  # fmt: skip
-    group.add_argument("--audit-seed", type=int, default=0, metavar="S", help="seed of the coins")
     add_training_options(made)
-    add_common_options(made, restart="remove the run of these settings and train it anew")
+    add_common_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), _run, argv)
+    return command(parser(), run, argv)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from . import lists
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Audit a run, or one that is trained here; return the exit code."""
+    from fedre_privacy.api import audit, run_training
+    from fedre_privacy.auditing.claims import REFUTED, check_audit
+    from fedre_privacy.auditing.recorded import plan_audit
+    from fedre_privacy.play.attack import require_complete
+    from fedre_privacy.runs.coins import Coins
+    from fedre_privacy.runs.device import choose_device
 
-    import_plugins(options.plugin)
-    if "list" in options.preset:
-        return lists.list_presets(output)
-    from .commands import audit
+    from .commands.explain import explain
+    from .commands.result import print_run, rehearsed
+    from .commands.settled import recorded_or_asked
 
-    return audit.run(options, output)
+    inside = options.level == "run"
+    check_audit(options.canaries if inside else options.trials, options.alpha)
+    recorded, settings = recorded_or_asked(options, see="fedre-audit --explain")
+    if recorded is None and inside and settings.coins is None:
+        each = math.ceil(options.canaries / settings.train.clients)
+        coins = Coins(game=options.game, slots=max(each, 2), canary=options.canary)
+        settings = settings.in_world(coins)
+    if options.explain:
+        explain(settings, None, output)
+        return 0
+    if recorded is not None:
+        require_complete(recorded)
+    # Before training: a federation without a claim is not trained.
+    plan = plan_audit(settings, options.unit, inside=inside)
+    device = choose_device(options.device)
+    if options.dry_run:
+        output.line("Claim", plan.says())
+        training = None if recorded else vars(rehearsed(settings, options, device, output))
+        output.final(None, {"claim": plan.says(), "plan": training})
+        return 0
+    run = recorded or run_training(
+        settings, runs=options.runs_dir, device=device, resume=options.resume,
+        restart=options.restart, report=output,
+    )  # fmt: skip
+    print_run(run, output, trained_now=not recorded and "train.reused" not in output.reused)
+    done = audit(
+        run, unit=options.unit, inside=inside, trials=options.trials, alpha=options.alpha,
+        seed=options.audit_seed,
+    )  # fmt: skip
+    for heading, text in done.lines().items():
+        output.line(heading, text)
+    output.text()
+    output.line("RESULT", f"{done.found.trials} trials")
+    output.table(done.table())
+    output.line("Verdict", done.verdict())
+    output.line("Files", f"{done.folder}/{{report.html,epsilon.png,record.json}}", wrap=False)
+    output.final(done.folder, done.record())
+    if done.found.verdict == REFUTED:
+        raise RefutedError(
+            f"The claim of {run.name} is refuted: {done.verdict()}.",
+            next_step="Look at what the defence adds, bounds and counts before you rely on it.",
+        )
+    return 0
 
 
 if __name__ == "__main__":

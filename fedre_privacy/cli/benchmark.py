@@ -4,94 +4,58 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedre_privacy.core.engines import JOBS
-from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.errors import ConfigError, PartialError
+from fedre_privacy.core.events import Event
+from fedre_privacy.core.options import options_of
+from fedre_privacy.core.units import human_bytes, human_seconds, plural
+from fedre_privacy.runs.options import ComparedOptions
 
-from . import claim, communication, leaderboard, repeat, toy
+from .command import command
 from .options import (
+    add_options,
     add_output_options,
     add_settings_options,
     add_training_options,
 )
-from .output import Output, command
+from .output import Output
+from .subcommands import called, epilog, inside, usage
 
-USAGE = (
-    "fedre-benchmark [SWEEP.yaml] [options]\n"
-    "       fedre-benchmark --scheme my_module:MyScheme --against rap,vap,rsr\n"
-    "       fedre-benchmark --communication [options]\n"
-    "       fedre-benchmark --toy [options]\n"
-    "       fedre-benchmark claim FOLDER | verify FILE | leaderboard FOLDER [options]"
-)
-Main = Callable[[Sequence[str] | None], int]
-TABLES: dict[str, tuple[Main, str]] = {
-    "--communication": (
-        communication.main,
-        "published communication tables beside ours (--communication --help)",
-    ),
-    "--toy": (toy.main, "the plane of FedRE's Figure 2, over many seeds (--toy --help)"),
-}
-"""Options that ask for a published table instead: the command that recomputes it, and its help."""
-PUBLISHED: dict[str, Main] = {
-    "claim": claim.main,
-    "verify": repeat.main,
-    "leaderboard": leaderboard.main,
-}
-"""First words that ask for something else than a comparison."""
-
-
-def _tables() -> argparse.ArgumentParser:
-    """The options that ask for a published table instead of a comparison."""
-    made = argparse.ArgumentParser(
-        prog="fedre-benchmark", usage=USAGE, add_help=False, allow_abbrev=False
-    )
-    group = made.add_argument_group("published tables").add_mutually_exclusive_group()
-    for option, (main, help) in TABLES.items():
-        group.add_argument(option, dest="table", action="store_const", const=main, help=help)
-    return made
+if TYPE_CHECKING:
+    from fedre_privacy.study.description import Benchmark
+    from fedre_privacy.study.jobs import Job
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
+    tables = {word: one for word, one in inside("fedre-benchmark").items() if word.startswith("--")}
     made = argparse.ArgumentParser(
         prog="fedre-benchmark",
-        usage=USAGE,
-        parents=[_tables()],
+        usage=usage(
+            "fedre-benchmark",
+            "[SWEEP.yaml] [options]",
+            "--scheme my_module:MyScheme --against rap,vap,rsr",
+            *(f"{word} [options]" for word in tables),
+        ),
         allow_abbrev=False,
         description="Train protocols, schemes and defences over seeds, attack each, and print and "
         "draw leakage beside accuracy and communication. What is finished is not repeated.",
-        epilog="fedre-benchmark claim FOLDER writes results into files that others can repeat, "
-        "verify FILE repeats one, leaderboard FOLDER makes a page of them (each with --help).",
+        epilog=epilog("fedre-benchmark"),
     )
+    group = made.add_argument_group("published tables")
+    for word, (_, help) in tables.items():
+        group.add_argument(word, action="store_true", help=help)
     made.add_argument("sweep", nargs="?", type=Path, metavar="SWEEP.yaml", help="what to compare")
     group = made.add_argument_group("what to compare")
     group.add_argument("--protocols", metavar="P,Q", help="protocols, or all")
     group.add_argument("--schemes", metavar="S,T", help="entanglement schemes of fedre")
     group.add_argument("--against", metavar="S,T", help="with --scheme: schemes to compare it with")
-    group.add_argument("--seeds", metavar="N,M", help="seeds (default: SWEEP.yaml's, or 0,1,2)")
-    group.add_argument(
-        "--attacks",
-        metavar="A,B",
-        default="default",
-        help="attack, attack@target or attack@target@threat; default: those that fit the uploads",
-    )
-    group.add_argument("--targets", type=int, metavar="N", help="targets per attack")
+    add_options(group, options_of(ComparedOptions))
     add_training_options(made)
     group = add_settings_options(made)
-    group.add_argument("--out", type=Path, metavar="DIR", help="folder of the benchmark")
-    group.add_argument("--jobs", type=int, default=1, metavar="N", help="jobs at once (default: 1)")
-    group.add_argument(
-        "--engine",
-        choices=tuple(JOBS),
-        default="local",
-        help="where jobs run (default: local)",
-    )
-    group.add_argument("--retry", action="store_true", help="run failed jobs again")
-    group.add_argument(
-        "--prune", action="store_true", help="remove models and uploads of finished runs"
-    )
     group.add_argument("--dry-run", action="store_true", help="print the plan and an estimate")
     add_output_options(made)
     return made
@@ -99,24 +63,144 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given and given[0] in PUBLISHED:
-        return PUBLISHED[given[0]](given[1:])
-    table: Main | None = _tables().parse_known_args(given)[0].table
-    if table is not None:
-        return table(given)
-    return command(parser(), _run, given)
+    return command(parser(), run, argv, others=called)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from . import lists
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Train and attack what is compared, and print the tables; return the exit code."""
+    from fedre_privacy.api import run_benchmark
+    from fedre_privacy.runs.device import choose_device
 
-    import_plugins(options.plugin)
-    if "list" in options.preset:
-        return lists.list_presets(output)
-    from .commands import benchmark
+    wanted = _wanted(options)
+    device = choose_device(options.device)
+    jobs = wanted.jobs
+    labels = dict.fromkeys(job.label for job in jobs)
+    output.line("Compare", ", ".join(labels))
+    output.line("Jobs", f"{plural(len(jobs), 'training')}: {_suites(jobs)}")
+    if options.dry_run:
+        return _rehearse(jobs, device, output, prune=options.prune)
+    result = run_benchmark(
+        wanted, runs=options.runs_dir, out=options.out, workers=options.jobs, engine=options.engine,
+        device=device, retry=options.retry, prune=options.prune, report=_Progress(output),
+    )  # fmt: skip
+    output.text()
+    output.table(result.table())
+    for text in result.failures():
+        output.line("FAILED", text)
+    output.line("Files", f"{result.folder}/{{report.html,frontier.png,results.csv}}", wrap=False)
+    output.final(result.folder, {"rows": result.table(), "failed": result.failures()})
+    if result.failures():
+        raise PartialError(
+            f"{plural(len(result.failures()), 'job')} of {len(jobs)} failed; the others are in "
+            "the tables and figures.",
+            next_step="Mend what they say and give the same command with --retry.",
+        )
+    return 0
 
-    return benchmark.run(options, output)
+
+def _wanted(options: argparse.Namespace) -> Benchmark:
+    """What to compare, from the file and the options.
+
+    Raises:
+        ConfigError: nothing to compare, or two ways of saying it.
+    """
+    from fedre_privacy.api import comparison
+    from fedre_privacy.runs.settings import ATTACK_SECTIONS
+
+    from .commands.settled import assigned, gather
+
+    values, _ = gather(options)
+    scheme = values.get("protocol", {}).pop("entanglement", None) if options.scheme else None
+    if options.against and not scheme:
+        raise ConfigError("--against goes with --scheme: the scheme to compare with these.")
+    schemes = [scheme] if scheme else []
+    schemes += [name for text in (options.against, options.schemes) if text for name in _list(text)]
+    protocols = _list(options.protocols) if options.protocols else []
+    if options.sweep is None and not schemes and not protocols:
+        raise ConfigError(
+            "Nothing to compare: give a SWEEP.yaml, --protocols, --scheme with --against, "
+            "--schemes, or --communication.",
+            next_step="For example: fedre-benchmark --protocols fedre,fedgh,fedavg --seeds 0.",
+        )
+    problems = [
+        f"--set {item} is a setting of an attack; a benchmark takes it from a sweep's attacks."
+        for item in assigned(options, ATTACK_SECTIONS)
+    ]
+    return comparison(
+        values,
+        problems,
+        sweep=options.sweep,
+        protocols=protocols,
+        schemes=schemes,
+        seeds=[_whole(seed) for seed in _list(options.seeds)] if options.seeds else None,
+        attacks=_list(options.attacks) if options.attacks not in (None, "default") else None,
+        targets=options.targets,
+    )
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--seeds takes whole numbers, for example 0,1,2; got '{text}'."
+        ) from None
+
+
+def _suites(jobs: Sequence[Job]) -> str:
+    counts: dict[str, int] = {}
+    for job in jobs:
+        for settings in job.attacks:
+            key = f"{settings.attack.name} on {settings.target}"
+            counts[key] = counts.get(key, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no attack"
+
+
+def _rehearse(jobs: Sequence[Job], device: Any, output: Output, *, prune: bool) -> int:
+    """Take one step of each kind of job and add the estimates up."""
+    from fedre_privacy.play.rehearse import rehearse_suite
+
+    firsts = {job.label: job for job in reversed(jobs)}
+    seconds, disk = 0.0, 0
+    known: dict[str, float] = {}
+    for label in dict.fromkeys(job.label for job in jobs):
+        job = firsts[label]
+        train_s, attack_s, record = rehearse_suite(job.training, job.attacks, device, known)
+        own = train_s + attack_s
+        times = sum(other.label == label for other in jobs)
+        seconds += own * times
+        disk = max(disk, record) if prune else disk + record * times
+        output.line(label, f"{plural(times, 'job')} of about {human_seconds(own)}")
+    output.line("In all", f"about {human_seconds(seconds)} with one job at a time")
+    kept = "one record at a time" if prune else "all records; --prune keeps one at a time"
+    output.line("Disk", f"about {human_bytes(disk)} for {kept}")
+    output.final(None, {"jobs": len(jobs), "seconds": seconds, "disk_bytes": disk})
+    return 0
+
+
+class _Progress:
+    """Prints one line per finished job."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+
+    def __call__(self, event: Event) -> None:
+        data = event.data
+        self.output.event(event.name, data)
+        if event.name == "sweep.plan":
+            done = data["jobs"] - data["waiting"]
+            self.output.line("Done", f"{done} of {data['jobs']} before this start")
+        elif event.name == "sweep.job":
+            took = "" if data["wall_s"] is None else f" in {human_seconds(data['wall_s'])}"
+            left = f"; about {human_seconds(data['left_s'])} left" if data["left_s"] else ""
+            why = f": {data['failure']}" if data["failure"] else ""
+            self.output.line(
+                f"{data['done']}/{data['of']}", f"{data['job']} {data['status']}{took}{why}{left}"
+            )
 
 
 if __name__ == "__main__":

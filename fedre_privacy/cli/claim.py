@@ -11,8 +11,9 @@ import shtab
 from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_bytes, plural
 
+from .command import command
 from .options import add_output_options, add_plugin_option
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,8 +14,9 @@ from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.reproduction.published_tables import DATA_SETS
 
+from .command import command
 from .options import add_output_options, add_plugin_option
-from .output import Output, command
+from .output import Output
 
 if TYPE_CHECKING:  # a help page counts nothing
     from fedre_privacy.reproduction.communication import ReportedCell

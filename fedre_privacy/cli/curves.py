@@ -6,17 +6,20 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedre_privacy.core.declared import declared
+from fedre_privacy.core.options import Constant
 
-from .options import add_output_options, add_plugin_option
-from .output import Output, command
+from .command import command
+from .index import loaded
+from .options import add_output_options, add_plugin_option, add_runs_option
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    moments = declared("fedre_privacy.pages.run_curves", "MOMENTS")
-    usual = declared("fedre_privacy.pages.run_curves", "HEADLINE")
-    across = declared("fedre_privacy.pages.run_curves", "ACROSS")
+    moments, usual, across = (
+        loaded(Constant(f"fedre_privacy.pages.run_curves:{name}"))
+        for name in ("MOMENTS", "HEADLINE", "ACROSS")
+    )
     made = argparse.ArgumentParser(
         prog="fedre-train curves",
         allow_abbrev=False,
@@ -34,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--over",
-        choices=tuple(across),
+        choices=across,
         default="round",
         help="the x axis (default: round)",
     )
@@ -43,20 +46,27 @@ def parser() -> argparse.ArgumentParser:
         help="accuracy, 0 to 1: print the rounds and the traffic until it is reached",
     )  # fmt: skip
     made.add_argument("--title", default="", metavar="TEXT", help="above the figure")
-    made.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept"
-    )
+    add_runs_option(made)
     add_plugin_option(made)
     add_output_options(made)
     return made
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), _run, argv)
+    return command(parser(), run, argv)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from .commands import curves
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Draw the accuracy of recorded trainings; return the exit code."""
+    from fedre_privacy.pages.run_curves import compare
+    from fedre_privacy.runs.run import find_run
 
-    return curves.run(options, output)
+    runs = [find_run(given, options.runs_dir) for given in options.run]
+    found = compare(runs, options.moment)
+    out = options.out.with_suffix("") if options.out.suffix in (".png", ".pdf") else options.out
+    written = found.draw(out, across=options.over, target=options.target, title=options.title)
+    output.table(found.table(options.target))
+    output.line("Figure", str(written[0]), wrap=False)
+    output.final(written[0], {"table": found.table(options.target), "files": written})
+    return 0

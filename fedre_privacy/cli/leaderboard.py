@@ -12,8 +12,9 @@ import shtab
 from fedre_privacy.core.units import human_bytes, plural
 from fedre_privacy.publish.names import OTHERWISE, REPEATS, WITHIN
 
+from .command import command
 from .options import add_output_options
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,22 +1,20 @@
-"""Lists of parts and presets: what is declared, read without importing a part."""
+"""Lists of parts and presets; those of the built-in parts are kept (`index`), none is imported."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from fedre_privacy.core.declared import Shelf, Undeclared, declared
 from fedre_privacy.core.registry import Named, brought
 from fedre_privacy.presets import presets
+from fedre_privacy.runs.options import ATTACK_SECTIONS, TRAIN_SECTIONS
 
+from .index import stored
 from .output import Output
-
-Rows = list[dict[str, str]]
-Parts = Shelf | Named[Any]
-"""The parts of one kind, as their files declare them or as they were registered."""
 
 ATTACKS = "fedre_privacy.attacks.base"
 PROTOCOLS = "fedre_privacy.protocols.base"
@@ -67,8 +65,7 @@ def list_presets(output: Output) -> int:
 def _flat(values: Mapping[str, Any]) -> str:
     """Settings in short: a part's name first, then what differs from its defaults."""
     words = []
-    settings = "fedre_privacy.runs.settings"
-    for section in (*declared(settings, "TRAIN_SECTIONS"), *declared(settings, "ATTACK_SECTIONS")):
+    for section in (*TRAIN_SECTIONS, *ATTACK_SECTIONS):
         if section not in values:
             continue
         given = values[section]
@@ -91,10 +88,9 @@ def _flat_settings(own: Mapping[str, Any]) -> str:
 
 def list_all(output: Output) -> int:
     """Print every part with what it reads, needs or sends, and where it comes from; return 0."""
-    try:  # what another package brings is known only by importing it
-        listed = gathered(registry if _imported() or brought() else Shelf)
-    except Undeclared:  # a part whose text does not say what it is: it is imported
-        listed = gathered(registry)
+    # what another package brings, or a new file, is known only by importing it
+    kept = not _imported() and not brought() and stored()["files"] == files()
+    listed = {**(stored()["parts"] if kept else registered()), "presets": list(presets())}
     broken = listed.pop("broken")
     others = {title: listed[title] for title in (*OTHERS, "presets")}
     for key in ("attacks", "protocols", "threat_models"):
@@ -116,6 +112,18 @@ def registry(home: str) -> Named[Any]:
     return found  # type: ignore[no-any-return]
 
 
+def files() -> list[str]:
+    """Files that may register built-in parts, each with the module of its registry."""
+    found = []
+    for home in HOMES:
+        ours, room, *inner = home.split(".")[:-1]
+        spec = importlib.util.find_spec(f"{ours}.{room}")
+        assert spec is not None and spec.submodule_search_locations is not None
+        folder = Path(spec.submodule_search_locations[0], *inner)
+        found += [f"{home}: {path.stem}" for path in sorted(folder.glob("*.py"))]
+    return found
+
+
 def _is_of(value: object, home: str) -> bool:
     return isinstance(value, Named) and value.package == home.rpartition(".")[0]
 
@@ -125,14 +133,10 @@ def _imported() -> bool:
     return any(home in sys.modules for home in HOMES)
 
 
-def gathered(parts: Callable[[str], Parts]) -> dict[str, Any]:
-    """Everything that a list of all parts shows.
-
-    Args:
-        parts: from a module that makes a registry to its parts.
-    """
-    attacks, protocols, threats = parts(ATTACKS), parts(PROTOCOLS), parts(THREATS)
-    others = {title: parts(home) for title, home in OTHERS.items()}
+def registered() -> dict[str, Any]:
+    """Everything that a list of all parts shows, beside the presets, from the registries."""
+    attacks, protocols, threats = map(registry, (ATTACKS, PROTOCOLS, THREATS))
+    others = {title: registry(home) for title, home in OTHERS.items()}
     return {
         "attacks": [
             {
@@ -168,7 +172,6 @@ def gathered(parts: Callable[[str], Parts]) -> dict[str, Any]:
             for model in (threats.get(name),)
         ],
         **{title: own.names() for title, own in others.items()},
-        "presets": list(presets()),
         "broken": [
             f"{own.what} {entry.name} ({entry.origin}): {entry.broken}"
             for own in (attacks, protocols, threats, *others.values())

@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from fedre_privacy.core.declared import declared
+from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.options import Constant, option_in, options_of
+from fedre_privacy.core.units import human_seconds
+from fedre_privacy.runs.options import ISOLATION, WorldsOptions
 
-from .options import add_common_options, add_training_options
-from .output import Output, command
+from .command import command
+from .index import loaded
+from .options import add_common_options, add_options, add_training_options
+from .output import Output
+
+if TYPE_CHECKING:
+    from fedre_privacy.play.worlds import WorldsPlan
+
+COIN = Constant("fedre_privacy.runs.coins:COIN")
+GAMES = Constant("fedre_privacy.runs.coins:GAMES")
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
-    attacks = declared("fedre_privacy.play.worlds", "DEFAULT")
-    games = declared("fedre_privacy.runs.coins", "GAMES")
-    usual = declared("fedre_privacy.sealed.door", "AUTO")
     made = argparse.ArgumentParser(
         prog="fedre-membership",
         usage="fedre-membership [RUN] [options]",
@@ -31,57 +40,110 @@ def parser() -> argparse.ArgumentParser:
         help="take the settings of a recorded run; without it, those of the options",
     )
     group = made.add_argument_group("worlds")
+    add_options(group, options_of(WorldsOptions))
     group.add_argument(
-        "--worlds", type=int, default=16, metavar="W",
-        help="federations to train; each is attacked with the others as shadows (default: 16)",
-    )  # fmt: skip
-    group.add_argument(
-        "--game", default=declared("fedre_privacy.runs.coins", "COIN"), choices=games,
+        "--game",
+        default=loaded(COIN),
+        choices=loaded(GAMES),
         help="coin: a sample trains or not; pair: one of two of a class does; null: a sample "
         "trains or is in no batch while it counts, for dp-sgd (default: coin)",
-    )  # fmt: skip
-    group.add_argument(
-        "--slots", type=int, metavar="N",
-        help="slots of each client at most; others train in every world (default: all)",
-    )  # fmt: skip
-    group.add_argument(
-        "--attack-rounds", type=int, default=4, metavar="N",
-        help="rounds whose uploads are looked at, evenly spread (default: 4)",
-    )  # fmt: skip
-    group.add_argument(
-        "--attack", action="append", default=[], metavar="NAME[:KEY=VALUE,...]",
-        help=f"attack on signals of worlds; repeatable (default: {', '.join(attacks)})",
-    )  # fmt: skip
-    group.add_argument(
-        "--fpr", default="", metavar="F,F",
-        help="rates of false alarms to be shown; refused where they cannot be "
-        "(default: 0.01,0.001, with a reason where one cannot)",
-    )  # fmt: skip
-    group.add_argument("--coin-seed", type=int, default=0, metavar="S", help="of slots and coins")
-    group.add_argument(
-        "--isolation",
-        default=usual,
-        choices=declared("fedre_privacy.sealed.door", "ISOLATION"),
-        help=f"of attacks (default: {usual})",
     )
+    group.add_argument(
+        "--slots",
+        type=int,
+        metavar="N",
+        help="slots of each client at most; others train in every world (default: all)",
+    )
+    group.add_argument(
+        "--attack-rounds",
+        type=int,
+        default=4,
+        metavar="N",
+        help="rounds whose uploads are looked at, evenly spread (default: 4)",
+    )
+    group.add_argument("--coin-seed", type=int, default=0, metavar="S", help="of slots and coins")
+    add_options(group, {"isolation": option_in(ISOLATION)})
     add_training_options(made)
-    add_common_options(made, restart="train all worlds of these settings anew")
+    add_common_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return command(parser(), _run, argv)
+    return command(parser(), run, argv)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from . import lists
+def _plan(options: argparse.Namespace) -> WorldsPlan:
+    from fedre_privacy.play.worlds import plan_worlds
+    from fedre_privacy.runs.coins import Coins
 
-    if "list" in options.preset:
-        return lists.list_presets(output)
-    from .commands import membership
+    from .commands.settled import recorded_or_asked
 
-    return membership.run(options, output)
+    _, settings = recorded_or_asked(options, see="fedre-train --explain")
+    try:
+        rates = tuple(float(text) for text in options.fpr.split(",") if text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--fpr {options.fpr}: rates are numbers between 0 and 1, for example 0.01,0.001."
+        ) from None
+    if options.slots is not None and options.slots < 2:
+        raise ConfigError(f"--slots is {options.slots}; it must be at least 2.")
+    return plan_worlds(
+        settings,
+        worlds=options.worlds,
+        coins=Coins(game=options.game, slots=options.slots, seed=options.coin_seed),
+        rounds=options.attack_rounds,
+        chosen=options.attack,
+        rates=rates,
+    )
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Train worlds, attack them, and print who is at risk; return the exit code."""
+    from fedre_privacy.api import run_membership
+    from fedre_privacy.play.rehearse import rehearse
+    from fedre_privacy.runs.device import choose_device
+
+    from .commands.explain import explain
+
+    plan = _plan(options)
+    if options.explain:
+        explain(plan.training, None, output)
+        return 0
+    if options.dry_run:
+        one = rehearse(plan.world(0), None, choose_device(options.device))
+        folder = options.runs_dir / plan.folder_name
+        output.line("Plan", f"{plan.worlds} worlds in {folder}")
+        for heading, text in one.lines.items():
+            output.line("One world" if heading == "Train" else heading, text)
+        total = human_seconds(one.train_s * plan.worlds)
+        output.line("All", f"about {total} to train; attacks come on top")
+        output.final(None, {"plan": vars(one), "worlds": plan.worlds})
+        return 0
+    done = run_membership(
+        plan,
+        runs=options.runs_dir,
+        device=choose_device(options.device),
+        restart=options.restart,
+        isolation=options.isolation,
+        report=output,
+    )
+    for heading, text in done.lines().items():
+        output.line(heading, text)
+    output.text()
+    output.line("RESULT", f"{done.played.coins.numel():,} guesses in {plan.worlds} worlds")
+    output.table(done.table())
+    output.text()
+    output.line("Records", f"most at risk, by {' or '.join(done.plain)}")
+    output.table(done.exposed())
+    output.line("Verdict", done.verdict())
+    output.line(
+        "Files",
+        f"{done.folder}/{{report.html,roc.png,exposed.png,guesses.csv,record.json}}",
+        wrap=False,
+    )
+    output.final(done.folder, done.record())
+    return 0
 
 
 if __name__ == "__main__":

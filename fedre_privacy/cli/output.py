@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import re
 import shutil
 import sys
 import textwrap
 import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from fedre_privacy.core.errors import FedreError, Interrupted
 from fedre_privacy.core.events import Event
-from fedre_privacy.core.interrupts import check, stoppable
+from fedre_privacy.core.interrupts import check
 from fedre_privacy.core.text import visible
 
 if TYPE_CHECKING:  # a help page moves no bar
@@ -224,100 +220,3 @@ def table_lines(rows: Sequence[Mapping[str, str]], width: int | None = None) -> 
             padded = [p + " " * (w - cell_len(p)) for p, w in zip(pieces, widths, strict=True)]
             lines.append(f"  {(' ' * gap).join(padded)}".rstrip())
     return lines
-
-
-def command(
-    parser: argparse.ArgumentParser,
-    body: Callable[[argparse.Namespace, Output], int],
-    argv: Sequence[str] | None,
-    *,
-    folder: str = "runs_dir",
-) -> int:
-    """Read a command's options, run it, and return its exit code.
-
-    Args:
-        parser: with ``--json`` and ``--quiet`` (`options.add_output_options`).
-        folder: the option that says where the traceback of an unexpected error is written.
-    """
-    options = parser.parse_args(argv)
-    output = Output(as_json=options.json, quiet=options.quiet)
-    return guarded(
-        lambda out: body(options, out),
-        output,
-        lambda: getattr(options, folder) / "log.txt",
-        resume=" with --resume" if hasattr(options, "resume") else " again",
-    )
-
-
-def guarded(
-    body: Callable[[Output], int],
-    output: Output,
-    log: Callable[[], Path],
-    *,
-    resume: str = " again",
-) -> int:
-    """Run a command; turn every way it can end into a message and an exit code.
-
-    Args:
-        log: where the traceback of an unexpected error is written.
-        resume: how the same command is given to go on after an interruption.
-    """
-    try:
-        with stoppable():
-            return body(output)
-    except FedreError as error:
-        return _refused(error, output)
-    except KeyboardInterrupt:
-        return _refused(
-            Interrupted(
-                "Interrupted. What was finished is kept.",
-                next_step=f"Give the same command{resume} to go on.",
-            ),
-            output,
-        )
-    except BrokenPipeError:  # whoever read our output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except Exception as error:
-        from fedre_privacy.core.system import told
-
-        refused = told(error)
-        if refused is not None:
-            return _refused(refused, output)
-        return _unexpected(error, output, log())
-
-
-def _unexpected(error: Exception, output: Output, path: Path) -> int:
-    output.stop()
-    text = f"Unexpected error: {type(error).__name__}: {_first_line(error)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as handle:
-            handle.write(traceback.format_exc())
-        where = f"the traceback is in {path}."
-    except OSError:
-        where = f"the traceback could not be written to {path}:\n{traceback.format_exc()}"
-    output.event("error", {"type": type(error).__name__, "exit": 1, "problems": [text]})
-    print(visible(f"{text}\nThis is a bug in fedre-privacy; {where}"), file=sys.stderr)
-    return 1
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].strip()
-
-
-def _refused(error: FedreError, output: Output) -> int:
-    output.stop()
-    if output.as_json:
-        output.event(
-            "error",
-            {
-                "type": type(error).__name__,
-                "exit": error.exit_code,
-                "problems": list(error.problems),
-                "next": error.next_step,
-            },
-        )
-    else:
-        print(visible(str(error)), file=sys.stderr)
-    return error.exit_code

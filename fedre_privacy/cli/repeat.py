@@ -14,8 +14,9 @@ from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.core.units import human_seconds, plural
 from fedre_privacy.publish.names import AGAIN, OTHERWISE, PARTS, SPLIT, TOLERANCE, WITHIN
 
+from .command import command
 from .options import add_output_options, add_plugin_option
-from .output import Output, command
+from .output import Output
 
 if TYPE_CHECKING:  # a help page needs no part
     from fedre_privacy.publish.format import Claim, Verification

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fedre_privacy.core.errors import ConfigError
 
+from .command import command
 from .options import add_output_options
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,55 +3,91 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
-from fedre_privacy.core.engines import IN_PROCESS, training_engines
-from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.options import options_of
+from fedre_privacy.core.registry import plugin_words
+from fedre_privacy.runs.options import TrainOptions
 
-from . import curves
-from .options import add_common_options, add_training_options
-from .output import Output, command
+from .command import command
+from .options import add_common_options, add_options, add_training_options
+from .output import Output
+from .subcommands import called, usage
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the option parser."""
     made = argparse.ArgumentParser(
         prog="fedre-train",
-        usage="fedre-train [options]\n       fedre-train curves RUN [RUN ...] [--out FILE]",
+        usage=usage("fedre-train", "[options]"),
         allow_abbrev=False,
         description="Train a federation and record every upload and broadcast in a run folder.",
     )
     add_training_options(made)
-    made.add_argument(
-        "--engine",
-        choices=list(training_engines()),
-        default=IN_PROCESS,
-        help="where clients are: in this process, each in its own on a Flower federation that "
-        "is started on this machine, or in Flower's simulation; the run is the same "
-        f"(default: {IN_PROCESS})",
-    )
-    add_common_options(made, restart="remove the run of these settings and train it anew")
+    add_options(made, {"engine": options_of(TrainOptions)["engine"]})
+    add_common_options(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] == ["curves"]:
-        return curves.main(given[1:])
-    return command(parser(), _run, given)
+    return command(parser(), run, argv, others=called)
 
 
-def _run(options: argparse.Namespace, output: Output) -> int:
-    from . import lists
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Train a federation, or say what training it would do; return the exit code."""
+    from fedre_privacy.api import run_training
+    from fedre_privacy.pages.run_figures import draw
+    from fedre_privacy.runs.device import choose_device
+    from fedre_privacy.runs.settings import ATTACK_SECTIONS
 
-    import_plugins(options.plugin)
-    if "list" in options.preset:
-        return lists.list_presets(output)
-    from .commands import train
+    from .commands.explain import explain
+    from .commands.result import print_run, rehearsed
+    from .commands.settled import assigned, training_settings
 
-    return train.run(options, output)
+    problems = [
+        f"--set {item} is a setting of fedre-attack; fedre-train only trains."
+        for item in assigned(options, ATTACK_SECTIONS)
+    ]
+    settings = training_settings(options, problems, see="fedre-train --explain")
+    if options.explain:
+        explain(settings, None, output)
+        return 0
+    device = choose_device(options.device)
+    if options.dry_run:
+        plan = rehearsed(settings, options, device, output)
+        output.final(None, {"plan": vars(plan)})
+        return 0
+    run = run_training(
+        settings,
+        runs=options.runs_dir,
+        device=device,
+        resume=options.resume,
+        restart=options.restart,
+        report=output,
+        engine=options.engine,
+    )
+    print_run(run, output, trained_now="train.reused" not in output.reused)
+    best = run.best_round()
+    if best is not None and best[0] != settings.train.rounds:
+        output.line(
+            "Best round",
+            f"{best[0]}, with accuracy {best[1]:.3f} (chosen on the test images, so it flatters)",
+        )
+    pictures = draw(run)
+    if pictures:
+        names = ",".join(path.stem for path in pictures)
+        output.line("Figures", f"{run.folder}/{{{names}}}.png", wrap=False)
+    again = f"fedre-attack {shlex.quote(str(run.folder))}{plugin_words(settings.plugins())}"
+    output.line("Manifest", run.manifest.sha256, wrap=False)
+    output.line("Next", again, wrap=False)
+    output.final(
+        run.folder,
+        {"final": run.record["final"], "figures": pictures, "manifest": run.manifest.sha256},
+    )
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from pathlib import Path
 from fedre_privacy.core.errors import DamagedInputError
 from fedre_privacy.core.units import plural
 
+from .command import command
 from .options import add_output_options
-from .output import Output, command
+from .output import Output
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,15 @@ LARGEST_FLOAT = 1e30
 """Largest number that a setting can be: float32 ends at 3.4e38, and products have to fit."""
 
 
+BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": (">=", operator.ge),
+    "gt": (">", operator.gt),
+    "le": ("<=", operator.le),
+    "lt": ("<", operator.lt),
+}
+"""How numbers are bounded: as it is written, and checked."""
+
+
 def knob(
     default: Any,
     *,
@@ -52,48 +62,25 @@ def knob(
         later: declared after runs were published: left out of `plain` at its default, so that their
             names stay.
     """
-    metadata = {
-        "help": help,
-        "unit": unit,
-        "ge": ge,
-        "gt": gt,
-        "le": le,
-        "lt": lt,
-        "choices": tuple(choices) if choices is not None else None,
-        "later": later,
-    }
+    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+    choices = None if choices is None else tuple(choices)
+    metadata = _metadata(help, unit=unit, choices=choices, later=later, **bounds)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def part(registry: Registry[Any], default: str, *, help: str) -> Any:
     """Declare a setting that is itself a plugin: given by name, or by name and its settings."""
-    metadata = {
-        "help": help,
-        "unit": "",
-        "ge": None,
-        "gt": None,
-        "le": None,
-        "lt": None,
-        "choices": None,
-        "registry": registry,
-        "default_name": default,
-    }
+    metadata = _metadata(help, registry=registry, default_name=default)
     return dataclasses.field(default_factory=lambda: registry.get(default)(), metadata=metadata)
 
 
 def section(default: Any, *, help: str) -> Any:
     """Declare a setting that is a group of settings, with the defaults of an instance."""
-    metadata = {
-        "help": help,
-        "unit": "",
-        "ge": None,
-        "gt": None,
-        "le": None,
-        "lt": None,
-        "choices": None,
-        "section": default,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=_metadata(help, section=default))
+
+
+def _metadata(help: str, **own: Any) -> dict[str, Any]:
+    return {"help": help, "unit": "", **dict.fromkeys(("choices", *BOUNDS)), **own}
 
 
 @dataclass(frozen=True)
@@ -129,8 +116,8 @@ def _bounds(field: dataclasses.Field[Any]) -> str:
         return "one of " + ", ".join(meta["registry"].names())
     if meta.get("choices"):
         return "one of " + ", ".join(meta["choices"])
-    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-    parts = [f"{sign} {_number(meta[key])}" for key, sign in signs if meta.get(key) is not None]
+    kept = ((sign, meta[key]) for key, (sign, _) in BOUNDS.items() if meta[key] is not None)
+    parts = [f"{sign} {_number(bound)}" for sign, bound in kept]
     return " and ".join(parts)
 
 
@@ -267,12 +254,7 @@ def _in_range(value: Any, field: dataclasses.Field[Any]) -> bool:
         return all(_in_range(item, field) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
-    return (
-        (meta["ge"] is None or value >= meta["ge"])
-        and (meta["gt"] is None or value > meta["gt"])
-        and (meta["le"] is None or value <= meta["le"])
-        and (meta["lt"] is None or value < meta["lt"])
-    )
+    return all(meta[key] is None or holds(value, meta[key]) for key, (_, holds) in BOUNDS.items())
 
 
 def _convert(value: Any, hint: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from .errors import InUseError, StorageError
 from .system import writing
@@ -46,18 +47,17 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
         StorageError: the folder cannot be written.
     """
     path = folder / LOCK
-    handle = _taken(path)
-    while handle is None:
-        if not wait:
-            raise _in_use(folder)
-        time.sleep(WAIT_SECONDS)
-        handle = _taken(path)
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    with writing(path):
+        taken = _take(lock, path, wait=wait)
+    if not taken:
+        raise _in_use(folder)
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink()
-        os.close(handle)
+        lock.release()
         with suppress(OSError):
             folder.rmdir()
 
@@ -74,14 +74,17 @@ def refuse_if_held(folder: Path) -> None:
 
 def is_held(folder: Path) -> bool:
     """Whether somebody works in a folder now."""
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
+    lock = FileLock(folder / LOCK, fallback_to_soft=False)
+    if not (folder / LOCK).exists():
         return False
     try:
-        return not _locked(handle, fcntl.LOCK_SH)
-    finally:
-        os.close(handle)
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
 
 
 def remove_left(folder: Path) -> None:
@@ -128,49 +131,27 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _taken(path: Path) -> int | None:
-    """Open and lock a file; return its handle, or None where somebody else has it."""
+def _take(lock: FileLock, path: Path, *, wait: bool) -> bool:
+    """Lock a file and say in it who holds it; return whether it could be had."""
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            lock.acquire(blocking=wait, poll_interval=WAIT_SECONDS)
+        except Timeout:
+            return False
         except FileNotFoundError:  # who held it before has just removed the empty folder
             continue
-        if not _locked(handle, fcntl.LOCK_EX):
-            os.close(handle)
-            return None
-        if _is(handle, path):
-            _sign(handle)
-            return handle
-        os.close(handle)  # who held it before has removed the file that was opened
-
-
-def _sign(handle: int) -> None:
-    """Say in a lock's file who holds it."""
-    told = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    with suppress(OSError):  # on a full disk a lock says no more than that it is held
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(told).encode(), 0)
-
-
-def _locked(handle: int, how: int) -> bool:
-    try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-    return True
-
-
-def _is(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except OSError:
-        return False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        told = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        with suppress(OSError):  # on a full disk a lock says no more than that it is held
+            path.write_text(json.dumps(told))
+        return True
 
 
 def _in_use(folder: Path) -> InUseError:

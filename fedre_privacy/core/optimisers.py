@@ -9,39 +9,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
-for _method in vars(torch.optim.Optimizer).values():
-    _plain = getattr(_method, "__wrapped__", None)
-    if _plain is not None and not hasattr(_plain, "__dynamo_disable"):
-        setattr(_plain, "__dynamo_disable", _plain)  # noqa: B010  # what dynamo.disable would be
+T = TypeVar("T", bound=torch.optim.Optimizer)
 
 
+def _uncompiled(kind: type[T]) -> type[T]:
+    """Class decorator: call what torch wraps for its compiler, in this class alone."""
+    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+        setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]
+    return kind
+
+
+@_uncompiled
 class SGD(torch.optim.SGD):
     """`torch.optim.SGD`."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
-
+@_uncompiled
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
-
+@_uncompiled
 class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW`."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
-
+@_uncompiled
 class LBFGS(torch.optim.LBFGS):
     """`torch.optim.LBFGS`."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.LBFGS.step))
+    step: Any
 
 
 class Group(TypedDict):

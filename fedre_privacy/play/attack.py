@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 import pandas as pd
 import torch
@@ -112,6 +112,8 @@ class AttackResult:
     outcome: Outcome
     card: Card
     record: dict[str, Any] = field(default_factory=dict)
+    _repr_html_: ClassVar[Callable[[AttackResult], str] | None] = None
+    """Writes it out for a notebook; given by the room that writes pages."""
 
     @property
     def leaks(self) -> bool:

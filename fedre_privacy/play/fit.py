@@ -17,6 +17,7 @@ from fedre_privacy.attacks.base import (
     mismatch,
     needed_for,
     readers_of_any,
+    usual_attacks,
 )
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.contents import Holds, Role
@@ -25,7 +26,7 @@ from fedre_privacy.core.types import Knowledge
 from fedre_privacy.core.units import plural
 from fedre_privacy.defenses.base import Defense
 from fedre_privacy.federation.loop import select
-from fedre_privacy.runs.resolving import ATTACKS_FOR, DEFAULTS
+from fedre_privacy.runs.resolving import DEFAULTS
 from fedre_privacy.runs.settings import AttackSettings, RecordSettings, TrainSettings
 from fedre_privacy.steering.apply import alone
 from fedre_privacy.steering.base import steerings
@@ -400,7 +401,7 @@ def check_sums(training: TrainSettings, settings: AttackSettings) -> None:
     step = f"Attack a run without {_summing(training)[0]}."
     if any(kind.updates for kind in training.protocol.uploads):
         alike = replace(settings, target="update", via=None)
-        made = (replace(alike, attack=attacks.get(name)()) for name in ATTACKS_FOR["update"])
+        made = (replace(alike, attack=attacks.get(name)()) for name in usual_attacks("update"))
         found = [_options(settings, other) for other in made if passes(training, other)]
         if found:
             step = (

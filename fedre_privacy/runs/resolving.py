@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for
+from fedre_privacy.attacks.base import RECOVERED, attacks, can_read, needed_for, usual_attacks
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.config import build, build_plugin
@@ -28,28 +28,14 @@ from fedre_privacy.threats.base import threats
 from .coins import Coins
 from .settings import (
     ATTACK_SECTIONS,
-    TARGETS,
     TRAIN_SECTIONS,
     AttackSettings,
     Evaluation,
     RecordSettings,
     TrainSettings,
     Values,
+    target_names,
 )
-
-ATTACKS_FOR: Mapping[str, tuple[str, ...]] = {
-    "update": ("inverting-gradients",),
-    "labels": ("labels", "matrix", "initial-matrix"),
-    "membership": ("membership", "shadow-membership", "loss-membership"),
-    "source": ("membership", "shadow-membership", "alignment", "loss-membership"),
-    "property": ("property",),
-}
-"""Attacks for a target, where they are not the default one; the first that can read and is granted
-what it needs is taken."""
-
-WITH_IMAGES = "ensemble-kalman"
-"""Attack on images of a server that holds extractors and public images: stronger than the default
-one (results/performance.md)."""
 
 T = TypeVar("T")
 
@@ -97,30 +83,33 @@ def resolve_training(
 ) -> TrainSettings | None:
     """Build the training settings; problems are appended."""
 
-    def group(cls: type[Any], key: str) -> Any:
-        section = values.get(key) or {}
-        if not isinstance(section, Mapping):
-            problems.append(f"'{key}' is a group of settings, not {short(section)}.")
-            return None
-        return build(cls, section, at=key, problems=problems, where=where)
-
     parts: dict[str, Any] = {}
     for key, registry in (("data", datasets), ("partition", partitions), ("protocol", protocols)):
         value = values.get(key) or {}
         if isinstance(value, Mapping):
             value = {"name": DEFAULTS[key], **value}
         parts[key] = build_plugin(registry, value, at=key, problems=problems, where=where)
-    parts["model"] = group(ModelSettings, "model")
-    parts["train"] = group(Training, "train")
-    parts["record"] = group(RecordSettings, "record")
+    parts["model"] = _group(ModelSettings, "model", values, where, problems)
+    parts["train"] = _group(Training, "train", values, where, problems)
+    parts["record"] = _group(RecordSettings, "record", values, where, problems)
     parts["defense"] = resolve_list(defenses, "defense", values.get("defense"), where, problems)
     parts["steering"] = resolve_list(steerings, "steering", values.get("steering"), where, problems)
     if any(part is None for part in parts.values()):
         return None
-    coins = group(Coins, "coins") if values.get("coins") else None
+    coins = _group(Coins, "coins", values, where, problems) if values.get("coins") else None
     if coins is None and values.get("coins"):
         return None
     return TrainSettings(**parts, coins=coins)
+
+
+def _group(
+    cls: type[T], key: str, values: Values, where: Mapping[str, str], problems: list[str]
+) -> T | None:
+    section = values.get(key) or {}
+    if isinstance(section, Mapping):
+        return build(cls, section, at=key, problems=problems, where=where)
+    problems.append(f"'{key}' is a group of settings, not {short(section)}.")
+    return None
 
 
 def resolve_list(
@@ -211,8 +200,9 @@ def resolve_attack(
             named reads some of it.
     """
     target = values.get("target") or DEFAULTS["target"]
-    if target not in TARGETS:
-        problems.append(unknown("target", str(target), TARGETS))
+    known = target_names()
+    if target not in known:
+        problems.append(unknown("target", str(target), known))
     threat, unknown_threat = None, []
     try:
         threat = threats.get(str(values.get("threat") or DEFAULTS["threat"]))
@@ -222,15 +212,10 @@ def resolve_attack(
     value = values.get("attack") or {}
     value = {"name": usual, **value} if isinstance(value, Mapping) else {"name": value}
     attack = build_plugin(attacks, value, at="attack", problems=problems, where=where)
-    if attack is None and value["name"] in TARGETS:
+    if attack is None and value["name"] in known:
         problems.append(f"'{value['name']}' is a target, not an attack (--target, target=).")
     problems.extend(unknown_threat)
-    section = values.get("eval") or {}
-    evaluation = None
-    if isinstance(section, Mapping):
-        evaluation = build(Evaluation, section, at="eval", problems=problems, where=where)
-    else:
-        problems.append(f"'eval' is a group of settings, not {short(section)}.")
+    evaluation = _group(Evaluation, "eval", values, where, problems)
     chosen: dict[str, Metric] = {}
     own = values.get("metrics") or {}
     if not (isinstance(own, Mapping) and all(isinstance(v or {}, Mapping) for v in own.values())):
@@ -264,7 +249,7 @@ def resolve_attack(
             )
     elif values.get("via"):
         problems.append(f"'via' goes with target '{RECOVERED}'; the target is '{target}'.")
-    if target not in TARGETS or attack is None or threat is None or evaluation is None:
+    if target not in known or attack is None or threat is None or evaluation is None:
         return None
     return AttackSettings(str(target), attack, threat, evaluation, chosen, via)
 
@@ -273,14 +258,16 @@ def _usual_attack(
     target: str, uploads: Collection[type[Artifact]], threat: ThreatModel | None
 ) -> str:
     """The attack for a target where none is named; numbers of samples count as no upload."""
-    if target not in ATTACKS_FOR:
-        stronger = attacks.get(WITH_IMAGES)
-        fits = target != "uploaded" or any(can_read(stronger, kind) for kind in uploads)
-        granted_too = threat is not None and stronger.needs <= threat.grants
-        return WITH_IMAGES if fits and granted_too else DEFAULTS["attack"]
-    names = ATTACKS_FOR[target]
+    names = usual_attacks(target)
+    grants = threat.grants if threat else frozenset()
+    if not names:  # images
+        for name in usual_attacks("images"):
+            fits = target != "uploaded" or any(can_read(attacks.get(name), k) for k in uploads)
+            if fits and attacks.get(name).needs <= grants:
+                return name
+        return DEFAULTS["attack"]
     sent = [kind for kind in uploads if Role.OPEN not in kind.roles]
     read = {n: {k for k in sent if can_read(attacks.get(n), k)} for n in names}
     able = [n for n in names if read[n]]
-    granted = [n for n in able if threat and needed_for(attacks.get(n), read[n]) <= threat.grants]
+    granted = [n for n in able if needed_for(attacks.get(n), read[n]) <= grants]
     return (granted or able or names)[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedre_privacy.attacks.base import RECOVERED, Attack
+from fedre_privacy.attacks.base import RECOVERED, Attack, attacks
 from fedre_privacy.blocks.state import Training
 from fedre_privacy.core import files
 from fedre_privacy.core.config import knob, modules_of, plain, plain_plugin
@@ -25,19 +25,19 @@ from fedre_privacy.steering.base import Steering, declaration
 from fedre_privacy.threats.base import threats
 
 from .coins import Coins
+from .options import ATTACK_SECTIONS as ATTACK_SECTIONS
+from .options import TRAIN_SECTIONS as TRAIN_SECTIONS
 
-TARGETS = (
-    "uploaded",
-    "representations",
-    "prototypes",
-    "entangled",
-    RECOVERED,
-    "update",
-    "labels",
-    "membership",
-    "source",
-    "property",
-)
+UPLOADS = ("uploaded", "representations", "prototypes", "entangled", RECOVERED, "update")
+"""Targets that are what was uploaded, or a kind of it."""
+
+
+def target_names() -> tuple[str, ...]:
+    """What ``--target`` takes: what was uploaded, kinds of it, and what attacks are usual for."""
+    kinds = map(attacks.get, attacks.names())
+    usual = {target for kind in kinds for target in vars(kind).get("usual_for", ())}
+    return (*UPLOADS, *sorted(usual - {*UPLOADS, "images"}))
+
 
 ADAPTIVE, NAIVE = ATTACKERS = ("adaptive", "naive")
 
@@ -260,10 +260,3 @@ class AttackSettings:
         """``attack-target-hash``."""
         digest = files.settings_hash(self.plain())[:6]
         return f"{self.attack.name}-{self.target}-{digest}".replace(":", ".")
-
-
-TRAIN_SECTIONS = (
-    "data", "partition", "model", "protocol", "train", "record", "defense", "coins", "steering",
-)  # fmt: skip
-
-ATTACK_SECTIONS = ("target", "attack", "threat", "eval", "metrics", "via")

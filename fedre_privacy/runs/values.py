@@ -15,7 +15,9 @@ from typing import Any
 from fedre_privacy.attacks.base import Attack, attacks
 from fedre_privacy.core.config import Loaded, load_yaml, merge, nested, plain
 from fedre_privacy.core.errors import ConfigError
+from fedre_privacy.core.options import Option
 from fedre_privacy.core.registry import Registry, import_plugin, typed
+from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.core.types import ThreatModel
 from fedre_privacy.data.base import Dataset, datasets
 from fedre_privacy.defenses.base import Defense, defenses
@@ -28,6 +30,7 @@ from fedre_privacy.protocols.base import Protocol, protocols
 from fedre_privacy.steering.base import Steering, steerings
 from fedre_privacy.threats.base import threats
 
+from .options import ATTACKING, TRAINING
 from .resolving import LISTED, set_listed
 from .settings import Values
 
@@ -111,70 +114,47 @@ def brief(part: Any) -> str:
     return f"{name} ({', '.join(changed)})" if changed else str(name)
 
 
-def training_values(
-    *,
-    protocol: Any = None,
-    scheme: Any = None,
-    dataset: Any = None,
-    data_dir: str | None = None,
-    partition: Any = None,
-    models: Any = None,
-    defense: Any = None,
-    clients: int | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    secret: str | None = None,
-    truth: bool | None = None,
-    steering: Any = None,
-) -> dict[str, Any]:
-    """Sections of settings from what `api.train` and ``fedre-train`` take; None says nothing."""
-    sections = {
-        "protocol": {**_named(protocol), **_said(entanglement=written(scheme))},
-        "data": {**_named(_data_name(dataset), lambda name: "path"), **_said(path=data_dir)},
-        "partition": _named(partition, _shorthand),
-        "model": _named(models),
-        "train": _said(clients=clients, rounds=rounds, seed=seed, secret=secret),
-        "record": _said(truth=truth),
-        "defense": written(defense),
-        "steering": written(steering),
-    }
-    return {key: section for key, section in sections.items() if section}
+def training_values(**options: Any) -> dict[str, Any]:
+    """Sections of settings from options of a training (`options.TrainingOptions`).
+
+    Args:
+        options: by their names in `TRAINING`; None says nothing.
+    """
+    return _sections(TRAINING, options)
 
 
-def attack_values(
-    *,
-    attack: Any = None,
-    target: str | None = None,
-    threat: Any = None,
-    attacker: str | None = None,
-    targets: int | None = None,
-    round: int | None = None,
-    metrics: Any = None,
-    via: Any = None,
-) -> dict[str, Any]:
-    """Sections of settings from what `api.attack` and ``fedre-attack`` take; None says nothing."""
+def attack_values(*, metrics: Any = None, **options: Any) -> dict[str, Any]:
+    """Sections of settings from options of an attack (`options.AttackOptions`).
+
+    Args:
+        metrics: one or several, by name or as objects, or text of names.
+        options: by their names in `ATTACKING`; None says nothing.
+    """
     own: dict[str, Any] = {}
     if metrics is not None and not isinstance(metrics, str):
-        several = metrics if isinstance(metrics, list | tuple) else [metrics]
-        own = {section.pop("name", None): section for section in map(_named, several)}
+        many = metrics if isinstance(metrics, list | tuple) else [metrics]
+        own = {section.pop("name", None): section for section in map(_named, many)}
         metrics = list(own)
-    sections = {
-        "target": target,
-        "attack": _named(attack),
-        "threat": written(threat),
-        "eval": _said(targets=targets, round=round, metrics=metrics, attacker=attacker),
-        "metrics": {name: section for name, section in own.items() if section},
-        "via": _named(via),
-    }
-    return {key: section for key, section in sections.items() if section}
+    own = {name: section for name, section in own.items() if section}
+    sections = _sections(ATTACKING, {**options, "metrics": metrics})
+    return {**sections, "metrics": own} if own else sections
 
 
-def _said(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def _sections(known: Mapping[str, Option], options: Mapping[str, Any]) -> dict[str, Any]:
+    if set(options) - set(known):
+        raise TypeError(f"unknown options: {', '.join(set(options) - set(known))}")
+    sections: dict[str, Any] = {}
+    for name, option in known.items():
+        if options.get(name) is None:
+            continue
+        section, _, key = option.at.partition(".")
+        value = READERS.get(name, written)(options[name])
+        sections[section] = {**sections.get(section, {}), key: value} if key else value
+    return {section: value for section, value in sections.items() if value}
 
 
-def _data_name(given: Any) -> Any:
-    """What names a data set; files and folders, which are named without one, are refused."""
+def _dataset(given: Any) -> dict[str, Any]:
+    """The section of a data set; files and folders that are named without one are refused."""
     if isinstance(given, str) and given not in datasets.names():
         if os.path.exists(given):
             kind = "npz" if given.lower().endswith(".npz") else "imagefolder"
@@ -182,7 +162,7 @@ def _data_name(given: Any) -> Any:
                 f"'{given}' is a file or folder; --dataset takes the name of a data set.",
                 next_step=f"Give it as --dataset {kind}:{given}",
             )
-    return given
+    return _named(given, lambda name: "path")
 
 
 def _shorthand(partition: str) -> str:
@@ -196,8 +176,6 @@ def _named(given: Any, key: Callable[[str], str] | None = None) -> dict[str, Any
     Args:
         key: from a name to the setting that may follow it: ``pra:0.1``.
     """
-    if given is None:
-        return {}
     section = written(given)
     if isinstance(section, Mapping):
         return dict(section)
@@ -205,6 +183,19 @@ def _named(given: Any, key: Callable[[str], str] | None = None) -> dict[str, Any
         return {"name": section}
     name, _, value = section.partition(":")
     return {"name": name, **({key(name): value} if value else {})}
+
+
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    "protocol": _named,
+    "dataset": _dataset,
+    "partition": lambda given: _named(given, _shorthand),
+    "models": _named,
+    "secret": lambda given: chosen_secret(str(given)),
+    "no_truth": lambda given: not given,
+    "attack": _named,
+    "via": _named,
+}
+"""How what is given for an option is read, where it is not `written` as it stands."""
 
 
 def layered(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -65,6 +65,12 @@ class BenchmarkResult:
     wanted: Benchmark
     jobs: Sequence[JobResult]
     runs: Path
+    _repr_html_: ClassVar[Callable[[BenchmarkResult], str] | None] = None
+    """Writes it out for a notebook; given by the room that writes pages."""
+
+    def frame(self) -> pd.DataFrame:
+        """One row per variant, attack and measure: means over seeds, as in ``summary.csv``."""
+        return self.summary
 
     def panels(self, place: str = COMPARISON) -> list[Panel]:
         """The measures that are shown in a place, question by question."""

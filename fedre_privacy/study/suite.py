@@ -9,7 +9,7 @@ from fedre_privacy.attacks.base import RECOVERED, Attack, SuiteEntry, attacks
 from fedre_privacy.core.artifacts import Artifact
 from fedre_privacy.core.errors import ConfigError, unknown
 from fedre_privacy.play.suite import entries_for
-from fedre_privacy.runs.settings import TARGETS, TrainSettings
+from fedre_privacy.runs.settings import TrainSettings, target_names
 from fedre_privacy.runs.values import written
 
 Values = Mapping[str, Any]
@@ -68,8 +68,8 @@ def named_suite(names: Sequence[str | Attack], *, targets: int | None = None) ->
             continue
         attack, _, rest = name.partition("@")
         target, _, threat = rest.partition("@")
-        if target and target not in TARGETS:
-            raise ConfigError(unknown("target", target, TARGETS))
+        if target and target not in target_names():
+            raise ConfigError(unknown("target", target, target_names()))
         entry = _values(attack, SuiteEntry(Artifact, threat or PAPER, target or "uploaded"))
         out.append(_with_targets(entry, targets))
     return out

@@ -29,7 +29,7 @@ from fedre_privacy.play.fit import check_ahead
 from fedre_privacy.play.questions.base import Trial, questions
 from fedre_privacy.protocols.base import protocols
 from fedre_privacy.runs.resolving import resolve_attack
-from fedre_privacy.runs.settings import TARGETS, AttackSettings
+from fedre_privacy.runs.settings import AttackSettings, target_names
 from fedre_privacy.threats.base import threats
 
 from .federation import NotApplicable, equal, expect, name_of, once, settings_of, survives, trained
@@ -215,7 +215,8 @@ def declarations(cls: type[Attack]) -> None:
     for entry in cls.suite:
         reads = can_read(cls, entry.reads) or entry.target == "recovered-prototypes"
         expect(reads, f"Its suite runs it on {entry.reads.__name__}, which it does not read.")
-        expect(entry.target in TARGETS, f"Its suite has the unknown target '{entry.target}'.")
+        known = entry.target in target_names()
+        expect(known, f"Its suite has the unknown target '{entry.target}'.")
         expect(entry.threat in threats.names(), f"No threat model is called '{entry.threat}'.")
         if entry.via:
             sought = attacks.get(entry.via).answers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedre_privacy.cli import benchmark
-from fedre_privacy.cli.commands.benchmark import _wanted
+from fedre_privacy.cli.benchmark import _wanted
 from fedre_privacy.work import comparison
 
 
@@ -27,7 +27,7 @@ def test_help_names_the_published_tables_and_theirs_is_theirs(call: Any) -> None
 
 def test_one_table_at_a_time(call: Any, nowhere: Path) -> None:
     done = call("--communication", "--toy")
-    assert done.code == 2 and "not allowed with argument --communication" in done.err
+    assert done.code == 2 and "--toy" in done.err
     assert call("--toy", "--protocols", "fedre").code == 2  # no option of the toy
     # a value that looks like one is the value of its option
     assert "Unknown preset 'toy'" in call("--protocols", "fedre", "--preset", "toy").err

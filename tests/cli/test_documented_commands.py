@@ -32,6 +32,7 @@ from fedre_privacy.cli import (
 from fedre_privacy.cli.commands import foreign
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core.errors import FedreError, MissingInputError
+from fedre_privacy.core.registry import import_plugins
 from fedre_privacy.models.zoo.base import architectures
 from fedre_privacy.play import attack as pipeline
 from fedre_privacy.protocols.base import protocols
@@ -190,18 +191,17 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
     for kept in ("_things", "_origins"):
         monkeypatch.setattr(architectures, kept, dict(getattr(architectures, kept)))
     work = "fedre_privacy.cli.commands"
-    monkeypatch.setattr(f"{work}.train.run_training", stop)
-    monkeypatch.setattr(f"{work}.train.rehearse", stop)
-    monkeypatch.setattr(f"{work}.audit.plan_audit", stop)
-    monkeypatch.setattr(f"{work}.membership.run_membership", stop)
-    monkeypatch.setattr(f"{work}.attack.rehearse", stop)
+    monkeypatch.setattr("fedre_privacy.play.rehearse.rehearse", stop)
+    monkeypatch.setattr(f"{work}.result.rehearse", stop)
+    monkeypatch.setattr("fedre_privacy.auditing.recorded.plan_audit", stop)
+    monkeypatch.setattr("fedre_privacy.api.run_membership", stop)
     monkeypatch.setattr(preparing, "prepare", stop)  # comes after the checks of attack and training
-    monkeypatch.setattr(f"{work}.attack.run_attack", stop_after_preparing)
+    monkeypatch.setattr("fedre_privacy.api.run_attack", stop_after_preparing)
     monkeypatch.setattr(foreign, "read_foreign", stop)
     monkeypatch.setattr("fedre_privacy.api.verify", stop)
-    monkeypatch.setattr(f"{work}.view.view", stop)
-    monkeypatch.setattr(f"{work}.benchmark.run_benchmark", stop)
-    monkeypatch.setattr(f"{work}.benchmark.rehearse_suite", stop)
+    monkeypatch.setattr("fedre_privacy.api.view", stop)
+    monkeypatch.setattr("fedre_privacy.api.run_benchmark", stop)
+    monkeypatch.setattr("fedre_privacy.play.rehearse.rehearse_suite", stop)
     monkeypatch.setattr("fedre_privacy.reproduction.toy.run_toy", stop)
     monkeypatch.setattr("fedre_privacy.api.claim", stop)
     monkeypatch.setattr("fedre_privacy.publish.claims.read_claim", stop)
@@ -224,9 +224,15 @@ def accepted(reader, monkeypatch) -> Callable[[str, list[str]], Any]:
             module, words = curves, words[1:]
         if module is attack and words[:1] == ["verify"]:
             module, words = verify, words[1:]
+        if module is train:
+            monkeypatch.setattr("fedre_privacy.api.run_training", stop)
+        run = module.run if hasattr(module, "run") else module._run
         try:
-            run = getattr(module, "run", None) or module._run
-            code = run(module.parser().parse_args(words), Output(as_json=False, quiet=True))
+            options = module.parser().parse_args(words)
+            import_plugins(getattr(options, "plugin", ()))
+            if "list" in getattr(options, "preset", ()):
+                return ()
+            code = run(options, Output(as_json=False, quiet=True))
         except Accepted as reached:
             return reached.args
         except SystemExit as answered:  # argparse refuses with 2

@@ -220,7 +220,7 @@ def test_an_interrupted_benchmark_goes_on_with_the_same_command(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = after(0, print, KeyboardInterrupt())
-    monkeypatch.setattr("fedre_privacy.cli.commands.benchmark.run", stopped)
+    monkeypatch.setattr("fedre_privacy.cli.benchmark.run", stopped)
     assert benchmark.main(["--protocols", "fedre"]) == 130
     assert capsys.readouterr().err.splitlines() == [
         "Interrupted. What was finished is kept.",

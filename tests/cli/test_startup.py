@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli import lists
+from fedre_privacy.cli import index, lists
 from fedre_privacy.cli.output import Output
 from fedre_privacy.core import registry
-from fedre_privacy.core.declared import Namespace, Shelf, Undeclared, declared
+from fedre_privacy.core.options import Constant
 
 ASKED = [
     *([name, flag] for name in ("train", "attack", "benchmark", "audit", "membership", "view")
@@ -60,10 +58,26 @@ def test_help_lists_and_wrong_usage_import_nothing_large():
         assert said.strip(), words
 
 
-def test_a_list_read_from_text_is_that_of_the_registries():
-    read, real = lists.gathered(Shelf), lists.gathered(lists.registry)
-    assert read == real
-    assert len(read["attacks"]) > 20 and read["attacks"][0]["from"] == "built in"
+def test_the_index_is_what_the_parts_say():
+    assert index.stored() == index.current(), "write it anew: python -m fedre_privacy.cli.index"
+    assert len(index.stored()["parts"]["attacks"]) > 20
+    assert index.stored()["parts"]["attacks"][0]["from"] == "built in"
+    assert len(index.stored()["constants"]) > 12
+    assert "fedre_privacy.attacks.base: dip" in index.stored()["files"]
+
+
+def test_a_new_file_is_asked_for_what_it_registers(monkeypatch, capsys):
+    lists.list_all(Output(as_json=False, quiet=False))
+    usual = capsys.readouterr().out
+    monkeypatch.setattr(lists, "_imported", lambda: False)
+    monkeypatch.setattr(lists, "stored", lambda: {"files": [], "parts": {}})
+    lists.list_all(Output(as_json=False, quiet=False))
+    assert capsys.readouterr().out == usual
+
+
+def test_a_constant_that_the_index_lacks_is_imported():
+    assert index.loaded(Constant("fedre_privacy.core.lock:WAIT_SECONDS")) == 0.2
+    assert index.loaded("as it is") == "as it is"
 
 
 def test_what_is_printed_is_the_same(capsys):
@@ -71,99 +85,6 @@ def test_what_is_printed_is_the_same(capsys):
         ((_, code, said, _),) = asked([["attack", "list", *flags]])
         lists.list_all(Output(as_json=bool(flags), quiet=False))  # of the registries, imported here
         assert code == 0 and said == capsys.readouterr().out
-
-
-@pytest.mark.parametrize("home", lists.HOMES)
-def test_names_read_from_text_are_those_registered(home):
-    read, real = Shelf(home), lists.registry(home)
-    assert (read.what, read.package) == (real.what, real.package)
-    named = [(entry.name, module_of(entry.origin)) for entry in real.entries()]
-    assert [(entry.name, entry.origin) for entry in read.entries()] == named
-
-
-def module_of(origin: str) -> str:
-    """The module of a class, or of a value that a module registers."""
-    return origin if origin in sys.modules else origin.rpartition(".")[0]
-
-
-def test_words_of_help_pages_are_those_of_the_modules(repo):
-    found = set()
-    for path in (repo / "fedre_privacy" / "cli").rglob("*.py"):
-        text = path.read_text(encoding="utf-8").replace('declared(settings, ', (
-            'declared("fedre_privacy.runs.settings", '))  # fmt: skip
-        found |= set(re.findall(r'declared\(\s*"([\w.]+)",\s*"(\w+)"', text))
-    assert len(found) > 12
-    for module, name in found:
-        read, real = declared(module, name), getattr(importlib.import_module(module), name)
-        if isinstance(real, dict):
-            read, real = list(read), list(real)
-        assert read == real, (module, name)
-
-
-PART = '''"""A part."""
-
-from __future__ import annotations
-
-from typing import ClassVar
-
-import torch
-
-NAMES = ("one", "two")
-FIRST, *_ = NAMES
-
-
-class Base:
-    """Of all.
-
-One line of this text starts a line, as a statement would: NAMES = 3.
-"""
-
-    says: ClassVar[str] = FIRST + "!"
-
-
-def doubled(value: torch.Tensor, times: int = 2) -> str:
-    return value * times
-
-
-class Part(Base, torch.nn.Module):
-    size = len(NAMES)
-    twice = doubled("ab")
-    device = torch.device("cpu")
-'''
-
-
-def test_a_file_is_read_as_it_is_now(tmp_path):
-    path = tmp_path / "part.py"
-    path.write_text(PART)
-    part = Namespace("fedre_privacy.part", path).Part
-    assert (part.__name__, part.size, part.says, part.twice) == ("Part", 2, "one!", "abab")
-    path.write_text(PART.replace('"one", "two"', '"three",'))
-    part = Namespace("fedre_privacy.part", path).Part
-    assert (part.size, part.says) == (1, "three!")
-
-
-def test_what_needs_a_library_is_refused_and_nothing_is_imported_for_it(tmp_path, monkeypatch):
-    path = tmp_path / "part.py"
-    path.write_text(PART)
-    part = Namespace("fedre_privacy.part", path).Part
-    with pytest.raises(Undeclared, match="torch would have to be imported"):
-        _ = part.device
-    with pytest.raises(Undeclared, match="declares no absent"):
-        _ = part.absent
-    with pytest.raises(Undeclared, match="no module"):
-        declared("fedre_privacy.no_such_room", "NAME")
-
-
-def test_a_part_that_cannot_be_read_is_imported(monkeypatch, capsys):
-    def refuse(home: str) -> Shelf:
-        raise Undeclared(home)
-
-    lists.list_all(Output(as_json=False, quiet=False))
-    usual = capsys.readouterr().out
-    monkeypatch.setattr(lists, "Shelf", refuse)
-    monkeypatch.setattr(lists, "_imported", lambda: False)
-    lists.list_all(Output(as_json=False, quiet=False))
-    assert capsys.readouterr().out == usual
 
 
 def test_parts_of_another_package_are_asked_for(tmp_path, monkeypatch):
@@ -175,5 +96,5 @@ def test_parts_of_another_package_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert registry.brought()
     monkeypatch.setattr(lists, "_imported", lambda: False)
-    monkeypatch.setattr(lists, "Shelf", lambda home: pytest.fail("its parts would be missing"))
+    monkeypatch.setattr(lists, "stored", lambda: pytest.fail("its parts would be missing"))
     lists.list_all(Output(as_json=False, quiet=True))

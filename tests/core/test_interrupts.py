@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedre_privacy.cli.output import Output, guarded
+from fedre_privacy.cli.command import ended
+from fedre_privacy.cli.output import Output
 from fedre_privacy.core import files, interrupts
 from fedre_privacy.core.events import Event
 
@@ -27,7 +28,12 @@ class Loses:
 
 
 def command(body) -> int:
-    return guarded(body, Output(as_json=False, quiet=True), lambda: Path("log.txt"))
+    output = Output(as_json=False, quiet=True)
+    try:
+        with interrupts.stoppable():
+            return body(output)
+    except BaseException as error:
+        return ended(error, output, lambda: Path("log.txt"))
 
 
 @lost

@@ -53,6 +53,23 @@ def test_steps_are_those_of_torch(name: str, settings: dict[str, float]) -> None
     assert torch.is_grad_enabled()
 
 
+UNTOUCHED = """
+import torch
+kinds = [torch.optim.Optimizer, torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
+before = [dict(vars(kind)) for kind in kinds]
+inner = [vars(m.__wrapped__).copy() for m in before[0].values() if hasattr(m, "__wrapped__")]
+import fedre_privacy.api
+from fedre_privacy.core.optimisers import SGD
+SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).zero_grad()
+assert [dict(vars(kind)) for kind in kinds] == before
+assert [vars(m.__wrapped__) for m in before[0].values() if hasattr(m, "__wrapped__")] == inner
+"""
+
+
+def test_the_classes_of_torch_are_left_alone() -> None:
+    subprocess.run([sys.executable, "-c", UNTOUCHED], check=True)
+
+
 @pytest.mark.slow
 def test_training_and_attacking_import_nothing_slow(tmp_path: Path) -> None:
     done = subprocess.run(

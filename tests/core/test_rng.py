@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -70,3 +72,19 @@ def test_seeded_restores_after_an_error():
     except KeyError:
         pass
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_threads_have_the_global_generators_one_after_another():
+    def drawn(number: int) -> torch.Tensor:
+        with seeded(number, "threads"):
+            parts = []
+            for _ in range(20):
+                parts.append(torch.rand(3))
+                time.sleep(0.0005)  # another thread's turn
+            return torch.cat(parts)
+
+    alone, before = [drawn(number) for number in range(6)], torch.random.get_rng_state()
+    with ThreadPoolExecutor(3) as crew:
+        together = list(crew.map(drawn, range(6)))
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -18,7 +18,7 @@ from fedre_privacy.runs.settings import TRAIN_SECTIONS
 
 from ..output import Output
 from .result import print_result
-from .settled import assigned
+from .settled import assigned, training_given
 
 OPTIONS = (
     "uploads", "image_shape", "extractor", "weights", "network", "classes", "aux", "truth",
@@ -42,7 +42,6 @@ def run_foreign(
     options: argparse.Namespace,
     values: Mapping[str, Any],
     where: Mapping[str, str],
-    training: tuple[str, ...],
     output: Output,
 ) -> int:
     """Attack another system's uploads; return the exit code.
@@ -59,9 +58,8 @@ def run_foreign(
             f"--network (gradients, updates); got {got}."
         )
     problems += [
-        f"--{name.replace('_', '-')} would train a run; --uploads are recorded already."
-        for name in training
-        if getattr(options, name) is not None
+        f"{given} would train a run; --uploads are recorded already."
+        for given in training_given(options)
     ]
     problems += [f"--set {item} is of a training." for item in assigned(options, TRAIN_SECTIONS)]
     if options.run is not None:

@@ -1,15 +1,68 @@
-"""What a finished attack prints."""
+"""What commands print of a training and of an attack."""
 
 from __future__ import annotations
 
+import argparse
 import webbrowser
 from collections.abc import Mapping
+
+import torch
 
 from fedre_privacy.core.manifest import covering
 from fedre_privacy.core.units import human_seconds
 from fedre_privacy.play.attack import AttackResult
+from fedre_privacy.play.rehearse import Plan, rehearse
+from fedre_privacy.runs.folder import begin
+from fedre_privacy.runs.run import Run
+from fedre_privacy.runs.settings import TrainSettings
 
 from ..output import Output
+
+MOMENTS = {
+    "post_local": "after the last local training",
+    "post_broadcast": "after the last broadcast",
+}
+
+
+def rehearsed(
+    settings: TrainSettings, options: argparse.Namespace, device: torch.device, output: Output
+) -> Plan:
+    """Do every check of a training and one step of it, and print what it would do."""
+    if not options.restart:
+        folder = options.runs_dir / settings.run_name
+        begin(folder, resume=options.resume, restart=False, what="Run")
+    plan = rehearse(settings, None, device, options.runs_dir)
+    for heading, text in plan.lines.items():
+        output.line(heading, text)
+    return plan
+
+
+def print_run(run: Run, output: Output, *, trained_now: bool) -> None:
+    """Print one line about a trained run, and the facts that belong beside its numbers."""
+    record = run.record
+    moment = run.settings.protocol.headline
+    accuracy, spread = record["final"][f"acc_{moment}"], record["final"][f"acc_{moment}_sd"]
+    when = "trained now" if trained_now else "trained before"
+    shared = record["final"].get(f"acc_shared_{moment}")
+    beside = "" if shared is None else f" ({shared:.3f} on the shared test set of all classes)"
+    output.line(
+        "Run",
+        f"{run.name} ({when}, {human_seconds(record['wall_s'])}): {record['summary']}   "
+        f"accuracy {accuracy:.3f} +- {spread:.3f} {MOMENTS.get(moment, moment)}{beside}",
+    )
+    for note in record["data_notes"]:
+        output.line("Note", note)
+    output.event(
+        "run",
+        {
+            "folder": run.folder,
+            "trained_now": trained_now,
+            "summary": record["summary"],
+            "accuracy": accuracy,
+            "accuracy_sd": spread,
+            "notes": record["data_notes"],
+        },
+    )
 
 
 def print_result(

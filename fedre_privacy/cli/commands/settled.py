@@ -8,11 +8,11 @@ from typing import Any
 
 from fedre_privacy.core.config import load_yaml, parse_assignments
 from fedre_privacy.core.errors import ConfigError
-from fedre_privacy.core.secrets import chosen_secret
 from fedre_privacy.presets import preset
-from fedre_privacy.runs.resolving import required, resolve_training
-from fedre_privacy.runs.run import Run
-from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS
+from fedre_privacy.runs.options import TRAINING
+from fedre_privacy.runs.resolving import check_sections, required, resolve_training
+from fedre_privacy.runs.run import Run, find_run
+from fedre_privacy.runs.settings import ATTACK_SECTIONS, TRAIN_SECTIONS, TrainSettings
 from fedre_privacy.runs.values import in_sections, layered, training_values
 
 
@@ -35,13 +35,7 @@ def gather(
             "given.",
             next_step="Leave out one or the other.",
         )
-    given = training_values(
-        protocol=options.protocol, scheme=options.scheme, dataset=options.dataset,
-        data_dir=options.data_dir, partition=options.partition, models=options.models,
-        defense=options.defense, clients=options.clients, rounds=options.rounds,
-        seed=options.seed, secret=_secret(options), truth=False if options.no_truth else None,
-        steering=options.steering,
-    )  # fmt: skip
+    given = training_values(**{name: getattr(options, name) for name in TRAINING})
     return layered(
         {**(others or {}), **given},
         parse_assignments(options.assign),
@@ -50,11 +44,38 @@ def gather(
     )
 
 
-def _secret(options: argparse.Namespace) -> str | None:
-    """The fingerprint of the secret that is asked for, drawn or read once for a command."""
-    if options.secret is not None and not hasattr(options, "secret_name"):
-        options.secret_name = chosen_secret(options.secret)
-    return getattr(options, "secret_name", None)
+def training_settings(
+    options: argparse.Namespace, problems: Sequence[str] = (), *, see: str
+) -> TrainSettings:
+    """Settings of the training that options ask for.
+
+    Args:
+        problems: found before; they are reported with the rest.
+        see: the command that lists all settings.
+
+    Raises:
+        ConfigError: all problems.
+    """
+    values, where = gather(options)
+    found = list(problems)
+    check_sections(values, where, found)
+    return required(resolve_training(values, where, found), found, see=see)
+
+
+def recorded_or_asked(options: argparse.Namespace, *, see: str) -> tuple[Run | None, TrainSettings]:
+    """The recorded run that is named and its settings, or None and those that options ask for.
+
+    Args:
+        see: the command that lists all settings.
+
+    Raises:
+        ConfigError: options of a training beside a recorded run, or wrong ones.
+    """
+    if options.run is None:
+        return None, training_settings(options, see=see)
+    run = find_run(options.run, options.runs_dir)
+    refuse_training_options(options, run)
+    return run, run.settings
 
 
 def assigned(options: argparse.Namespace, sections: Sequence[str]) -> list[str]:
@@ -62,29 +83,20 @@ def assigned(options: argparse.Namespace, sections: Sequence[str]) -> list[str]:
     return in_sections(options.assign, sections)
 
 
-TRAINING_OPTIONS = (
-    "protocol",
-    "dataset",
-    "data_dir",
-    "partition",
-    "models",
-    "scheme",
-    "clients",
-    "rounds",
-    "seed",
-    "secret",
-)
+def training_given(options: argparse.Namespace) -> list[str]:
+    """Return the options of a training that were given, as they are typed."""
+    words = []
+    for name, option in TRAINING.items():
+        value, flag = getattr(options, name), option.flag or f"--{name.replace('_', '-')}"
+        several = value if isinstance(value, list) else []
+        words += [f"{flag} {one}" for one in several]
+        words += [flag] if value is not None and not isinstance(value, list) else []
+    return words
 
 
 def refuse_training_options(options: argparse.Namespace, run: Run) -> None:
     """A recorded run is what it is: options that would change its training are refused."""
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in TRAINING_OPTIONS
-        if getattr(options, name) is not None
-    ]
-    given += ["--no-truth"] if options.no_truth else []
-    given += [f"--steering {one}" for one in options.steering]
+    given = training_given(options)
     given += [f"--set {item}" for item in assigned(options, TRAIN_SECTIONS)]
     if options.config:
         loaded = load_yaml(options.config)

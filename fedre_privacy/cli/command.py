@@ -1,0 +1,107 @@
+"""How a command runs: its options are read, and whatever ends it is a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedre_privacy.core.errors import FedreError, Interrupted
+from fedre_privacy.core.interrupts import stoppable
+from fedre_privacy.core.registry import import_plugins
+from fedre_privacy.core.system import told
+from fedre_privacy.core.text import visible
+
+from .lists import list_presets
+from .output import Output
+
+
+def command(
+    parser: argparse.ArgumentParser,
+    body: Callable[[argparse.Namespace, Output], int],
+    argv: Sequence[str] | None,
+    *,
+    folder: str = "runs_dir",
+    others: Callable[[argparse.ArgumentParser, Sequence[str]], int | None] | None = None,
+) -> int:
+    """Run a command, or the one inside it that is asked for; return its exit code.
+
+    Args:
+        parser: with ``--json`` and ``--quiet`` (`options.add_output_options`).
+        body: does the work; plugins are imported before, and ``--preset list`` is answered here.
+        folder: the option that says where the traceback of an unexpected error is written.
+        others: runs a command inside it, see `subcommands.called`.
+    """
+    given = sys.argv[1:] if argv is None else list(argv)
+    code = others(parser, given) if others is not None else None
+    if code is not None:
+        return code
+    options = parser.parse_args(given)
+    output = Output(as_json=options.json, quiet=options.quiet)
+    try:
+        with stoppable():
+            import_plugins(getattr(options, "plugin", ()))
+            if "list" in getattr(options, "preset", ()):
+                return list_presets(output)
+            return body(options, output)
+    except (Exception, KeyboardInterrupt) as error:
+        resume = " with --resume" if hasattr(options, "resume") else " again"
+        return ended(error, output, lambda: getattr(options, folder) / "log.txt", resume=resume)
+
+
+def ended(
+    error: BaseException, output: Output, log: Callable[[], Path], *, resume: str = " again"
+) -> int:
+    """Turn what ended a command into a message and an exit code.
+
+    Args:
+        log: where the traceback of an unexpected error is written.
+        resume: how the same command is given to go on after an interruption.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        again = f"Give the same command{resume} to go on."
+        error = Interrupted("Interrupted. What was finished is kept.", next_step=again)
+    if isinstance(error, BrokenPipeError):  # whoever read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    refused = told(error)
+    return _unexpected(error, output, log()) if refused is None else _refused(refused, output)
+
+
+def _unexpected(error: BaseException, output: Output, path: Path) -> int:
+    output.stop()
+    text = f"Unexpected error: {type(error).__name__}: {_first_line(error)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as handle:
+            handle.write(traceback.format_exc())
+        where = f"the traceback is in {path}."
+    except OSError:
+        where = f"the traceback could not be written to {path}:\n{traceback.format_exc()}"
+    output.event("error", {"type": type(error).__name__, "exit": 1, "problems": [text]})
+    print(visible(f"{text}\nThis is a bug in fedre-privacy; {where}"), file=sys.stderr)
+    return 1
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip()
+
+
+def _refused(error: FedreError, output: Output) -> int:
+    output.stop()
+    if output.as_json:
+        output.event(
+            "error",
+            {
+                "type": type(error).__name__,
+                "exit": error.exit_code,
+                "problems": list(error.problems),
+                "next": error.next_step,
+            },
+        )
+    else:
+        print(visible(str(error)), file=sys.stderr)
+    return error.exit_code
