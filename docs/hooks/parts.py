@@ -14,8 +14,10 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from fedre_privacy.__main__ import COMMANDS as SCRIPTS
 from fedre_privacy.attacks.base import attacks
 from fedre_privacy.attacks.shadows.base import shadow_attacks
+from fedre_privacy.cli.subcommands import inside
 from fedre_privacy.core.config import knobs
 from fedre_privacy.core.registry import Registry
 from fedre_privacy.data.base import datasets
@@ -46,17 +48,10 @@ PAGES: dict[str, tuple[str, str, Registry]] = {
     "partitions": ("Partitions", "what `--partition` takes", partitions),
 }
 
-COMMANDS: dict[str, dict[str, str]] = {
-    "fedre-train": {"": "train", "curves": "curves"},
-    "fedre-attack": {"": "attack", "verify": "verify"},
-    "fedre-benchmark": {
-        "": "benchmark", "claim": "claim", "verify": "repeat", "leaderboard": "leaderboard",
-        "--communication": "communication", "--toy": "toy",
-    },
-    "fedre-audit": {"": "audit"},
-    "fedre-membership": {"": "membership"},
-    "fedre-view": {"": "view"},
-}  # fmt: skip
+COMMANDS = {
+    f"fedre-{name}": {"": name} | {word: at for word, (at, _) in inside(f"fedre-{name}").items()}
+    for name in SCRIPTS
+}
 """By command: its first words, and the module in `fedre_privacy.cli` that has their parser."""
 
 

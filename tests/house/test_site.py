@@ -39,6 +39,15 @@ def test_every_part_is_in_the_reference(site: Path) -> None:
         assert "<class>" not in text and "&amp;lt;" not in text
 
 
+def test_commands_and_results_have_pages(site: Path) -> None:
+    for name in ("train", "attack", "benchmark", "audit", "membership", "view"):
+        text = (site / "reference" / f"fedre-{name}.html").read_text()
+        assert f"usage: fedre-{name}" in text and "<code>--json</code>" in text, name
+    for path in (Path(__file__).parents[2] / "results").glob("*.md"):
+        page = (site / "results" / f"{path.stem}.html").read_text()
+        assert page.count("<table") >= path.read_text("utf-8").count("<!-- table: "), path.name
+
+
 def test_functions_show_their_arguments(site: Path) -> None:
     text = (site / "reference" / "functions.html").read_text()
     for name in ("train", "attack", "benchmark", "attack_module"):
