@@ -130,6 +130,7 @@ FORMS = (
         "--sizes 2 --protocols fedre",
         r"^fedre +2 +[\d.]+ +\d+ +[\d,]+ +\d +[\d,]+$",
     ),
+    Form("first_picture", "", "--steps 2 --out pictures", r"^pictures/first-dark.png$"),
     Form("startup", "", "--repeats 1", r"^fedre-attack list +[\d.]+ +[\d.]+$"),
     Form("load", "", "--axes rounds --sizes 2 --limit 50", r"^\| rounds \| 2 \| [\d.]+ \(data "),
     Form(

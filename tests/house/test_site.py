@@ -63,7 +63,9 @@ def test_pages_load_nothing_from_elsewhere_and_pictures_are_described(site: Path
         loads.feed(page.read_text())
         assert [one for one in loads.found if "//" in one] == [], page.name
         assert loads.unnamed == [], page.name
-        missing = [one for one in loads.found if not (page.parent / one.split("?")[0]).is_file()]
+        missing = [
+            one for one in loads.found if not (page.parent / re.split("[?#]", one)[0]).is_file()
+        ]
         assert page.name == "404.html" or missing == [], page.name
 
 
